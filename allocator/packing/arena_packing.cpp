@@ -149,6 +149,47 @@ void improve_exactly(const Component& component, std::uint64_t target_bytes, Box
   }
 }
 
+void place_component(const Component& component, const BoxPacking& found, Packing& packing) {
+  for (std::size_t k = 0; k < component.members.size(); ++k) {
+    packing.offsets_bytes[component.members[k]] = found.offsets_bytes[k];
+  }
+}
+
+// The packings of components by their boxes. Micro-batches are often alike, and one packing serves
+// all of them: it fits below the capacity that it has set itself.
+class PackedBefore {
+ public:
+  const BoxPacking* find(const Component& component) const {
+    const auto [begin, end] = found_.equal_range(hash_of(component));
+    const auto same = std::find_if(
+        begin, end, [&](const auto& each) { return each.second.component->boxes == component.boxes; });
+    return same == end ? nullptr : &same->second.packing;
+  }
+  // `component` must outlive this.
+  void add(const Component& component, BoxPacking packing) {
+    found_.emplace(hash_of(component), Found{&component, std::move(packing)});
+  }
+
+ private:
+  struct Found {
+    const Component* component;
+    BoxPacking packing;
+  };
+  static std::uint64_t hash_of(const Component& component) {
+    std::uint64_t hash = component.boxes.size();
+    const auto mix = [&hash](std::uint64_t value) {
+      hash = (hash ^ value) * 0x9e3779b97f4a7c15ull;
+      hash ^= hash >> 29;
+    };
+    for (const Box& box : component.boxes) {
+      mix(static_cast<std::uint64_t>(box.lower) << 32 | static_cast<std::uint32_t>(box.upper));
+      mix(box.bytes);
+    }
+    return hash;
+  }
+  std::multimap<std::uint64_t, Found> found_;
+};
+
 }  // namespace
 
 std::uint64_t peak_live(std::span<const Lifetime> lifetimes) {
@@ -186,7 +227,12 @@ Packing pack_lifetimes(std::span<const Lifetime> lifetimes, std::uint64_t alignm
                    [](const auto& a, const auto& b) { return a.bound_bytes > b.bound_bytes; });
   std::uint64_t target_bytes = enough_bytes;
   if (!components.empty()) target_bytes = std::max(target_bytes, components.front().bound_bytes);
+  PackedBefore before;
   for (const Component& component : components) {
+    if (const BoxPacking* same = before.find(component); same != nullptr) {
+      place_component(component, *same, packing);
+      continue;
+    }
     const std::uint64_t budget =
         kWorkBudget * component.members.size() / lifetimes.size();  // a component's share
     BoxPacking found =
@@ -195,9 +241,8 @@ Packing pack_lifetimes(std::span<const Lifetime> lifetimes, std::uint64_t alignm
         effort == PackingEffort::kThorough && component.boxes.size() <= kMostExactBoxes;
     if (exact) improve_exactly(component, target_bytes, found);
     target_bytes = std::max(target_bytes, found.capacity_bytes);
-    for (std::size_t k = 0; k < component.members.size(); ++k) {
-      packing.offsets_bytes[component.members[k]] = found.offsets_bytes[k];
-    }
+    place_component(component, found, packing);
+    before.add(component, std::move(found));
   }
   for (std::size_t i = 0; i < lifetimes.size(); ++i) {
     packing.capacity_bytes =

@@ -154,7 +154,7 @@ void Search::try_greedy_orders(std::uint64_t work_budget) {
   for (std::size_t which = 0; which < kGreedyOrders && !finished(); ++which) {
     const Order order = order_by(which);
     for (const Fit fit : {Fit::kBest, Fit::kFirst}) {
-      const bool must = which < 2 && fit == Fit::kBest;
+      const bool must = which == 0 && fit == Fit::kBest;
       if (finished()) return;
       if (!must && work() > work_budget) continue;
       if (place(order, fit, best_.capacity_bytes - 1)) keep(order, fit);

@@ -17,6 +17,7 @@ struct Box {
   std::int32_t upper = 0;
   std::uint64_t bytes = 0;
   std::uint64_t alignment_bytes = 1;  // of the address; see PlacedBoxes
+  bool operator==(const Box&) const = default;
 };
 
 enum class Fit : std::uint8_t {

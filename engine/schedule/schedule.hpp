@@ -135,6 +135,9 @@ struct Buffer {
   // that the update can be dropped (UpdatePlacement::kSpeculative). Both have the same shape. If
   // the update stands, the two change roles (Program). kNoId: the buffer is no shadow.
   BufferId shadow_of = kNoId;
+  // Pieces in pinned memory that one stream stages have its ring's number, so that pack may place
+  // them together. -1: the buffer belongs to no ring.
+  std::int32_t ring = -1;
 
   // Filled by the placement pass. Arena buffers and homes: bytes from the tier's base.
   std::uint64_t offset_bytes = 0;

@@ -83,6 +83,7 @@ json buffer_to_json(const Buffer& buffer) {
   put(object, "versions", buffer.versions, 1);
   put(object, "log_copy", buffer.log_copy, false);
   put(object, "shadow_of", buffer.shadow_of, kNoId);
+  put(object, "ring", buffer.ring, -1);
   put(object, "offset_bytes", buffer.offset_bytes, std::uint64_t{0});
   if (!buffer.slots.empty()) object["slots"] = buffer.slots;
   return object;
@@ -237,7 +238,7 @@ Buffer buffer_from_json(const json& object, BufferId id, const Schedule& schedul
   Fields fields(
       object, "buffer " + std::to_string(id),
       " role tier category dtype bytes rank unit microbatch used_by kind chunk first_elem elems "
-      "version persistent window per_tensor versions log_copy shadow_of offset_bytes slots ");
+      "version persistent window per_tensor versions log_copy shadow_of ring offset_bytes slots ");
   Buffer buffer;
   buffer.id = id;
   buffer.role = fields.word<BufferRole>("role", kRoleNames());
@@ -266,6 +267,7 @@ Buffer buffer_from_json(const json& object, BufferId id, const Schedule& schedul
   if (const json* shadow = fields.find("shadow_of")) {
     buffer.shadow_of = static_cast<BufferId>(fields.index(*shadow, "shadow_of", id));
   }
+  buffer.ring = fields.integer("ring", -1);
   buffer.offset_bytes = fields.bytes("offset_bytes");
   buffer.slots = fields.indices("slots", schedule.slot_count);
   return buffer;

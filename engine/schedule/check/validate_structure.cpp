@@ -44,6 +44,9 @@ void check_buffers(const Schedule& schedule, Problems& problems) {
                    " versions; persistent buffers on storage have one or two, others one");
     }
     check_shadow(schedule, buffer, problems);
+    if (buffer.ring >= 0 && (buffer.persistent || buffer.window)) {
+      problems.add(describe(buffer) + " is of a ring, but only transient pieces are");
+    }
     if (buffer.role == BufferRole::kSaved && buffer.elems > 0 &&
         bytes_of(buffer.dtype, buffer.elems) != buffer.bytes) {
       problems.add(describe(buffer) + " is not as large as its elements");

@@ -110,7 +110,7 @@ void ActivationStream::send_in_pieces(const ActivationKey& key, BufferId from) {
   pipeline_pieces(
       ranges.size(), static_cast<std::size_t>(builder_.options().stream_lookahead),
       [&](std::size_t i) {
-        staged[i] = add_place(from, Tier::kPinned, ranges[i]);
+        staged[i] = add_piece(from, Ring::kSpills, ranges[i]);
         builder_.move(Op::kSpillActivation, Lane::kD2H, key.unit, key.microbatch,
                       static_cast<std::int32_t>(i), part(from, ranges[i]),
                       part(staged[i], ranges[i]), ranges[i].elems());
@@ -142,7 +142,7 @@ void ActivationStream::bring_in_pieces(const ActivationKey& key, BufferId to) {
   pipeline_pieces(
       ranges.size(), static_cast<std::size_t>(builder_.options().stream_lookahead),
       [&](std::size_t i) {
-        staged[i] = add_place(home, Tier::kPinned, ranges[i]);
+        staged[i] = add_piece(home, Ring::kFetches, ranges[i]);
         builder_.move(Op::kStorageRead, Lane::kStorageRead, key.unit, key.microbatch,
                       static_cast<std::int32_t>(i), part(home, ranges[i]),
                       part(staged[i], ranges[i]), ranges[i].elems());
@@ -170,6 +170,13 @@ BufferId ActivationStream::add_place(BufferId value, Tier tier, ElemRange bytes)
   buffer.elems = bytes.elems();
   buffer.bytes = bytes.elems();
   return builder_.add_transient(std::move(buffer));
+}
+
+// A piece of it that a stream stages in pinned memory.
+BufferId ActivationStream::add_piece(BufferId value, Ring ring, ElemRange bytes) {
+  const BufferId id = add_place(value, Tier::kPinned, bytes);
+  builder_.set_ring(id, ring);
+  return id;
 }
 
 Use ActivationStream::part(BufferId id, ElemRange bytes) const {

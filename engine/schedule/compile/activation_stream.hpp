@@ -70,6 +70,7 @@ class ActivationStream {
   void bring(const ActivationKey& key);
   void bring_in_pieces(const ActivationKey& key, BufferId to);
   BufferId add_place(BufferId value, Tier tier, ElemRange bytes);
+  BufferId add_piece(BufferId value, Ring ring, ElemRange bytes);
   Use part(BufferId id, ElemRange bytes) const;
   std::vector<ElemRange> pieces(ElemRange bytes) const;
   ElemRange bytes_of(BufferId id) const;

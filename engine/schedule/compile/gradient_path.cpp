@@ -104,7 +104,7 @@ class HostGradientPath {
     const bool straight_home = !sums(builder_) && !on_storage_;
     incoming_[i] = straight_home
                        ? home_
-                       : builder_.add_piece(Tier::kPinned, StateKind::kGradient, unit_, range,
+                       : builder_.add_piece(Ring::kGradients, StateKind::kGradient, unit_, range,
                                             model().dtype, builder_.gradient_version());
     builder_.move(Op::kDownload, Lane::kD2H, unit_, microbatch_, piece,
                   builder_.part(window_, range), builder_.part(incoming_[i], range),
@@ -114,7 +114,8 @@ class HostGradientPath {
     } else if (!on_storage_) {
       sum_[i] = home_;
     } else if (!waits_ || microbatch_ == 0) {
-      sum_[i] = builder_.add_piece(Tier::kPinned, StateKind::kGradient, unit_, range, DType::kF32,
+      const Ring ring = waits_ ? Ring::kSums : Ring::kGradients;
+      sum_[i] = builder_.add_piece(ring, StateKind::kGradient, unit_, range, DType::kF32,
                                    builder_.gradient_version());
       if (microbatch_ > 0) {
         builder_.move(Op::kStorageRead, Lane::kStorageRead, unit_, microbatch_, piece,
@@ -206,7 +207,7 @@ void emit_tied_fold(StepBuilder& builder) {
   std::vector<BufferId> sums_of(pieces.size(), home);
   std::vector<BufferId> tied_of(pieces.size(), tied);
   const auto read = [&](BufferId from, std::int32_t unit, std::size_t i) {
-    const BufferId staged = builder.add_piece(Tier::kPinned, StateKind::kGradient, unit, pieces[i],
+    const BufferId staged = builder.add_piece(Ring::kTiedFold, StateKind::kGradient, unit, pieces[i],
                                               dtype, builder.gradient_version());
     const Use use = builder.part(from, pieces[i]);
     builder.move(Op::kStorageRead, Lane::kStorageRead, unit, -1, static_cast<std::int32_t>(i), use,

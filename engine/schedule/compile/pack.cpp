@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 #include <map>
 #include <numeric>
 #include <string>
@@ -20,12 +21,17 @@
 #include "allocator/packing/arena_packing.hpp"
 #include "base/error.hpp"
 #include "engine/schedule/compile/lane_clocks.hpp"
+#include "engine/schedule/compile/ring_boxes.hpp"
 
 namespace sluice::schedule {
 namespace {
 
 // Windows and arena in one memory: the packing stops at the bound plus 1/256 of it.
 constexpr std::uint64_t kSharedSlack = 256;
+// Rings: it stops at the bound plus 1/1024 of it.
+constexpr std::uint64_t kRingSlack = 1024;
+// The most pieces that are packed one by one, which takes quadratic time: some 20 ms.
+constexpr std::size_t kMostSinglePieces = 8192;
 
 // List positions of a transient buffer's first write and of its Release.
 struct Life {
@@ -130,7 +136,11 @@ class Packer {
   }
 
   std::uint64_t pack_arena(std::int32_t rank, Tier tier, std::uint64_t alignment_bytes) {
-    return pack_offsets(place_persistent(rank, tier, alignment_bytes, 0), alignment_bytes);
+    const Transients transients = place_persistent(rank, tier, alignment_bytes, 0);
+    const bool rings = std::any_of(transients.buffers.begin(), transients.buffers.end(),
+                                   [this](BufferId id) { return schedule_.buffers[id].ring >= 0; });
+    return rings ? pack_rings(transients, alignment_bytes)
+                 : pack_offsets(transients, alignment_bytes);
   }
 
   // Transient buffers of one memory, above the persistent ones.
@@ -202,12 +212,50 @@ class Packer {
   }
 
   std::uint64_t pack_offsets(const Transients& transients, std::uint64_t alignment_bytes) {
-    const packing::Packing packing = packing::pack_lifetimes(transients.lifetimes, alignment_bytes);
+    return place(transients, packing::pack_lifetimes(transients.lifetimes, alignment_bytes));
+  }
+
+  std::uint64_t place(const Transients& transients, const packing::Packing& packing) {
     for (std::size_t i = 0; i < transients.buffers.size(); ++i) {
       schedule_.buffers[transients.buffers[i]].offset_bytes =
           transients.base + packing.offsets_bytes[i];
     }
     return transients.base + packing.capacity_bytes;
+  }
+
+  // Packs each ring as few boxes. They are rarely harder to stack than their pieces. Where they
+  // are, smaller boxes and then the pieces themselves are tried, and the best packing is taken.
+  std::uint64_t pack_rings(const Transients& transients, std::uint64_t alignment_bytes) {
+    std::vector<RingPiece> pieces(transients.buffers.size());
+    for (std::size_t i = 0; i < pieces.size(); ++i) {
+      const Buffer& buffer = schedule_.buffers[transients.buffers[i]];
+      const auto kind = static_cast<std::uint32_t>(buffer.kind);
+      pieces[i] = {transients.lifetimes[i], buffer.ring,
+                   kind << 8 | static_cast<std::uint32_t>(buffer.dtype)};
+    }
+    packing::Packing best;
+    best.capacity_bytes = std::numeric_limits<std::uint64_t>::max();
+    std::uint64_t enough = 0;
+    for (const MergedUnit unit : {MergedUnit::kEpisode, MergedUnit::kPlace, MergedUnit::kPiece}) {
+      if (unit == MergedUnit::kPiece && pieces.size() > kMostSinglePieces) break;
+      RingBoxes rings = merge_rings(pieces, alignment_bytes, unit);
+      if (enough == 0) {
+        const std::uint64_t bound = packing::peak_live(rings.boxes);  // the same for all units
+        enough = bound + bound / kRingSlack;
+      }
+      const packing::Packing packing = packing::pack_lifetimes(
+          rings.boxes, alignment_bytes, packing::PackingEffort::kQuick, enough);
+      if (packing.capacity_bytes < best.capacity_bytes) {
+        best.capacity_bytes = packing.capacity_bytes;
+        best.offsets_bytes.resize(pieces.size());
+        for (std::size_t i = 0; i < pieces.size(); ++i) {
+          const RingBoxes::Place& at = rings.places[i];
+          best.offsets_bytes[i] = packing.offsets_bytes[at.box] + at.offset_bytes;
+        }
+      }
+      if (best.capacity_bytes <= enough) break;
+    }
+    return place(transients, best);
   }
 
   // Packs windows, each in a row of slots, together with the arena's buffers.

@@ -43,7 +43,7 @@ void StateSaver::advance(std::size_t done, std::size_t all) {
 void StateSaver::save(const Piece& piece) {
   const Buffer& home = builder_.buffer(piece.home);
   if (home.tier == Tier::kPinned) return write(piece, piece.home);
-  const BufferId staged = builder_.add_staged(piece.home, piece.range, 0);
+  const BufferId staged = builder_.add_staged(Ring::kSaves, piece.home, piece.range, 0);
   const std::int32_t unit = builder_.buffer(piece.home).unit;
   const Use from = builder_.part(piece.home, piece.range);
   builder_.move(Op::kDownload, Lane::kD2H, unit, -1, builder_.buffer(staged).chunk, from,

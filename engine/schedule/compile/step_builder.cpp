@@ -208,10 +208,11 @@ BufferId StepBuilder::add_window(StateKind kind, std::int32_t unit, std::uint64_
 }
 
 // The chunk number tells pieces of one unit apart in traces; ranges are what the checks compare.
-BufferId StepBuilder::add_piece(Tier tier, StateKind kind, std::int32_t unit, ElemRange range,
+BufferId StepBuilder::add_piece(Ring ring, StateKind kind, std::int32_t unit, ElemRange range,
                                 DType dtype, std::int32_t version) {
   Buffer buffer;
-  buffer.tier = tier;
+  buffer.tier = Tier::kPinned;
+  buffer.ring = static_cast<std::int32_t>(ring);
   buffer.category = category_of(kind);
   buffer.dtype = dtype;
   buffer.unit = unit;
@@ -224,11 +225,11 @@ BufferId StepBuilder::add_piece(Tier tier, StateKind kind, std::int32_t unit, El
   return add_transient(std::move(buffer));
 }
 
-BufferId StepBuilder::add_staged(BufferId home, ElemRange range, std::int32_t version) {
+BufferId StepBuilder::add_staged(Ring ring, BufferId home, ElemRange range, std::int32_t version) {
   const Buffer& from = schedule_.buffers[home];
   const bool per_tensor = from.per_tensor;
   const ElemRange covered = per_tensor ? ElemRange{0, from.elems} : range;
-  const BufferId id = add_piece(Tier::kPinned, from.kind, from.unit, covered, from.dtype, version);
+  const BufferId id = add_piece(ring, from.kind, from.unit, covered, from.dtype, version);
   schedule_.buffers[id].per_tensor = per_tensor;
   return id;
 }
@@ -239,6 +240,7 @@ BufferId StepBuilder::add_update_workspace(Tier tier, std::int32_t unit) {
   buffer.tier = tier;
   buffer.category = Category::kWorkspace;
   buffer.bytes = model_.units[index(unit)].update_workspace_bytes;
+  if (tier == Tier::kPinned) buffer.ring = static_cast<std::int32_t>(Ring::kUpdates);
   buffer.unit = unit;
   return buffer.bytes == 0 ? kNoId : add_transient(std::move(buffer));
 }

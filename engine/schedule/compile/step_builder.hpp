@@ -21,6 +21,19 @@ struct StepBorders {
   std::int32_t exit_version = 0;  // of all state but gradients
 };
 
+// The streams that stage pieces in pinned memory. Their numbers are those of the rings
+// (Buffer::ring).
+enum class Ring : std::int32_t {
+  kWeights,    // fetches from storage
+  kGradients,  // downloads, and sums that a micro-batch reads and writes back
+  kSums,       // sums that wait in pinned memory for the next micro-batch
+  kTiedFold,
+  kUpdates,
+  kSaves,
+  kSpills,   // of activations to storage
+  kFetches,  // of activations from storage
+};
+
 class StepBuilder {
  public:
   // weight_version: the version of the weights that the passes read.
@@ -52,14 +65,17 @@ class StepBuilder {
   Use norm_partials_of(std::int32_t unit, ElemRange range) const;
 
   BufferId add_transient(Buffer buffer);
+  void set_ring(BufferId id, Ring ring) {
+    schedule_.buffers[id].ring = static_cast<std::int32_t>(ring);
+  }
   // A device window over a whole unit's elements.
   BufferId add_window(StateKind kind, std::int32_t unit, std::uint64_t elems, DType dtype,
                       std::int32_t microbatch, std::int32_t version);
-  // A pinned or device piece of a unit's state.
-  BufferId add_piece(Tier tier, StateKind kind, std::int32_t unit, ElemRange range, DType dtype,
+  // A pinned piece of a unit's state.
+  BufferId add_piece(Ring ring, StateKind kind, std::int32_t unit, ElemRange range, DType dtype,
                      std::int32_t version);
   // A pinned copy of a range of a home; of all of the home if it is per-tensor state.
-  BufferId add_staged(BufferId home, ElemRange range, std::int32_t version);
+  BufferId add_staged(Ring ring, BufferId home, ElemRange range, std::int32_t version);
   // Workspace for an update of the unit; kNoId: it needs none.
   BufferId add_update_workspace(Tier tier, std::int32_t unit);
   BufferId add_device(BufferRole role, Category category, std::uint64_t bytes, std::int32_t unit,

@@ -35,6 +35,8 @@ WeightStream::WeightStream(StepBuilder& builder, std::vector<std::vector<std::in
       use_positions_[static_cast<std::size_t>(unit)].push_back(i);
     }
   }
+  next_position_.assign(units, 0);
+  look_ahead();
   capacity_slots_ = std::max(builder.options().weight_slots, just_enough_slots());
 }
 
@@ -47,25 +49,48 @@ std::uint64_t WeightStream::slots_of(std::int32_t unit) const {
                   builder_.options().chunk_bytes);
 }
 
-std::size_t WeightStream::next_use(std::int32_t unit, std::size_t from) const {
-  const auto& positions = use_positions_[static_cast<std::size_t>(unit)];
-  const auto it = std::lower_bound(positions.begin(), positions.end(), from);
-  return it == positions.end() ? kNever : *it;
+std::size_t WeightStream::next_use(std::int32_t unit) const {
+  const auto at = static_cast<std::size_t>(unit);
+  const auto& positions = use_positions_[at];
+  return next_position_[at] == positions.size() ? kNever : positions[next_position_[at]];
 }
 
-// The next distinct units to be fetched after use_index, nearest first.
-std::vector<std::int32_t> WeightStream::ahead(std::size_t use_index) const {
-  std::vector<std::int32_t> units;
+// Walks backwards with the streamed units in the order of their next use. Only the first `prefetch`
+// of them, and those that an instruction itself uses, can be asked for.
+void WeightStream::look_ahead() {
   const auto wanted = static_cast<std::size_t>(builder_.options().prefetch);
-  const auto& now = uses_[use_index];
-  for (std::size_t i = use_index + 1; i < uses_.size() && units.size() < wanted; ++i) {
-    for (const std::int32_t unit : uses_[i]) {
-      if (resident_on_device(unit) || units.size() >= wanted) continue;
+  std::size_t most_used = 0;
+  for (const auto& used : uses_) most_used = std::max(most_used, used.size());
+  std::vector<std::int32_t> next;  // nearest first
+  ahead_begin_.resize(uses_.size() + 1);
+  for (std::size_t i = uses_.size(); i-- > 0;) {
+    const std::vector<std::int32_t>& now = uses_[i];
+    // ahead_ is filled from its end; its units are the farthest first until it is reversed.
+    ahead_begin_[i + 1] = ahead_.size();
+    std::size_t count = 0;
+    for (const std::int32_t unit : next) {
+      if (count == wanted) break;
       if (std::find(now.begin(), now.end(), unit) != now.end()) continue;
-      if (std::find(units.begin(), units.end(), unit) == units.end()) units.push_back(unit);
+      ahead_.push_back(unit);
+      ++count;
     }
+    std::reverse(ahead_.end() - static_cast<std::ptrdiff_t>(count), ahead_.end());
+    for (auto unit = now.rbegin(); unit != now.rend(); ++unit) {
+      if (resident_on_device(*unit)) continue;
+      const auto before = std::find(next.begin(), next.end(), *unit);
+      if (before != next.end()) next.erase(before);
+      next.insert(next.begin(), *unit);
+    }
+    if (next.size() > wanted + most_used) next.resize(wanted + most_used);
   }
-  return units;
+  std::reverse(ahead_.begin(), ahead_.end());
+  ahead_begin_[0] = ahead_.size();
+  for (std::size_t& begin : ahead_begin_) begin = ahead_.size() - begin;
+}
+
+std::span<const std::int32_t> WeightStream::ahead(std::size_t use_index) const {
+  return std::span(ahead_).subspan(ahead_begin_[use_index],
+                                   ahead_begin_[use_index + 1] - ahead_begin_[use_index]);
 }
 
 // The most slots that one instruction needs for its own units and those fetched ahead.
@@ -83,24 +108,31 @@ std::uint64_t WeightStream::just_enough_slots() const {
 }
 
 // Frees slots for `unit`, which is next used at target_use. Keeps every window that is needed at
-// use_index or before target_use. Returns false if that leaves too few slots.
-bool WeightStream::make_room(std::int32_t unit, std::size_t use_index, std::size_t target_use) {
+// the current instruction or before target_use. Returns false if that leaves too few slots.
+bool WeightStream::make_room(std::int32_t unit, std::size_t target_use) {
   while (used_slots_ + slots_of(unit) > capacity_slots_) {
-    std::int32_t victim = -1;
-    std::size_t farthest = target_use;
-    for (std::int32_t other = 0; other < builder_.unit_count(); ++other) {
-      if (windows_[static_cast<std::size_t>(other)] == kNoId) continue;
-      const std::size_t next = next_use(other, use_index);
-      if (next > farthest) {
-        farthest = next;
-        victim = other;
-      }
-    }
-    if (victim < 0) return false;
-    windows_[static_cast<std::size_t>(victim)] = kNoId;
-    used_slots_ -= slots_of(victim);
+    if (on_device_.empty()) return false;
+    const std::size_t farthest = on_device_.rbegin()->first;
+    if (farthest <= target_use) return false;
+    // Of several windows that are needed last, the one of the first unit goes.
+    const auto victim = on_device_.lower_bound({farthest, 0});
+    windows_[static_cast<std::size_t>(victim->second)] = kNoId;
+    used_slots_ -= slots_of(victim->second);
+    on_device_.erase(victim);
   }
   return true;
+}
+
+// The uses of the instruction before lie in the past now.
+void WeightStream::pass_uses(std::size_t use_index) {
+  if (use_index == 0) return;
+  for (const std::int32_t unit : uses_[use_index - 1]) {
+    const auto at = static_cast<std::size_t>(unit);
+    const bool held = windows_[at] != kNoId;
+    if (held) on_device_.erase({next_use(unit), unit});
+    while (next_use(unit) < use_index) ++next_position_[at];
+    if (held) on_device_.insert({next_use(unit), unit});
+  }
 }
 
 void WeightStream::fetch(std::int32_t unit) {
@@ -113,6 +145,7 @@ void WeightStream::fetch(std::int32_t unit) {
       builder_.add_window(StateKind::kWeight, unit, elems, model.dtype, -1, version);
   windows_[static_cast<std::size_t>(unit)] = window;
   used_slots_ += slots_of(unit);
+  on_device_.insert({next_use(unit), unit});
 
   if (builder_.home_tier(StateKind::kWeight, unit) == Tier::kPinned) {
     const std::uint64_t chunk_elems = builder_.options().chunk_bytes / dtype_bytes(model.dtype);
@@ -130,7 +163,7 @@ void WeightStream::fetch(std::int32_t unit) {
       pieces.size(), static_cast<std::size_t>(builder_.options().stream_lookahead),
       [&](std::size_t i) {
         const ElemRange range = pieces[i];
-        staged[i] = builder_.add_piece(Tier::kPinned, StateKind::kWeight, unit, range, model.dtype,
+        staged[i] = builder_.add_piece(Ring::kWeights, StateKind::kWeight, unit, range, model.dtype,
                                        version);
         builder_.move(Op::kStorageRead, Lane::kStorageRead, unit, -1, static_cast<std::int32_t>(i),
                       builder_.part(home, range), builder_.part(staged[i], range),
@@ -146,18 +179,19 @@ void WeightStream::fetch(std::int32_t unit) {
 }
 
 void WeightStream::advance(std::size_t use_index) {
+  pass_uses(use_index);
   for (const std::int32_t unit : uses_[use_index]) {
     if (resident_on_device(unit)) {
       if (before_use_) before_use_(unit);
       continue;
     }
     if (windows_[static_cast<std::size_t>(unit)] != kNoId) continue;
-    SLUICE_CHECK(make_room(unit, use_index, use_index));
+    SLUICE_CHECK(make_room(unit, use_index));
     fetch(unit);
   }
   for (const std::int32_t unit : ahead(use_index)) {
     if (windows_[static_cast<std::size_t>(unit)] != kNoId) continue;
-    if (!make_room(unit, use_index, next_use(unit, use_index))) break;
+    if (!make_room(unit, next_use(unit))) break;
     fetch(unit);
   }
 }
