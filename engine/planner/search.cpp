@@ -322,13 +322,14 @@ void Search::try_shape(const Shape& shape) {
   TierBytes extra{};
   std::optional<double> best;
   Relaxed places = shape.least;
+  schedule::StepOptions options;
   for (int round = 0; round < kRounds; ++round) {
-    const schedule::StepOptions options = placed(shape.shape, places);
+    options = placed(shape.shape, places);
     const Trial& trial = trials_.coarse(options);
     if (consider(options)) best = std::min(best.value_or(trial.seconds), trial.seconds);
     const TierBytes now = beyond(trial.need, relaxation_.accounted_bytes(options));
-    // Rounding to whole units leaves some room, so the bytes beyond may shrink again.
     if (now == extra && round > 0) break;
+    // Rounding to whole units leaves some room, so the bytes beyond may shrink again.
     for (std::size_t tier = 0; tier < kTierCount; ++tier) {
       extra[tier] = best ? now[tier] : std::max(extra[tier], now[tier]);
     }
@@ -336,11 +337,18 @@ void Search::try_shape(const Shape& shape) {
     if (!next) break;
     places = *next;
   }
-  if (!best) {
-    // All that can leave the device leaves it.
-    best = spill_least(base_options(shape.shape)) ? std::optional(found_.front().seconds) : best;
-  }
+  if (!best) best = spill_least(options);
+  if (!best) best = spill_least(frugal_options(shape));
   tried_.push_back({shape.text(), shape.least.seconds, best});
+}
+
+// The most frugal candidate's places with the shape's passes.
+schedule::StepOptions Search::frugal_options(const Shape& shape) const {
+  schedule::StepOptions options = frugal_->options;
+  options.order = shape.shape.order;
+  options.update = shape.shape.update;
+  options.recompute = shape.shape.recompute;
+  return options;
 }
 
 // From the least bound on, as long as it is below the best plan.
@@ -354,9 +362,10 @@ void Search::try_shapes(const std::vector<Shape>& shapes) {
   }
 }
 
-// The fewest activations off the device that let a placement fit, by coarse trials.
-bool Search::spill_least(const schedule::StepOptions& options) {
-  if (config_.memory.place.activation != config::Config::Place::kAuto) return false;
+// The fewest activations off the device that let a placement fit, by coarse trials. Returns the
+// time of the step; nothing if it does not fit.
+std::optional<double> Search::spill_least(const schedule::StepOptions& options) {
+  if (config_.memory.place.activation != Place::kAuto) return std::nullopt;
   for (const Tier tier : {Tier::kPinned, Tier::kStorage}) {
     const SpillChoice choice(config_, model_, options, SpillChoice::First::kUnits, tier);
     if (choice.count() == 0 || !consider(choice.with(choice.count()))) continue;
@@ -366,9 +375,9 @@ bool Search::spill_least(const schedule::StepOptions& options) {
       const std::size_t count = too_few + (enough - too_few) / 2;
       (consider(choice.with(count)) ? enough : too_few) = count;
     }
-    return true;
+    return trials_.coarse(choice.with(enough)).seconds;
   }
-  return false;
+  return std::nullopt;
 }
 
 // The candidates of the groups, for configurations whose plans have little room to choose.

@@ -77,7 +77,8 @@ class Search {
   bool better(const schedule::StepOptions& options);
   void improve();
   bool promote(const Promotion& promotion);
-  bool spill_least(const schedule::StepOptions& options);
+  std::optional<double> spill_least(const schedule::StepOptions& options);
+  schedule::StepOptions frugal_options(const Shape& shape) const;
   std::vector<schedule::StepOptions> changes(const schedule::StepOptions& from) const;
   std::optional<Compiled> confirm_found();
   Compiled confirm(const std::vector<Shape>& shapes);

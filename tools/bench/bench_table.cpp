@@ -211,6 +211,31 @@ std::string copy_table(const json& figures) {
                    figures["ratio_to_device"].get<double>());
 }
 
+std::string plan_table(const json& figures) {
+  std::string text = formatted("%-36s %8s %8s %10s %10s %9s\n", "case", "CPU s", "outcome",
+                               "step s", "bound s", "tokens/s");
+  for (const json& of : figures["cases"]) {
+    text +=
+        formatted("%-36s %8.2f %8s", of["case"].get_ref<const std::string&>().c_str(),
+                  of["cpu_s"].get<double>(), of["outcome"].get_ref<const std::string&>().c_str());
+    if (of.contains("step_s")) {
+      text += formatted(" %10.2f %10.2f %9.0f", of["step_s"].get<double>(),
+                        of["bound_s"].get<double>(), of["tokens_per_s"].get<double>());
+    }
+    text += '\n';
+  }
+  if (!figures.contains("shapes")) return text;
+  const json& shapes = figures["shapes"];
+  text += formatted("\n%d random shapes, %d of them fit: median %.2f CPU s, worst %.2f\n",
+                    shapes["count"].get<int>(), shapes["fits"].get<int>(),
+                    shapes["median_cpu_s"].get<double>(), shapes["worst_cpu_s"].get<double>());
+  if (shapes.contains("median_gap")) {
+    text += formatted("plans take %.1f%% more than their bound (median)\n",
+                      100 * shapes["median_gap"].get<double>());
+  }
+  return text;
+}
+
 std::string products_table(const json& figures) {
   const bool peer = figures.contains("peer");
   std::string text = formatted("%s (%s, %s), %s, %lld tokens, hidden %lld, median of %d rounds\n\n",
@@ -239,6 +264,7 @@ std::string bench_table(const json& event) {
   if (event["name"] == "allocator") return allocator_table(figures);
   if (event["name"] == "step") return step_table(figures);
   if (event["name"] == "copy") return copy_table(figures);
+  if (event["name"] == "plan") return plan_table(figures);
   if (event["name"] == "gemm" || event["name"] == "attention") return products_table(figures);
   return storage_table(figures);
 }

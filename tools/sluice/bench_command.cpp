@@ -18,6 +18,7 @@
 #include "tools/bench/bench_adam.hpp"
 #include "tools/bench/bench_allocator.hpp"
 #include "tools/bench/bench_copy.hpp"
+#include "tools/bench/bench_plan.hpp"
 #include "tools/bench/bench_products.hpp"
 #include "tools/bench/bench_step.hpp"
 #include "tools/bench/bench_storage.hpp"
@@ -224,6 +225,15 @@ void add_copy(CLI::App& bench, Command& chosen) {
   });
 }
 
+void add_plan(CLI::App& bench, Command& chosen) {
+  CLI::App* command = bench.add_subcommand("plan", "The time to plan, and plans beside bounds");
+  const auto options = std::make_shared<bench::PlanBenchOptions>();
+  command->add_option("--shapes", options->shapes, "Random models to plan; 0: none")
+      ->capture_default_str()
+      ->check(whole_number(0, 100'000));
+  choose(*command, chosen, [options] { return bench::run_plan_bench(*options); });
+}
+
 void add_products(CLI::App& bench, Command& chosen, const char* name, const char* meaning,
                   nlohmann::json (*run)(const bench::ProductBenchOptions&)) {
   CLI::App* command = bench.add_subcommand(name, meaning);
@@ -251,6 +261,7 @@ void add_bench(CLI::App& app, Command& chosen) {
   add_products(*bench, chosen, "attention", "Attention of a block", bench::run_attention_bench);
   add_copy(*bench, chosen);
   add_products(*bench, chosen, "gemm", "Matrix products of a block", bench::run_gemm_bench);
+  add_plan(*bench, chosen);
   add_step(*bench, chosen);
   add_storage(*bench, chosen);
 }
