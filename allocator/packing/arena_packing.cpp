@@ -161,8 +161,9 @@ class PackedBefore {
  public:
   const BoxPacking* find(const Component& component) const {
     const auto [begin, end] = found_.equal_range(hash_of(component));
-    const auto same = std::find_if(
-        begin, end, [&](const auto& each) { return each.second.component->boxes == component.boxes; });
+    const auto same = std::find_if(begin, end, [&](const auto& each) {
+      return each.second.component->boxes == component.boxes;
+    });
     return same == end ? nullptr : &same->second.packing;
   }
   // `component` must outlive this.
@@ -211,7 +212,7 @@ Packing pack_lifetimes(std::span<const Lifetime> lifetimes, std::uint64_t alignm
   check_lifetimes(lifetimes);
   for (const Lifetime& lifetime : lifetimes) {
     if (lifetime.alignment_bytes == 1) continue;
-    SLUICE_CHECK(effort == PackingEffort::kQuick && lifetime.alignment_bytes > 0 &&
+    SLUICE_CHECK(effort != PackingEffort::kThorough && lifetime.alignment_bytes > 0 &&
                  lifetime.alignment_bytes % alignment_bytes == 0);
   }
   Packing packing;
@@ -233,8 +234,8 @@ Packing pack_lifetimes(std::span<const Lifetime> lifetimes, std::uint64_t alignm
       place_component(component, *same, packing);
       continue;
     }
-    const std::uint64_t budget =
-        kWorkBudget * component.members.size() / lifetimes.size();  // a component's share
+    const std::uint64_t all = effort == PackingEffort::kCoarse ? kWorkBudget / 20 : kWorkBudget;
+    const std::uint64_t budget = all * component.members.size() / lifetimes.size();
     BoxPacking found =
         search_packing(component.boxes, component.position_count, target_bytes, budget, base_bytes);
     const bool exact =

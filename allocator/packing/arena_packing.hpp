@@ -27,7 +27,8 @@ struct Packing {
 // The time that packing may take. The local search takes 10 to 20 ms in all and comes within 0.5%
 // of the bound on the shapes of training steps. Some instances of a few hundred buffers defeat
 // every order; there the exhaustive search closes the remaining gap, in seconds.
-enum class PackingEffort : std::uint8_t { kQuick, kThorough };
+// kCoarse has a twentieth of the local search's time, for packings that are only compared.
+enum class PackingEffort : std::uint8_t { kCoarse, kQuick, kThorough };
 
 // Every offset is a multiple of `alignment_bytes`. The result is the best of several greedy orders
 // (by size, area, start, length and contention; with best and first fit), improved by a local

@@ -127,7 +127,11 @@ Search::Search(const config::Config& config, const schedule::StepModel& model,
 bool Search::may_fit(std::size_t group) {
   const schedule::StepOptions& frugal = groups_[group].back();
   return planner::fits(home_bytes(model_, frugal), budgets_) &&
-         planner::fits(trials_.coarse(frugal).need, budgets_);
+         planner::fits(frugal_need(group), budgets_);
+}
+
+const TierBytes& Search::frugal_need(std::size_t group) {
+  return trials_.coarse(groups_[group].back(), packing::PackingEffort::kQuick).need;
 }
 
 const TierBytes& Search::group_need(std::size_t group) {
@@ -135,7 +139,7 @@ const TierBytes& Search::group_need(std::size_t group) {
   if (need) return *need;
   Compiled frugal = trials_.exact(groups_[group].back());
   need = frugal.need.peak_bytes();
-  const TierBytes& coarse = trials_.coarse(groups_[group].back()).need;
+  const TierBytes& coarse = frugal_need(group);
   for (std::size_t tier = 0; tier < kTierCount; ++tier) {
     (*need)[tier] = std::max((*need)[tier], coarse[tier]);
   }
@@ -163,15 +167,14 @@ Refusal Search::refusal() {
   std::erase_if(open, [&](std::size_t group) { return needs_[group].has_value(); });
   while (true) {
     const auto next = std::find_if(open.begin(), open.end(), [&](std::size_t group) {
-      return refuser.could_matter(trials_.coarse(groups_[group].back()).need);
+      return refuser.could_matter(frugal_need(group));
     });
     if (next == open.end()) return refuser.refusal();
     // Of those that matter, the least coarse need first.
     std::size_t best = *next;
     for (const std::size_t group : open) {
-      const TierBytes& coarse = trials_.coarse(groups_[group].back()).need;
-      if (refuser.shortfall(coarse) <
-              refuser.shortfall(trials_.coarse(groups_[best].back()).need) &&
+      const TierBytes& coarse = frugal_need(group);
+      if (refuser.shortfall(coarse) < refuser.shortfall(frugal_need(best)) &&
           refuser.could_matter(coarse)) {
         best = group;
       }
@@ -380,12 +383,10 @@ std::optional<double> Search::spill_least(const schedule::StepOptions& options) 
   return std::nullopt;
 }
 
-// The candidates of the groups, for configurations whose plans have little room to choose.
+// The candidates of the first groups that fit, for configurations that leave little room.
 void Search::try_groups() {
   constexpr std::size_t kEnough = 4;
-  for (std::size_t i = 0; i < groups_.size(); ++i) {
-    if (found_.size() >= kEnough && !shares_device(groups_[i])) continue;
-    if (found_.size() >= 2 * kEnough) return;
+  for (std::size_t i = 0; i < groups_.size() && found_.size() < kEnough; ++i) {
     if (!may_fit(i) || !planner::fits(group_need(i), budgets_)) continue;
     for (const schedule::StepOptions& options : groups_[i]) consider(options);
   }
@@ -510,7 +511,7 @@ Compiled Search::fastest() {
   const std::vector<Shape> all = shapes();
   bound_s_ = all.empty() ? 0 : all.front().least.seconds;
   try_shapes(all);
-  try_groups();
+  if (found_.empty()) try_groups();
   if (!found_.empty()) {
     improve();
     dive();

@@ -61,6 +61,7 @@ class Search {
     double seconds = 0;
   };
 
+  const TierBytes& frugal_need(std::size_t group);
   const TierBytes& group_need(std::size_t group);
   bool may_fit(std::size_t group);
 

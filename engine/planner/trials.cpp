@@ -67,13 +67,14 @@ bool is_staging(const schedule::StepOptions& options, const schedule::Buffer& bu
 
 }  // namespace
 
-const Trial& Trials::coarse(const schedule::StepOptions& options) {
-  const auto [found, fresh] = known_.try_emplace(key_of(options));
-  if (fresh) found->second = measure(options);
+const Trial& Trials::coarse(const schedule::StepOptions& options, packing::PackingEffort effort) {
+  const auto [found, fresh] =
+      known_.try_emplace(key_of(options) + static_cast<char>('0' + static_cast<int>(effort)));
+  if (fresh) found->second = measure(options, effort);
   return found->second;
 }
 
-Trial Trials::measure(const schedule::StepOptions& options) const {
+Trial Trials::measure(const schedule::StepOptions& options, packing::PackingEffort effort) const {
   schedule::StepOptions coarse = options;
   coarse.piece_elems = coarse_piece_elems(model_, options.piece_elems);
   // The pieces of the update are settled last (Search::refine).
@@ -86,7 +87,7 @@ Trial Trials::measure(const schedule::StepOptions& options) const {
       const std::uint64_t exact = bytes_of(buffer.dtype, options.piece_elems);
       if (is_staging(options, buffer)) buffer.bytes = std::min(buffer.bytes, exact);
     }
-    schedule::pack(training);
+    schedule::pack(training, kTensorAlignmentBytes, effort);
     costs_.apply(training);
     const std::array<const schedule::Schedule*, 1> schedules{&training};
     runtime::MemoryNeed need = runtime::memory_need(schedules, runtime::StateStore::kWindowBytes);

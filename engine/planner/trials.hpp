@@ -10,6 +10,7 @@
 #include <map>
 #include <string>
 
+#include "allocator/packing/arena_packing.hpp"
 #include "engine/planner/cost_model.hpp"
 #include "engine/planner/tier_bytes.hpp"
 #include "engine/runtime/run_memory.hpp"
@@ -38,14 +39,17 @@ class Trials {
   Trials(const schedule::StepModel& model, CostModel& costs, std::uint64_t log_bytes)
       : model_(model), costs_(costs), log_bytes_(log_bytes) {}
 
-  const Trial& coarse(const schedule::StepOptions& options);
+  // The need of a coarse trial is up to a few percent above that of an exact one, where the packing
+  // is. With kQuick it is packed as an exact one is.
+  const Trial& coarse(const schedule::StepOptions& options,
+                      packing::PackingEffort effort = packing::PackingEffort::kCoarse);
   Compiled exact(const schedule::StepOptions& options) const;
   void simulate(Compiled& compiled) const;
   // Trials made so far, without repeats.
   std::size_t count() const { return known_.size(); }
 
  private:
-  Trial measure(const schedule::StepOptions& options) const;
+  Trial measure(const schedule::StepOptions& options, packing::PackingEffort effort) const;
 
   const schedule::StepModel& model_;
   CostModel& costs_;

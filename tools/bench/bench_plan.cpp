@@ -62,7 +62,7 @@ Config sized(std::int64_t layers, std::int64_t hidden, std::int64_t heads,
   config.memory.backend = Config::Backend::kHost;
   config.memory.device_bytes = budgets.device;
   config.memory.pinned_bytes = budgets.pinned;
-  config.memory.storage_bytes = 16 * kTiB;
+  config.memory.storage_bytes = 16384 * kGiB;
   return config;
 }
 

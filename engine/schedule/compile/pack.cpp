@@ -97,8 +97,11 @@ class Occupancy {
 
 class Packer {
  public:
-  Packer(Schedule& schedule, std::uint64_t alignment_bytes)
-      : schedule_(schedule), alignment_bytes_(alignment_bytes), lives_(lives_of(schedule)) {}
+  Packer(Schedule& schedule, std::uint64_t alignment_bytes, packing::PackingEffort effort)
+      : schedule_(schedule),
+        alignment_bytes_(alignment_bytes),
+        effort_(effort),
+        lives_(lives_of(schedule)) {}
 
   void run() {
     schedule_.slot_count = 0;
@@ -212,7 +215,8 @@ class Packer {
   }
 
   std::uint64_t pack_offsets(const Transients& transients, std::uint64_t alignment_bytes) {
-    return place(transients, packing::pack_lifetimes(transients.lifetimes, alignment_bytes));
+    return place(transients,
+                 packing::pack_lifetimes(transients.lifetimes, alignment_bytes, effort_));
   }
 
   std::uint64_t place(const Transients& transients, const packing::Packing& packing) {
@@ -243,8 +247,8 @@ class Packer {
         const std::uint64_t bound = packing::peak_live(rings.boxes);  // the same for all units
         enough = bound + bound / kRingSlack;
       }
-      const packing::Packing packing = packing::pack_lifetimes(
-          rings.boxes, alignment_bytes, packing::PackingEffort::kQuick, enough);
+      const packing::Packing packing =
+          packing::pack_lifetimes(rings.boxes, alignment_bytes, effort_, enough);
       if (packing.capacity_bytes < best.capacity_bytes) {
         best.capacity_bytes = packing.capacity_bytes;
         best.offsets_bytes.resize(pieces.size());
@@ -270,9 +274,8 @@ class Packer {
     // Windows can rarely be stacked without a gap, so a search for the bound itself would be
     // wasted.
     const std::uint64_t bound = packing::peak_live(lifetimes);
-    const packing::Packing packing =
-        packing::pack_lifetimes(lifetimes, alignment_bytes_, packing::PackingEffort::kQuick,
-                                bound + bound / kSharedSlack, base);
+    const packing::Packing packing = packing::pack_lifetimes(lifetimes, alignment_bytes_, effort_,
+                                                             bound + bound / kSharedSlack, base);
     Ends ends{static_cast<std::uint32_t>(windows.base), base};
     const std::size_t other_count = others.buffers.size();
     for (std::size_t i = 0; i < lifetimes.size(); ++i) {
@@ -335,6 +338,7 @@ class Packer {
 
   Schedule& schedule_;
   std::uint64_t alignment_bytes_;
+  packing::PackingEffort effort_;
   std::vector<Life> lives_;
 };
 
@@ -348,9 +352,9 @@ std::array<std::uint64_t, kTierCount> packed_bytes(const Schedule& schedule,
           round_up(storage_bytes, kDirectAlignmentBytes)};
 }
 
-void pack(Schedule& schedule, std::uint64_t alignment_bytes) {
+void pack(Schedule& schedule, std::uint64_t alignment_bytes, packing::PackingEffort effort) {
   SLUICE_CHECK(alignment_bytes > 0);
-  Packer(schedule, alignment_bytes).run();
+  Packer(schedule, alignment_bytes, effort).run();
 }
 
 }  // namespace sluice::schedule

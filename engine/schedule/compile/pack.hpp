@@ -1,6 +1,7 @@
 // The placement pass: gives every buffer its place in memory, and orders the reuse of memory.
 #pragma once
 
+#include "allocator/packing/arena_packing.hpp"
 #include "base/units.hpp"
 #include "engine/schedule/schedule.hpp"
 
@@ -17,7 +18,8 @@ namespace sluice::schedule {
 // an instruction that writes a buffer comes after the Release of every earlier buffer in its
 // memory. Fills slot_count, device_arena_bytes, pinned_arena_bytes and peak_bytes; with several
 // ranks each is the largest of all ranks.
-void pack(Schedule& schedule, std::uint64_t alignment_bytes = kTensorAlignmentBytes);
+void pack(Schedule& schedule, std::uint64_t alignment_bytes = kTensorAlignmentBytes,
+          packing::PackingEffort effort = packing::PackingEffort::kQuick);
 
 // Bytes per tier that the places need: slots and whole arena pages of the device, 4 KiB pages of
 // pinned memory, storage.
