@@ -71,15 +71,14 @@ TEST(IoUringEngine, ABrokenRingEndsItsRequestsWithAnErrorAndNoHang) {
     GTEST_SKIP() << offload::io_uring_unavailable_reason();
   constexpr std::uint64_t kBytes = 1 << 20;
   const TempDirectory directory;
-  const std::unique_ptr<std::byte, void (*)(void*)> data(
-      static_cast<std::byte*>(std::aligned_alloc(4096, kBytes)), std::free);
-  std::fill(data.get(), data.get() + kBytes, std::byte{1});
+  AlignedBytes data(kBytes);
+  data.fill(1);
   const auto engine = offload::make_storage_engine("io_uring", {});
   const offload::StorageFileId file =
       engine->open(directory.file("data"), offload::StorageFileMode::kCreate, kBytes);
   const auto write = [&] {
     auto ended = std::make_shared<std::promise<void>>();
-    engine->submit({offload::StorageOp::kWrite, file, 0, data.get(), kBytes},
+    engine->submit({offload::StorageOp::kWrite, file, 0, data.at(), kBytes},
                    [ended](const std::exception_ptr& error) {
                      error ? ended->set_exception(error) : ended->set_value();
                    });

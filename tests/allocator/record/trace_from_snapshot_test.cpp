@@ -8,6 +8,7 @@
 
 #include "allocator/record/format/torch_snapshot.hpp"
 #include "tests/support/check_trace.hpp"
+#include "tests/support/snapshot_sums.hpp"
 
 namespace sluice::record {
 namespace {
@@ -306,18 +307,13 @@ TEST(TraceOf, NeverFailsOnARecordThatMakesNoSense) {
     if (pick(3) == 0) snapshot.max_split_bytes = kMiB;
     if (pick(3) == 0) snapshot.roundup_power2_divisions = any(1, 9);
     const Result result = convert(snapshot);
+    testing::sums_of(result.trace.initial_segments);
+    ASSERT_FALSE(HasFailure());
     std::uint64_t end = 0;
     for (const SnapshotSegment& held : result.trace.initial_segments) {
       ASSERT_GE(held.address, end);
       end = held.address + held.bytes;
-      std::uint64_t address = held.address;
-      for (const SnapshotBlock& block : held.blocks) {
-        ASSERT_EQ(block.address, address);
-        ASSERT_GT(block.bytes, 0u);
-        ASSERT_LE(block.requested_bytes, block.bytes);
-        address += block.bytes;
-      }
-      ASSERT_EQ(address, end);
+      for (const SnapshotBlock& block : held.blocks) ASSERT_GT(block.bytes, 0u);
     }
   }
 }
