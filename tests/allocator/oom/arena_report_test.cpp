@@ -2,13 +2,12 @@
 // found in a simulation that has no arena.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <memory>
 #include <vector>
 
 #include "allocator/caching/planning_allocator.hpp"
 #include "allocator/oom/oom_fixes.hpp"
-#include "tests/allocator/caching/oom_fixture.hpp"
+#include "tests/allocator/oom/three_steps.hpp"
 #include "tests/support/thrown.hpp"
 
 namespace sluice::allocator {
@@ -63,16 +62,9 @@ TEST(ArenaReport, ListsTheBlocksOfAPlannedArena) {
     EXPECT_EQ(live_in(*report.record), std::vector{2 * kPage});
     const OomFixes fixes = find_fixes(report);
     EXPECT_TRUE(fixes.reproduced) << fixes.note;
-    const auto unplanned =
-        std::find_if(fixes.tried.begin(), fixes.tried.end(),
-                     [](const OomFix& fix) { return fix.change == OomChange::kPlanning; });
-    ASSERT_NE(unplanned, fixes.tried.end());
-    EXPECT_TRUE(unplanned->verified) << unplanned->text;  // 2 and 6 of 8 pages
-    const auto cap = std::find_if(fixes.tried.begin(), fixes.tried.end(), [](const OomFix& fix) {
-      return fix.change == OomChange::kLargerCap;
-    });
-    ASSERT_NE(cap, fixes.tried.end());
-    EXPECT_EQ(cap->bytes, kPage) << cap->text;
+    const OomFix& unplanned = find_change(fixes, OomChange::kPlanning);
+    EXPECT_TRUE(unplanned.verified) << unplanned.text;  // 2 and 6 of 8 pages
+    EXPECT_EQ(find_change(fixes, OomChange::kLargerCap).bytes, kPage);
     planner.free(first);
   }
 }

@@ -25,10 +25,7 @@ namespace sluice::replay {
 namespace {
 
 record::MemoryTrace generated(const std::string& family, std::uint64_t seed) {
-  GeneratorOptions options;
-  options.family = family;
-  options.seed = seed;
-  return generate_trace(options);
+  return generate_trace({.family = family, .seed = seed});
 }
 
 struct Generated {
@@ -99,11 +96,7 @@ TEST(ReplayReport, ScoresPlansByWholeIterations) {
 TEST(ReplayReport, ReportsFitAndLeastCapacity) {
   record::MemoryTrace trace;
   trace.source = "by hand";
-  for (int i = 0; i < 3; ++i) {
-    record::TraceAllocation allocation;
-    allocation.bytes = std::uint64_t{12} << 20;
-    trace.allocations.push_back(allocation);
-  }
+  trace.allocations.assign(3, {.bytes = std::uint64_t{12} << 20});
   using enum record::TraceAction;
   trace.operations = {{kAlloc, 0}, {kAlloc, 1}, {kFree, 0}, {kAlloc, 2}, {kFree, 1}, {kFree, 2}};
   ReplayReportOptions options;
@@ -124,16 +117,13 @@ TEST(ReplayReport, ReportsFitAndLeastCapacity) {
 // The memory that a record begins with must fit, too, under every policy.
 TEST(ReplayReport, MemoryHeldAtTheStartMustFit) {
   record::MemoryTrace trace;
-  record::TraceAllocation held;
-  held.bytes = std::uint64_t{64} << 20;
-  held.address = std::uint64_t{1} << 40;
-  trace.allocations = {held};
-  record::SnapshotSegment segment;
-  segment.address = held.address;
-  segment.bytes = held.bytes;
-  segment.blocks = {{held.address, held.bytes, held.bytes, record::BlockState::kAllocated,
-                     Category::kExternal, 0}};
-  trace.initial_segments = {segment};
+  constexpr std::uint64_t kAddress = std::uint64_t{1} << 40, kHeld = std::uint64_t{64} << 20;
+  trace.allocations.resize(1);
+  trace.allocations[0].bytes = kHeld;
+  trace.allocations[0].address = kAddress;
+  trace.initial_segments = {{.address = kAddress,
+                             .bytes = kHeld,
+                             .blocks = {{kAddress, kHeld, kHeld, record::BlockState::kAllocated}}}};
   trace.initial_ids = {{0}};
   for (const NamedPolicy& policy : all_policies()) {
     EXPECT_FALSE(replay_trace(trace, policy, std::uint64_t{8} << 20).completed) << policy.name;
