@@ -57,13 +57,19 @@ class DeviceContract : public ::testing::Test {
     page_ = device_->facts().granularity_bytes;
   }
 
+  void to_device(void* destination, const void* source, std::uint64_t bytes) {
+    stream_->copy(destination, source, bytes, device::CopyKind::kHostToDevice);
+  }
+  void to_host(void* destination, const void* source, std::uint64_t bytes) {
+    stream_->copy(destination, source, bytes, device::CopyKind::kDeviceToHost);
+  }
   void upload(std::byte* destination, const std::vector<std::byte>& bytes) {
-    stream_->copy(destination, bytes.data(), bytes.size(), device::CopyKind::kHostToDevice);
+    to_device(destination, bytes.data(), bytes.size());
     stream_->synchronize(contract_deadline());
   }
   std::vector<std::byte> download(const std::byte* source, std::uint64_t bytes) {
     std::vector<std::byte> result(bytes);
-    stream_->copy(result.data(), source, bytes, device::CopyKind::kDeviceToHost);
+    to_host(result.data(), source, bytes);
     stream_->synchronize(contract_deadline());
     return result;
   }
@@ -91,13 +97,11 @@ TYPED_TEST_P(DeviceContract, CopiesCarryBytesAllWaysAndAreCounted) {
   const device::RawBuffer first = this->device_->allocate(pattern.size());
   const device::RawBuffer second = this->device_->allocate(pattern.size());
   std::vector<std::byte> result(pattern.size());
-  this->stream_->copy(first.data(), pattern.data(), pattern.size(),
-                      device::CopyKind::kHostToDevice);
+  this->to_device(first.data(), pattern.data(), pattern.size());
   this->stream_->copy(second.data(), first.data(), pattern.size(),
                       device::CopyKind::kDeviceToDevice);
-  this->stream_->copy(result.data(), second.data(), pattern.size(),
-                      device::CopyKind::kDeviceToHost);
-  this->stream_->copy(result.data(), second.data(), 0, device::CopyKind::kDeviceToHost);
+  this->to_host(result.data(), second.data(), pattern.size());
+  this->to_host(result.data(), second.data(), 0);
   this->stream_->synchronize(contract_deadline());
   EXPECT_EQ(result, pattern);
   for (const std::uint64_t bytes : this->device_->counters().copied_bytes) {
@@ -251,7 +255,7 @@ TYPED_TEST_P(DeviceContract, HostPagesAreRegisteredOnce) {
     EXPECT_EQ(this->device_->counters().peak_registered_bytes, kBytes);
     EXPECT_THROW(this->device_->register_host(pages.at(4096), 4096), InternalError);
     const device::RawBuffer buffer = this->device_->allocate(kBytes);
-    this->stream_->copy(buffer.data(), pages.at(), kBytes, device::CopyKind::kHostToDevice);
+    this->to_device(buffer.data(), pages.at(), kBytes);
     EXPECT_EQ(this->download(buffer.data(), kBytes), std::vector<std::byte>(kBytes, std::byte{7}));
   }
   EXPECT_THROW(this->device_->register_host(pages.at(8), 4096), InternalError);
@@ -273,14 +277,13 @@ TYPED_TEST_P(DeviceContract, ACopyMayCrossAdjoiningRegistrations) {
     registrations.push_back(this->device_->register_host(pages.at(offset), kPieceBytes));
   }
   const device::RawBuffer buffer = this->device_->allocate(kBytes);
-  this->stream_->copy(buffer.data(), pages.at(), kBytes, device::CopyKind::kHostToDevice);
+  this->to_device(buffer.data(), pages.at(), kBytes);
   EXPECT_EQ(this->download(buffer.data(), kBytes), pattern);
   std::memset(pages.at(), 0, kBytes);
   // Begins and ends inside a piece, two borders between.
   const std::uint64_t begin = kPieceBytes - 256;
   const std::uint64_t bytes = kPieceBytes + 512;
-  this->stream_->copy(pages.at(begin), buffer.data() + begin, bytes,
-                      device::CopyKind::kDeviceToHost);
+  this->to_host(pages.at(begin), buffer.data() + begin, bytes);
   this->stream_->synchronize(contract_deadline());
   EXPECT_EQ(std::memcmp(pages.at(begin), pattern.data() + begin, bytes), 0);
   EXPECT_EQ(this->device_->counters().peak_registered_bytes, kBytes);
@@ -295,9 +298,9 @@ TYPED_TEST_P(DeviceContract, AStreamRunsInOrder) {
   std::vector<int> launched;
   for (int i = 0; i < kEntries; ++i) sources.push_back(contract_pattern(kBytes, 100 + i));
   for (int i = 0; i < kEntries; ++i) {
-    this->stream_->copy(buffer.data(), sources[i].data(), kBytes, device::CopyKind::kHostToDevice);
+    this->to_device(buffer.data(), sources[i].data(), kBytes);
     this->stream_->launch([&launched, i] { launched.push_back(i); });
-    this->stream_->copy(results[i].data(), buffer.data(), kBytes, device::CopyKind::kDeviceToHost);
+    this->to_host(results[i].data(), buffer.data(), kBytes);
   }
   this->stream_->synchronize(contract_deadline());
   EXPECT_EQ(results, sources);
@@ -336,8 +339,7 @@ TYPED_TEST_P(DeviceContract, EventTimesFollowTheStream) {
   const device::RawBuffer buffer = this->device_->allocate(pattern.size());
   const std::int64_t before = this->device_->now_ns();
   this->stream_->record(*first);
-  this->stream_->copy(buffer.data(), pattern.data(), pattern.size(),
-                      device::CopyKind::kHostToDevice);
+  this->to_device(buffer.data(), pattern.data(), pattern.size());
   this->stream_->record(*second);
   second->synchronize(contract_deadline(), "the second event");
   const std::int64_t after = this->device_->now_ns();
@@ -356,8 +358,7 @@ TYPED_TEST_P(DeviceContract, RecordingAgainReplacesThePoint) {
   const std::int64_t first_ns = event->time_ns();
   const auto pattern = contract_pattern(4 * kMiB, 8);
   const device::RawBuffer buffer = this->device_->allocate(pattern.size());
-  this->stream_->copy(buffer.data(), pattern.data(), pattern.size(),
-                      device::CopyKind::kHostToDevice);
+  this->to_device(buffer.data(), pattern.data(), pattern.size());
   this->stream_->record(*event);
   event->synchronize(contract_deadline(), "the second point");
   EXPECT_GT(event->time_ns(), first_ns);
@@ -459,7 +460,7 @@ TYPED_TEST_P(DeviceContract, AFailurePoisonsItsStreamOnly) {
   bool ran_after = false;
   this->stream_->record(*earlier);
   this->stream_->launch([] { throw DeviceError("deliberate"); });
-  this->stream_->copy(buffer.data(), new_bytes.data(), 4096, device::CopyKind::kHostToDevice);
+  this->to_device(buffer.data(), new_bytes.data(), 4096);
   this->stream_->launch([&] { ran_after = true; });
   this->stream_->record(*later);
   const std::string message = testing::message_of<DeviceError>(
