@@ -19,13 +19,11 @@ struct IoUring {
   static std::string unavailable_reason() { return offload::io_uring_unavailable_reason(); }
 };
 
-struct IoUringWithSubmissionThread {
-  static std::unique_ptr<offload::StorageEngine> make(const offload::StorageOptions& options) {
-    offload::StorageOptions polled = options;
-    polled.submission_thread = true;
-    return offload::make_storage_engine("io_uring", polled);
+struct IoUringWithSubmissionThread : IoUring {
+  static std::unique_ptr<offload::StorageEngine> make(offload::StorageOptions options) {
+    options.submission_thread = true;
+    return IoUring::make(options);
   }
-  static std::string unavailable_reason() { return offload::io_uring_unavailable_reason(); }
 };
 
 struct Posix {
@@ -35,12 +33,11 @@ struct Posix {
   static std::string unavailable_reason() { return {}; }
 };
 
-struct FaultFree {  // the decorator with nothing planned is the engine itself
+struct FaultFree : Posix {  // the decorator with nothing planned is the engine itself
   static constexpr bool kFiltersItself = true;
   static std::unique_ptr<offload::StorageEngine> make(const offload::StorageOptions& options) {
-    return offload::make_faulty_engine(offload::make_storage_engine("posix", options), {});
+    return offload::make_faulty_engine(Posix::make(options), {});
   }
-  static std::string unavailable_reason() { return {}; }
 };
 
 using Engines = ::testing::Types<IoUring, IoUringWithSubmissionThread, Posix, FaultFree>;
