@@ -73,7 +73,7 @@ void retire(offload::StorageEngine& engine, const std::string& path,
 
 bool owns_data(const std::string& log, const offload::StateLog::Origin& made) {
   std::error_code error;
-  // A record of a version that kept no id.
+  // Records of older Sluice releases have no file id, so compare the files at both paths.
   if (made.id.empty()) return fs::equivalent(made.path, log, error);
   const std::string id = offload::file_id(log);
   const auto inode_of = [](const std::string& of) {

@@ -65,7 +65,8 @@ struct Case {
   std::function<Call(const planner::OperationSize&, DType)> make;
 };
 
-// Makes the calls. Buffers hold zeros at first, and no subnormal numbers later: those are slow.
+// Builds the kernel calls to be timed. Their buffers start as zeros, and repeated calls never
+// produce subnormal numbers, because arithmetic on subnormals is slow.
 class Cases {
  public:
   Cases(kernels::Kernels& kernels, Arena& arena, std::uint64_t state_bytes)

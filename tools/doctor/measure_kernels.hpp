@@ -21,7 +21,8 @@ struct KernelOptions {
 
 class KernelTrial {
  public:
-  // The kernels must outlive it; a round uses the calling thread and the kernels' own.
+  // The kernels must outlive the trial. A round runs on the calling thread and on the kernels' own
+  // threads.
   explicit KernelTrial(const KernelOptions& options);
   ~KernelTrial();
   KernelTrial(const KernelTrial&) = delete;

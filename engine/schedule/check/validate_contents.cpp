@@ -110,7 +110,7 @@ class ContentCheck {
     }
   }
 
-  // With a gradient that waits to be applied waits the clip factor of its step.
+  // A pending gradient in the entry state implies that the clip factor of its step is pending, too.
   void enter_pending(const Residency& residency) {
     for (const Buffer& buffer : schedule_.buffers) {
       if (!buffer.persistent || buffer.role != BufferRole::kScalar ||
