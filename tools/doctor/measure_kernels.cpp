@@ -19,7 +19,7 @@ namespace {
 
 using Axis = std::vector<std::int64_t>;
 
-// Rows of the elementwise kernels that work by rows.
+// Length of a row, for the elementwise kernels that work by rows.
 constexpr std::int64_t kCols = 256;
 
 // Hands out parts of one block, anew for every point.
