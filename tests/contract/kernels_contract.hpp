@@ -7,6 +7,8 @@
 //   static void copy(void* to, const void* from, std::size_t bytes)  in order with the kernels
 //   static constexpr bool kSlow  an emulation: the largest shapes are left out
 //   static constexpr bool kKeepsNanBits  casts keep a NaN's payload as the scalar conversions do
+//   static constexpr bool kOneSumOrder  a row's sums add in one order, whatever the dtype
+//   static constexpr bool kFindsWrongTokens, WrongToken  tokens outside the vocabulary throw it
 //   static void for_each_variation(run)  run(const Variation&) for every way to compute
 //   static constexpr double kLseError   relative error of attention's log-sum-exp
 //   static double probability_error(DType)  the most that rounded weights move a mean of ones
@@ -62,8 +64,9 @@ class BackendArray {
     Backend::copy(data(), values.data(), values.size() * dtype_bytes(type_));
   }
   void* data() { return static_cast<std::byte*>(memory_.data()) + offset_bytes_; }
+  const void* data() const { return static_cast<const std::byte*>(memory_.data()) + offset_bytes_; }
   float* floats() { return static_cast<float*>(data()); }
-  DTypeArray read() {
+  DTypeArray read() const {
     DTypeArray values(type_, elems_);
     Backend::copy(values.data(), data(), values.size() * dtype_bytes(type_));
     return values;
@@ -85,13 +88,15 @@ class BackendNumbers {
     Backend::copy(memory_.data(), values.data(), values.size() * sizeof(T));
   }
   T* data() { return static_cast<T*>(memory_.data()); }
-  std::vector<T> read() {
-    Backend::copy(values_.data(), memory_.data(), values_.size() * sizeof(T));
-    return values_;
+  const T* data() const { return static_cast<const T*>(memory_.data()); }
+  std::vector<T> read() const {
+    std::vector<T> values = values_;
+    Backend::copy(values.data(), memory_.data(), values.size() * sizeof(T));
+    return values;
   }
 
  private:
-  std::vector<T> values_;
+  std::vector<T> values_;  // as put there
   typename Backend::Memory memory_;
 };
 

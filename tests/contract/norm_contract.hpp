@@ -86,6 +86,12 @@ struct NormBatch {
   }
 };
 
+inline DTypeArray widened(const DTypeArray& narrow) {
+  std::vector<float> values;
+  for (std::size_t i = 0; i < narrow.size(); ++i) values.push_back(narrow[i]);
+  return {DType::kF32, values};
+}
+
 struct NormForward {
   DTypeArray y, mean, rstd;
   bool operator==(const NormForward&) const = default;
@@ -191,6 +197,23 @@ TYPED_TEST_P(NormContract, ReferenceGradientIsTheSlope) {
   });
 }
 
+// The fp32 gradient of the same numbers, the residual added, rounded: to the bit where row sums have
+// one order in every dtype.
+TYPED_TEST_P(NormContract, InputGradientTakesTheResidualBeforeRoundingToTheBit) {
+  if (!TypeParam::kOneSumOrder) GTEST_SKIP() << "sums follow the elements of a pack";
+  this->for_each_norm({{7, 130}}, [&](const NormBatch& in) {
+    NormBatch wide = in;
+    wide.shape.dtype = DType::kF32;
+    for (DTypeArray* array : {&wide.x, &wide.dy, &wide.weight}) *array = widened(*array);
+    const DTypeArray alone = norm_backward_input<TypeParam>({this->kernels(), 0, ""}, wide, false);
+    DTypeArray want(in.shape.dtype, 7 * 130);
+    for (std::size_t i = 0; i < want.size(); ++i) want.set(i, alone[i] + in.residual[i]);
+    this->everywhere(
+        [&](const Variation& at) { return norm_backward_input<TypeParam>(at, in, true); },
+        [&](const DTypeArray& got) { EXPECT_TRUE(got == want); });
+  });
+}
+
 TYPED_TEST_P(NormContract, InputGradientTakesTheResidualBeforeItRoundsOnce) {
   this->for_each_norm(this->kSizes, [&](const NormBatch& in) {
     for (const bool with_residual : {false, true}) {
@@ -265,6 +288,7 @@ TYPED_TEST_P(NormContract, RefusesOtherTypesAndMissingMeans) {
 
 REGISTER_TYPED_TEST_SUITE_P(NormContract, ForwardIsTheFp64ReferenceRoundedOnce,
                             ReferenceGradientIsTheSlope,
+                            InputGradientTakesTheResidualBeforeRoundingToTheBit,
                             InputGradientTakesTheResidualBeforeItRoundsOnce,
                             WeightGradientsAreTheFp64Sums, KeepsTheVarianceOfNumbersFarFromZero,
                             LeavesANanInItsOwnRow, RefusesOtherTypesAndMissingMeans);

@@ -96,6 +96,14 @@ inline std::vector<UpdateFormats> all_formats(const OptimizerOptions& rule) {
   return all;
 }
 
+inline std::vector<UpdateFormats> elementwise_formats() {
+  std::vector<UpdateFormats> all;
+  for (const OptimizerOptions& rule : elementwise_rules()) {
+    for (const UpdateFormats& formats : all_formats(rule)) all.push_back(formats);
+  }
+  return all;
+}
+
 inline UpdateFormats fp32_formats(OptimizerOptions options) {
   options.weight = DType::kF32;
   return {options, DType::kF32, DType::kF32};

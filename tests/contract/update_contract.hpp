@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <vector>
 
@@ -20,14 +21,12 @@ class UpdateContract : public KernelsContract<Backend> {
   // Chunks of every rule whose bits are documented, in every format.
   template <class Body>
   static void for_each_chunk(const Body& body) {
-    for (const OptimizerOptions& rule : elementwise_rules()) {
-      for (const UpdateFormats& formats : all_formats(rule)) {
-        SCOPED_TRACE(format_name(formats));
-        UpdateChunk chunk(formats, kElems, elementwise_segments(formats, kElems));
-        chunk.draw_moments(13);
-        body(chunk);
-        if (::testing::Test::HasFatalFailure()) return;
-      }
+    for (const UpdateFormats& formats : elementwise_formats()) {
+      SCOPED_TRACE(format_name(formats));
+      UpdateChunk chunk(formats, kElems, elementwise_segments(formats, kElems));
+      chunk.draw_moments(13);
+      body(chunk);
+      if (::testing::Test::HasFatalFailure()) return;
     }
     for (const OptimizerOptions& rule : tensor_rules()) {
       for (const UpdateFormats& formats : all_formats(rule)) {
@@ -103,23 +102,21 @@ TYPED_TEST_P(UpdateContract, TreatsSpecialNumbersAsScalarCodeDoes) {
                                       1e-30f, 0x1p100f,  1e20f,  -0x1p127f,  -3e38f,    3.39e38f,
                                       1.0f,   kInfinity, -NAN,   -kInfinity, NAN};
   const std::size_t kinds = special.size();
-  for (const OptimizerOptions& rule : elementwise_rules()) {
-    for (const UpdateFormats& formats : all_formats(rule)) {
-      SCOPED_TRACE(format_name(formats));
-      UpdateChunk chunk(formats, 4096, {{0, 4096, 0.1f, 1.0f, 9}});
-      std::vector<float> grads, moments;
-      for (std::size_t i = 0; i < 4096; ++i) {
-        // Blocks of 128 have infinities in different numbers, so that 8-bit moments are not all
-        // NaN.
-        const std::size_t limit = i / 128 % 2 == 0 ? kinds : kinds - 4;
-        grads.push_back(special[i % limit]);
-        chunk.set_number(static_cast<std::int64_t>(i), special[i / kinds % kinds]);
-        moments.push_back(special[(i + i / kinds) % limit]);
-      }
-      chunk.store_moments(moments, moments, 1);
-      this->expect_documented(chunk, {grads, normal_floats(4096, 2, 1e-2f)}, true);
-      if (this->HasFatalFailure()) return;
+  for (const UpdateFormats& formats : elementwise_formats()) {
+    SCOPED_TRACE(format_name(formats));
+    UpdateChunk chunk(formats, 4096, {{0, 4096, 0.1f, 1.0f, 9}});
+    std::vector<float> grads, moments;
+    for (std::size_t i = 0; i < 4096; ++i) {
+      // Blocks of 128 have infinities in different numbers, so that 8-bit moments are not all
+      // NaN.
+      const std::size_t limit = i / 128 % 2 == 0 ? kinds : kinds - 4;
+      grads.push_back(special[i % limit]);
+      chunk.set_number(static_cast<std::int64_t>(i), special[i / kinds % kinds]);
+      moments.push_back(special[(i + i / kinds) % limit]);
     }
+    chunk.store_moments(moments, moments, 1);
+    this->expect_documented(chunk, {grads, normal_floats(4096, 2, 1e-2f)}, true);
+    if (this->HasFatalFailure()) return;
   }
   for (const OptimizerRule rule : {OptimizerRule::kAdafactor, OptimizerRule::kSm3}) {
     UpdateFormats formats{options_of(rule), DType::kF32, DType::kBF16};
@@ -165,22 +162,20 @@ TYPED_TEST_P(UpdateContract, TakesMoreSegmentsThanALaunchHolds) {
 
 // A chunk in parts of whole groups of 4,096, each with its own segments.
 TYPED_TEST_P(UpdateContract, DoesNotSeeWhereAChunkIsCut) {
-  for (const OptimizerOptions& rule : elementwise_rules()) {
-    for (const UpdateFormats& formats : all_formats(rule)) {
-      SCOPED_TRACE(format_name(formats));
-      UpdateChunk whole(formats, this->kElems, elementwise_segments(formats, this->kElems));
-      whole.draw_moments(33);
-      whole.draw_grad(31);
-      std::vector<UpdateChunk> cuts(2, whole);
-      this->update(whole, 7);
-      for (std::size_t i = 0; i < cuts.size(); ++i) {
-        const std::int64_t part = i == 0 ? 4096 : 12288;
-        for (std::int64_t begin = 0; begin < this->kElems; begin += part) {
-          cuts[i].template update_part<TypeParam>(this->kernels(), scalars_of(7), begin,
-                                                  std::min(begin + part, this->kElems));
-        }
-        EXPECT_TRUE(cuts[i] == whole) << part;
+  for (const UpdateFormats& formats : elementwise_formats()) {
+    SCOPED_TRACE(format_name(formats));
+    UpdateChunk whole(formats, this->kElems, elementwise_segments(formats, this->kElems));
+    whole.draw_moments(33);
+    whole.draw_grad(31);
+    std::vector<UpdateChunk> cuts(2, whole);
+    this->update(whole, 7);
+    for (std::size_t i = 0; i < cuts.size(); ++i) {
+      const std::int64_t part = i == 0 ? 4096 : 12288;
+      for (std::int64_t begin = 0; begin < this->kElems; begin += part) {
+        cuts[i].template update_part<TypeParam>(this->kernels(), scalars_of(7), begin,
+                                                std::min(begin + part, this->kElems));
       }
+      EXPECT_TRUE(cuts[i] == whole) << part;
     }
   }
 }
@@ -197,73 +192,67 @@ TYPED_TEST_P(UpdateContract, ChangesNothingWithoutSegments) {
 }
 
 TYPED_TEST_P(UpdateContract, RefusesSegmentsOutOfOrderOrBounds) {
-  for (const OptimizerOptions& rule : elementwise_rules()) {
-    for (const UpdateFormats& formats : all_formats(rule)) {
-      UpdateChunk chunk(formats, 4096, {{0, 4096}});
-      const UpdateChunk before = chunk;
-      std::vector<std::vector<ParameterSegment>> wrong = {
-          {{0, 4097}}, {{-128, 5}}, {{128, 4}}, {{0, 150}, {128, 160}}, {{256, 260}, {0, 5}}};
-      if (formats.options.moments == DType::kBlock8) wrong.push_back({{64, 4096}});
-      for (const auto& segments : wrong) {
-        EXPECT_THROW(chunk.template update<TypeParam>(this->kernels(), scalars_of(1), segments),
-                     InternalError);
-      }
-      EXPECT_TRUE(chunk == before);
+  for (const UpdateFormats& formats : elementwise_formats()) {
+    UpdateChunk chunk(formats, 4096, {{0, 4096}});
+    const UpdateChunk before = chunk;
+    std::vector<std::vector<ParameterSegment>> wrong = {
+        {{0, 4097}}, {{-128, 5}}, {{128, 4}}, {{0, 150}, {128, 160}}, {{256, 260}, {0, 5}}};
+    if (formats.options.moments == DType::kBlock8) wrong.push_back({{64, 4096}});
+    for (const auto& segments : wrong) {
+      EXPECT_THROW(chunk.template update<TypeParam>(this->kernels(), scalars_of(1), segments),
+                   InternalError);
     }
+    EXPECT_TRUE(chunk == before);
   }
 }
 
-TYPED_TEST_P(UpdateContract, RefusesFormatsWithoutAKernel) {
-  UpdateChunk chunk({options_of(OptimizerRule::kAdamW), DType::kF32, DType::kF32}, 4096,
-                    {{0, 4096}});
-  const UpdateChunk before = chunk;
-  const auto refuses = [&](const auto& change) {
-    OptimizerOptions options = chunk.formats.options;
-    UpdateBuffers buffers = chunk.buffers();
-    change(options, buffers);
-    EXPECT_THROW(this->kernels().update(options, buffers, chunk.segments, scalars_of(1), nullptr),
-                 InternalError);
-  };
-  refuses([](auto& options, auto&) { options.moments = DType::kI32; });
-  refuses([](auto& options, auto&) { options.weight = DType::kI32; });
-  refuses([](auto& options, auto&) {
-    options.weight = DType::kF32;
-    options.split_master = true;  // nothing to split: the weight is the master
-  });
-  refuses([](auto& options, auto&) { options.rule = OptimizerRule::kLion; });  // no second moment
-  refuses([](auto& options, auto& buffers) {
-    options.moments = DType::kBlock8;
-    buffers.elems = 4000;  // not of whole groups
-  });
-  refuses([](auto&, auto& buffers) { buffers.grad_dtype = DType::kF64; });
-  refuses([](auto&, auto& buffers) { buffers.round_grad_to = DType::kI16; });
-  refuses([](auto&, auto& buffers) { buffers.master = nullptr; });
-  refuses([](auto&, auto& buffers) { buffers.moment2 = nullptr; });
-  EXPECT_TRUE(chunk == before);
-}
-
-TYPED_TEST_P(UpdateContract, RefusesSegmentsThatAreNoWholeTensors) {
-  for (const OptimizerOptions& rule : tensor_rules()) {
-    UpdateChunk chunk(fp32_formats(rule), {{33, 7, true}, {1, 50, false}});
+// Formats without a kernel, states that the rule does not have, and parts of tensors.
+TYPED_TEST_P(UpdateContract, RefusesFormatsWithoutAKernelAndPartsOfTensors) {
+  using Change = std::function<void(OptimizerOptions&, UpdateBuffers&, ParameterSegment&)>;
+  const auto refuses = [&](UpdateChunk chunk, const std::vector<Change>& changes) {
     const UpdateChunk before = chunk;
-    const auto refused = [&](const auto& change) {
+    for (std::size_t i = 0; i < changes.size(); ++i) {
+      OptimizerOptions options = chunk.formats.options;
+      UpdateBuffers buffers = chunk.buffers();
       std::vector<ParameterSegment> segments = chunk.segments;
-      change(segments[0]);
-      EXPECT_THROW(this->kernels().update_workspace_bytes(rule, segments), InternalError);
-      EXPECT_THROW(this->kernels().update(chunk.formats.options, chunk.buffers(), segments,
-                                          scalars_of(1), nullptr),
-                   InternalError);
-    };
-    refused([](ParameterSegment& segment) { --segment.end; });
-    refused([](ParameterSegment& segment) { segment.end -= 7; });
-    refused([](ParameterSegment& segment) { ++segment.begin; });
-    refused([](ParameterSegment& segment) { segment.tensor = {}; });
-    refused([](ParameterSegment& segment) { segment.tensor.rows = -33; });
-    refused([](ParameterSegment& segment) {
-      segment.tensor.rows = segment.tensor.cols = std::int64_t{1} << 32;
-      segment.end = segment.begin;
-    });
+      changes[i](options, buffers, segments[0]);
+      EXPECT_THROW(this->kernels().update(options, buffers, segments, scalars_of(1), nullptr),
+                   InternalError)
+          << rule_name(options) << " " << i;
+    }
     EXPECT_TRUE(chunk == before);
+  };
+  const UpdateFormats adamw{options_of(OptimizerRule::kAdamW), DType::kF32, DType::kF32};
+  refuses(UpdateChunk(adamw, 4096, {{0, 4096}}),
+          {[](auto& options, auto&, auto&) { options.moments = DType::kI32; },
+           [](auto& options, auto&, auto&) { options.weight = DType::kI32; },
+           [](auto& options, auto&, auto&) {
+             options.weight = DType::kF32;
+             options.split_master = true;  // nothing to split: the weight is the master
+           },
+           [](auto& options, auto&, auto&) { options.rule = OptimizerRule::kLion; },
+           [](auto& options, auto& buffers, auto&) {
+             options.moments = DType::kBlock8;
+             buffers.elems = 4000;  // not of whole groups
+           },
+           [](auto&, auto& buffers, auto&) { buffers.grad_dtype = DType::kF64; },
+           [](auto&, auto& buffers, auto&) { buffers.round_grad_to = DType::kI16; },
+           [](auto&, auto& buffers, auto&) { buffers.master = nullptr; },
+           [](auto&, auto& buffers, auto&) { buffers.moment2 = nullptr; }});
+  for (const OptimizerOptions& rule : tensor_rules()) {
+    const UpdateChunk chunk(fp32_formats(rule), {{33, 7, true}, {1, 50, false}});
+    refuses(chunk, {[](auto&, auto&, auto& segment) { --segment.end; },
+                    [](auto&, auto&, auto& segment) { segment.end -= 7; },
+                    [](auto&, auto&, auto& segment) { ++segment.begin; },
+                    [](auto&, auto&, auto& segment) { segment.tensor = {}; },
+                    [](auto&, auto&, auto& segment) { segment.tensor.rows = -33; },
+                    [](auto&, auto&, auto& segment) {
+                      segment.tensor.rows = segment.tensor.cols = std::int64_t{1} << 32;
+                      segment.end = segment.begin;
+                    }});
+    std::vector<ParameterSegment> part{chunk.segments[0]};
+    --part[0].end;
+    EXPECT_THROW(this->kernels().update_workspace_bytes(rule, part), InternalError);
   }
 }
 
@@ -412,10 +401,9 @@ TYPED_TEST_P(UpdateContract, MuonsStatesOfEveryFormatTakeTheStepsOfFp32) {
 REGISTER_TYPED_TEST_SUITE_P(
     UpdateContract, IsTheDocumentedArithmeticToTheBit, TreatsSpecialNumbersAsScalarCodeDoes,
     TakesMoreSegmentsThanALaunchHolds, DoesNotSeeWhereAChunkIsCut, ChangesNothingWithoutSegments,
-    RefusesSegmentsOutOfOrderOrBounds, RefusesFormatsWithoutAKernel,
-    RefusesSegmentsThatAreNoWholeTensors, OnlyDecaysTensorsWhereAllGradientsAreZero,
-    TensorsGetTheSameBitsInAnyWayAndCompany, NotFiniteGradientsLeaveOtherTensorsAlone,
-    Sm3sNanStaysInItsElementAndRaisesNoAccumulator, EachStepsDirectionOfMuonIsFp64s,
-    MuonsStatesOfEveryFormatTakeTheStepsOfFp32, MuonsStepsHaveTheSizeOfAdamWs);
+    RefusesSegmentsOutOfOrderOrBounds, RefusesFormatsWithoutAKernelAndPartsOfTensors,
+    OnlyDecaysTensorsWhereAllGradientsAreZero, TensorsGetTheSameBitsInAnyWayAndCompany,
+    NotFiniteGradientsLeaveOtherTensorsAlone, EachStepsDirectionOfMuonIsFp64s,
+    MuonsStatesOfEveryFormatTakeTheStepsOfFp32);
 
 }  // namespace sluice::testing

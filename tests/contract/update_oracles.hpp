@@ -151,9 +151,10 @@ inline void adafactor_documented(const UpdateScalars& scalars, Floats& t) {
     update[i] = t.g[i] * std::min(root, 0x1p23f);
   }
   const float lr = scalars.lr * t.segment.lr_scale;
+  // In this order std::max passes over a NaN.
   const double alpha =
-      std::max(sums.rms(t.w), 1e-3) * std::min(static_cast<double>(lr), 1.0 / std::sqrt(step));
-  const auto length = static_cast<float>(alpha / std::max(sums.rms(update), 1.0));
+      std::max(1e-3, sums.rms(t.w)) * std::min(static_cast<double>(lr), 1.0 / std::sqrt(step));
+  const auto length = static_cast<float>(alpha / std::max(1.0, sums.rms(update)));
   for (std::size_t i = 0; i < t.w.size(); ++i) {
     t.w[i] = t.w[i] - lr * t.segment.weight_decay * t.w[i];
     t.w[i] = t.w[i] - length * update[i];

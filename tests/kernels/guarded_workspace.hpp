@@ -33,6 +33,7 @@ class GuardedWorkspace {
   GuardedWorkspace& operator=(const GuardedWorkspace&) = delete;
 
   void* data() { return whole_.get() + kGuardBytes; }
+  const void* data() const { return whole_.get() + kGuardBytes; }
 
  private:
   static constexpr std::uint64_t kGuardBytes = 4096;

@@ -19,6 +19,7 @@ struct HostBackend {
   static constexpr bool kFindsWrongTokens = true;
   using WrongToken = InternalError;
   static constexpr bool kKeepsNanBits = true;
+  static constexpr bool kOneSumOrder = true;
   static constexpr double kLseError = 2e-6;
   static std::string missing() { return {}; }
   static std::unique_ptr<Kernels> make() { return make_host_kernels({.threads = 2}); }

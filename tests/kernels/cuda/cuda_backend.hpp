@@ -22,6 +22,7 @@ struct CudaBackend {
 #endif
   using WrongToken = DeviceError;
   static constexpr bool kKeepsNanBits = false;
+  static constexpr bool kOneSumOrder = false;
   static constexpr double kLseError = 4e-6;
   static std::string missing() {
     return missing_gpu();
@@ -47,5 +48,9 @@ struct CudaBackend {
 };
 using OwnCuda = CudaBackend<CudaLibraries::kNone>;
 using InstalledCuda = CudaBackend<CudaLibraries::kInstalled>;  // cuBLASLt, cuDNN
+
+using DeviceDTypeArray = testing::BackendArray<OwnCuda>;
+template <class T>
+using DeviceArray = testing::BackendNumbers<OwnCuda, T>;
 
 }  // namespace sluice::kernels::cuda

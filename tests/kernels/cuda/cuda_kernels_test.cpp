@@ -182,8 +182,10 @@ TEST_F(CudaKernelsTest, EveryCallIsQueuedOnTheStream) {
     const std::vector<std::uint8_t> before(kBytes, 0x3e);
     const auto unchanged = [&] { return std::memcmp(out, before.data(), kBytes) == 0; };
     std::atomic<bool> open{false};
-    launch(static_cast<cudaStream_t>(stream->native()), 1, 1, 0, &wait_kernel, &open);
-    call();
+    stream->launch([&] {
+      launch(static_cast<cudaStream_t>(stream->native()), 1, 1, 0, &wait_kernel, &open);
+      call();
+    });
     EXPECT_TRUE(unchanged()) << name;
     open = true;
     stream->synchronize(Deadline::after_seconds(60));

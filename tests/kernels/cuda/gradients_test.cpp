@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "tests/kernels/cuda/device_array.hpp"
+#include "tests/kernels/cuda/cuda_backend.hpp"
 #include "tests/support/dtype_array.hpp"
 
 namespace sluice::kernels::cuda {
