@@ -29,8 +29,7 @@ struct HostBackend {
   // Every instruction set, by one thread and by three.
   template <class Run>
   static void for_each_variation(const Run& run) {
-    static const std::unique_ptr<Kernels> one = make_host_kernels({.threads = 1});
-    static const std::unique_ptr<Kernels> three = make_host_kernels({.threads = 3});
+    const auto one = make_host_kernels({.threads = 1}), three = make_host_kernels({.threads = 3});
     on_every_target([&](const Parallel& parallel, const std::string& name) {
       run(testing::Variation{parallel.threads() == 1 ? *one : *three, 0, name});
     });
