@@ -28,6 +28,7 @@ class BadInput : public CliTest {
 TEST_F(BadInput, AnUnknownKeyIsAnsweredWithTheNearest) {
   expect_set_refused("memory.devise=1GiB", {"'memory.devise'", "'memory.device'"});
   expect_config_refused(config() + "[trian]\nsteps = 3\n", {"bad.toml:", "'train.steps'"});
+  expect_set_refused("weather=fine", {"'weather'; sluice --help-config lists all keys"});
 }
 
 TEST_F(BadInput, AMistypedValueIsAnsweredWithTheRightType) {
@@ -214,6 +215,7 @@ TEST_F(BadInput, ABenchOfStorageChecksItsOptions) {
 TEST_F(BadInput, AMistypedCommandIsAnsweredWithTheNearest) {
   expect_refused({"trian", "config.toml", "--json"}, {"'trian'", "'sluice train'"});
   expect_refused({"bench", "coppy", "--json"}, {"'coppy'", "'sluice bench copy'"});
+  expect_refused({"learn"}, {"'learn' is no command; see sluice --help"});
   expect_set_refused("model=3", {"model is a section", "model.family"});
 }
 

@@ -51,6 +51,10 @@ TEST_F(DataOrder, NamesTheTokensThatTrainingReads) {
         const std::string stream =
             sample.at("file") == "first.txt" ? bytes + '\0' + read_file(path("second.txt")) : bytes;
         const auto offset = sample.at("offset").get<std::size_t>();
+        const std::size_t last = offset + 32;
+        const bool passes = sample.at("file") == "first.txt" && last > bytes.size();
+        EXPECT_EQ(sample.at("last_file"), passes ? Json("second.txt") : sample.at("file"));
+        EXPECT_EQ(sample.at("last_offset"), passes ? last - bytes.size() - 1 : last);
         for (std::size_t t = 0; t < 32; ++t) {
           EXPECT_EQ(tokens[i * 32 + t], static_cast<unsigned char>(stream.at(offset + t)));
           EXPECT_EQ(targets[i * 32 + t], static_cast<unsigned char>(stream.at(offset + t + 1)));
@@ -71,6 +75,11 @@ TEST_F(DataOrder, ShowsSomeStepsToPeople) {
   EXPECT_EQ(
       lines_of(succeed(command({"data", "config.toml", "--order", "--steps", "7"})).out).size(),
       6u);
+  // All samples of an epoch, and so the one that passes the end of the first document.
+  const std::string epoch =
+      succeed(command({"data", "config.toml", "--order", "--steps", "1..24"})).out;
+  EXPECT_NE(epoch.find("first.txt from token 992 to second.txt token 23, 33 tokens"),
+            std::string::npos);
 }
 
 TEST_F(DataOrder, RefusesStepsThatAreNone) {

@@ -1,7 +1,10 @@
 // Runs apart from each other: the modes of their files, the locks of their directories, and the
 // stale files of runs that were killed.
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>
+
+#include <array>
 
 #include "tests/tools/sluice/concurrent_starts.hpp"
 
@@ -15,6 +18,7 @@ TEST_F(ConcurrentStarts, NeverMeet) {
 }
 
 constexpr const char* kLatency = "memory.link_latency=20ms";
+const std::string kDeadRun(32, '7');
 
 class Isolation : public CliTest {
  protected:
@@ -24,6 +28,16 @@ class Isolation : public CliTest {
     Words arguments{"train", "config.toml", "--json", "--set", kLatency};
     arguments.insert(arguments.end(), more.begin(), more.end());
     return arguments;
+  }
+  // The lock of a process that has ended.
+  void write_lock(const std::string& run, const std::vector<std::string>& earlier_runs = {}) const {
+    write_file(path(run + "/lock"), Json{{"pid", 1 << 30},
+                                         {"host", "elsewhere"},
+                                         {"run_id", kDeadRun},
+                                         {"started", ""},
+                                         {"storage_paths", Json::array()},
+                                         {"earlier_runs", earlier_runs}}
+                                        .dump());
   }
   Json lock_of_run() const { return Json::parse(read_file(path("run/latest/lock"))); }
   std::vector<Json> stale_files(const Words& where = {"run"}) const {
@@ -191,17 +205,71 @@ TEST_F(Isolation, StateWithADeletedLogIsFoundAndOnlyListed) {
   succeed({"train", "run", "--steps", "3"});
 }
 
+// Each has a log of its own, wherever that lies, and data of its own in the path that both use.
+TEST_F(Isolation, DurableRunsShareAStoragePathAndACleanerLeavesTheStateOfBoth) {
+  const Words durable{"train", "config.toml", "--json", "--steps", "2", "--set",
+                      "checkpoint.mode=durable", "memory.place.optimizer=storage",
+                      "memory.storage_paths=[\"shared\"]"};
+  Words elsewhere = durable;
+  elsewhere.push_back("checkpoint.dir=saved");
+  succeed(durable);
+  succeed(elsewhere);
+  EXPECT_EQ(std::distance(fs::directory_iterator(path("shared")), {}), 2);
+  const auto before = snapshot();
+  succeed({"doctor", "--clean", "run", "--yes"});
+  EXPECT_EQ(snapshot(), before);
+  for (const char* run : {"run/0001", "run/0002"}) {
+    const ChildOutcome outcome = succeed({"train", run, "--json", "--steps", "3"});
+    EXPECT_EQ(events_of(outcome, "resume").at(0).at("step"), 2);
+  }
+}
+
+// The start was killed before its run began, or while it replaced a link or an export. A young
+// directory without a lock may be of a start that lives.
+TEST_F(Isolation, RemainsOfAStartWithoutARunAreRemoved) {
+  succeed({"train", "config.toml", "--steps", "1"});
+  fs::create_directories(path("run/0041"));
+  write_file(path("run/0041/notes"), "mine");
+  const auto before = snapshot();
+  for (const char* locked : {"run/0042", "run/0043"}) {
+    fs::create_directories(path(locked));
+    write_lock(locked);
+  }
+  const std::string saved = "saved/" + kDeadRun;
+  fs::create_directories(path("run/0042/checkpoints"));
+  fs::create_directories(path(saved));
+  fs::create_directory_symlink("../../" + saved, path("run/0043/checkpoints"));
+  write_file(path("run/0001/huggingface/model.safetensors.tmp"), "half");
+  const fs::path claimed = path("run/0044");
+  const fs::path link = path("run/latest." + kDeadRun + ".tmp");
+  fs::create_directories(claimed / "checkpoints");
+  fs::create_symlink("0001", link);
+  const std::size_t listed = stale_files().size();
+  EXPECT_EQ(listed, 6u);  // three directories, two locks and the export
+  for (const fs::path& path : {claimed, link}) {
+    const std::array<timespec, 2> long_ago{};
+    ASSERT_EQ(::utimensat(AT_FDCWD, path.c_str(), long_ago.data(), AT_SYMLINK_NOFOLLOW), 0);
+  }
+  EXPECT_EQ(stale_files().size(), listed + 2);
+  succeed({"doctor", "--clean", "run", "--yes"});
+  fs::remove(path("saved"));  // the user's, and empty
+  EXPECT_EQ(snapshot(), before);
+}
+
+// A path that cannot be listed may hold state: the run is left alone, and the message says why.
+TEST_F(Isolation, ARunWithAStoragePathThatCannotBeListedIsLeftAlone) {
+  kill_a_run({"memory.storage_paths=[\"shared\"]"});
+  fs::remove_all(path("shared"));
+  fs::create_symlink("shared", path("shared"));  // leads nowhere else
+  const ChildOutcome outcome = succeed({"doctor", "--clean", "run", "--yes"});
+  EXPECT_NE(outcome.out.find("shared"), std::string::npos) << outcome.out;
+  EXPECT_TRUE(fs::exists(path("run/0001/lock")));
+}
+
 // A lock holds more run ids than its bound only if a user wrote them.
 TEST_F(Isolation, ALockKeepsItsBoundWhateverStoodInIt) {
   succeed({"train", "config.toml", "--steps", "1"});
-  const std::string id(32, '7');
-  write_file(path("run/0001/lock"), Json{{"pid", 1 << 30},
-                                         {"host", "elsewhere"},
-                                         {"run_id", id},
-                                         {"started", ""},
-                                         {"storage_paths", Json::array()},
-                                         {"earlier_runs", std::vector<std::string>(300, id)}}
-                                        .dump());
+  write_lock("run/0001", std::vector<std::string>(300, kDeadRun));
   const auto child = start({"train", "run", "--json", "--set", kLatency, "train.steps=1000"});
   child->wait_for_output(R"("event":"step")", kCliDeadline);
   EXPECT_EQ(lock_of_run().at("earlier_runs").size(), 256u);

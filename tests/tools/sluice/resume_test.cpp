@@ -248,6 +248,15 @@ TEST_F(Resume, AManifestThatFitsNotItsCheckpointIsRefused) {
   succeed(resume());
 }
 
+// It may be whole, and newer than the one that this version can read.
+TEST_F(Resume, AManifestOfALaterVersionStopsTheResume) {
+  Json manifest = Json::parse(read_file(newest("manifest.json")));
+  manifest["version"] = 99;
+  write_manifest(manifest);
+  ASSERT_TRUE(fs::exists(oldest("manifest.json")));
+  expect_refused(resume(), {"step-00000002/manifest.json", "'version' is 99"});
+}
+
 TEST_F(Resume, OtherArithmeticIsRefusedUnlessAskedFor) {
   Json manifest = Json::parse(read_file(newest("manifest.json")));
   manifest["arithmetic"] = "another-library";

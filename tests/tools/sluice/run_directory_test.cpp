@@ -95,6 +95,33 @@ TEST_F(RunDirectory, ACheckpointDirElsewhereHoldsADirectoryForEachRun) {
   expect_refused({"train", "moved"}, {"'moved/0001/checkpoints' leads to", "is its disk mounted?"});
 }
 
+// A link is copied as a link. A run that was moved is no copy.
+TEST_F(RunDirectory, ACopyDoesNotShareCheckpointsThatLieElsewhere) {
+  constexpr auto kAsItIs = fs::copy_options::recursive | fs::copy_options::copy_symlinks;
+  train(2, {kSaved});
+  fs::copy(path("run/0001"), path("copy"), kAsItIs);
+  expect_refused({"train", "copy"}, {"'copy' is a copy of '" + path("run/0001").string() + "'",
+                                     "resume that run, or copy them too"});
+  EXPECT_TRUE(resume("run", 3).ends_with("step-00000002"));
+  const fs::path link = path("copy/checkpoints");
+  fs::copy(fs::read_symlink(link), path("copied"), kAsItIs);
+  fs::remove(link);
+  fs::create_directory_symlink(path("copied"), link);
+  EXPECT_TRUE(resume("copy", 4).ends_with("copied/step-00000003"));
+}
+
+TEST_F(RunDirectory, ARunThatIsMovedWhileItRunsSavesNothingMore) {
+  const auto child = begin();
+  fs::rename(path("run/0001"), path("away"));
+  child->send(SIGTERM);
+  const ChildOutcome ended = child->wait(kCliDeadline);
+  EXPECT_EQ(ended.exit_status, 3);
+  EXPECT_NE(ended.err.find("is no longer the directory of this run"), std::string::npos)
+      << ended.err;
+  EXPECT_TRUE(fs::is_empty(path("away/checkpoints")));
+  EXPECT_FALSE(fs::exists(path("run/0001/checkpoints")));
+}
+
 TEST_F(RunDirectory, ACheckpointDirWithinLogDirMovesWithIt) {
   train(2, {"checkpoint.dir=run/saved", "memory.storage_paths=[\"run/fast\"]"});
   EXPECT_TRUE(fs::exists(path("run/0001/fast")));
