@@ -218,8 +218,8 @@ void lead_back(const std::string& checkpoint_dir, const std::string& directory) 
 std::string owner_of_checkpoints(const std::string& checkpoint_dir) {
   const std::string owner = link_target(owner_link(checkpoint_dir)).string();
   std::error_code error;  // one that is not there is no owner
-  const bool owns = !owner.empty() && fs::equivalent(config::default_checkpoint_dir(owner),
-                                                     checkpoint_dir, error);
+  const bool owns = !owner.empty() &&
+                    fs::equivalent(config::default_checkpoint_dir(owner), checkpoint_dir, error);
   return owns ? owner : std::string();
 }
 

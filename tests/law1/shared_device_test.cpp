@@ -17,13 +17,7 @@
 namespace sluice::train {
 namespace {
 
-using testing::least_device;
-using testing::Overrides;
-using testing::places;
-using testing::planned;
-using testing::TrainingBench;
-using testing::TrainingRecord;
-using testing::operator+;
+using namespace testing;
 
 // The head's window and its gradients are larger than a block's, while a block's activations are
 // larger than the head's.
@@ -53,7 +47,7 @@ TEST(SharedDevice, GivesTheSameBitsInTheLeastMemory) {
     EXPECT_TRUE(
         std::get<planner::Plan>(plan).schedules[schedule::StepKind::kTraining].shares_device);
     EXPECT_LE(std::get<planner::Plan>(plan).peak_bytes[0], least);
-    testing::expect_same_bits(TrainingBench::run(config), reference);
+    expect_same_bits(TrainingBench::run(config), reference);
     std::filesystem::remove_all(config.log.dir);
   }
 }

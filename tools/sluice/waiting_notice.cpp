@@ -53,8 +53,8 @@ void WaitingNotice::run(const Tell& tell, Milliseconds patience, Milliseconds in
   auto next = begin + patience;
   MutexLock lock(mutex_);
   const auto ended = [this]() SLUICE_REQUIRES(mutex_) { return ended_; };
-  while (!changed_.wait_until(lock, Deadline::after(next - std::chrono::steady_clock::now()),
-                              ended)) {
+  while (
+      !changed_.wait_until(lock, Deadline::after(next - std::chrono::steady_clock::now()), ended)) {
     const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
     next += interval;
     lock.unlock();

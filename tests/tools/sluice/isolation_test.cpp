@@ -207,8 +207,14 @@ TEST_F(Isolation, StateWithADeletedLogIsFoundAndOnlyListed) {
 
 // Each has a log of its own, wherever that lies, and data of its own in the path that both use.
 TEST_F(Isolation, DurableRunsShareAStoragePathAndACleanerLeavesTheStateOfBoth) {
-  const Words durable{"train", "config.toml", "--json", "--steps", "2", "--set",
-                      "checkpoint.mode=durable", "memory.place.optimizer=storage",
+  const Words durable{"train",
+                      "config.toml",
+                      "--json",
+                      "--steps",
+                      "2",
+                      "--set",
+                      "checkpoint.mode=durable",
+                      "memory.place.optimizer=storage",
                       "memory.storage_paths=[\"shared\"]"};
   Words elsewhere = durable;
   elsewhere.push_back("checkpoint.dir=saved");
