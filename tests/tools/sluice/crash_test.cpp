@@ -1,7 +1,5 @@
 // SIGKILL at random moments of a durable run: resumed, it ends with the bits of one that was left
 // alone. SLUICE_CRASHES: how many kills (tools/test --crashes N).
-#include <signal.h>
-
 #include <array>
 #include <cstdio>
 #include <cstdlib>
@@ -26,21 +24,10 @@ class Crash : public CliTest {
                                                                  {"device", "device", "device"},
                                                                  {"storage", "pinned", "pinned"}};
     const auto& places = kPlaces[variant % kPlaces.size()];
-    return {"train",
-            "config.toml",
-            "--json",
-            "--set",
-            "train.steps=" + std::to_string(kSteps),
-            "log.dir=" + run,
-            "checkpoint.mode=durable",
-            "checkpoint.every=" + std::to_string(1 + variant % 3),
-            "memory.place.weight=" + places[0],
-            "memory.place.gradient=" + places[1],
-            "memory.place.optimizer=" + places[2]};
-  }
-  static std::string hash_of(const ChildOutcome& outcome) {
-    const std::vector<Json> done = events_of(outcome, "done");
-    return done.size() == 1 ? done[0].value("weights_hash", "") : "";
+    return train_words(
+        {"train.steps=" + std::to_string(kSteps), "log.dir=" + run, "checkpoint.mode=durable",
+         "checkpoint.every=" + std::to_string(1 + variant % 3), "memory.place.weight=" + places[0],
+         "memory.place.gradient=" + places[1], "memory.place.optimizer=" + places[2]});
   }
   // The newest commit that the run reported.
   std::int64_t reported(const std::string& run) const {
