@@ -101,7 +101,7 @@ TEST_F(BadInput, AWorkingDirectoryThatIsGoneIsNamed) {
         run_shell("/bin/mkdir gone && cd gone && /bin/rmdir ../gone && exec $SLUICE " +
                   std::string(command) + " " + config);
     EXPECT_EQ(outcome.exit_status, 2) << outcome.err;
-    EXPECT_NE(outcome.err.find("working directory"), std::string::npos) << outcome.err;
+    EXPECT_TRUE(holds(outcome.err, "working directory"));
   }
 }
 
@@ -195,8 +195,8 @@ TEST_F(BadInput, ACachedProfileThatIsDamagedIsPassedOver) {
   for (const Words& arguments :
        {Words{"plan", "config.toml", "--json"}, Words{"train", "config.toml", "--steps", "1"}}) {
     const ChildOutcome outcome = succeed(arguments);
-    EXPECT_NE(outcome.err.find("hardware.json"), std::string::npos) << outcome.err;
-    EXPECT_NE(outcome.err.find("default machine"), std::string::npos) << outcome.err;
+    EXPECT_TRUE(holds(outcome.err, "hardware.json"));
+    EXPECT_TRUE(holds(outcome.err, "default machine"));
   }
   expect_refused(
       {"plan", "config.toml", "--json", "--hardware", path("cache/sluice/hardware.json").string()},
