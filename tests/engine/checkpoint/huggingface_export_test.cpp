@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
+#include "tests/support/holds.hpp"
 #include "tests/support/temp_directory.hpp"
 
 namespace sluice::testing {
@@ -190,8 +191,7 @@ TEST(HuggingFaceExport, NamesTheOptionThatTransformersLacks) {
   model::ModelShape shape = gpt2_shape();
   EXPECT_EQ(checkpoint::huggingface_obstacle(shape), "");
   shape.kv_heads = 1;
-  const std::string obstacle = checkpoint::huggingface_obstacle(shape);
-  EXPECT_NE(obstacle.find("model.kv_heads is 1"), std::string::npos) << obstacle;
+  EXPECT_TRUE(holds(checkpoint::huggingface_obstacle(shape), "model.kv_heads is 1"));
   EXPECT_EQ(checkpoint::huggingface_obstacle(llama_shape()), "");
 }
 

@@ -133,17 +133,13 @@ ModelShape tiny_shape(ModelFamily family, bool tied) {
   return shape;
 }
 
-TEST(ModelGradient, IsTheDerivativeOfTheLossForGpt2) {
-  expect_gradients(tiny_shape(ModelFamily::kGpt2, false));
-}
-TEST(ModelGradient, IsTheDerivativeOfTheLossForATiedGpt2) {
-  expect_gradients(tiny_shape(ModelFamily::kGpt2, true));
-}
-TEST(ModelGradient, IsTheDerivativeOfTheLossForLlama) {
-  expect_gradients(tiny_shape(ModelFamily::kLlama, false));
-}
-TEST(ModelGradient, IsTheDerivativeOfTheLossForATiedLlama) {
-  expect_gradients(tiny_shape(ModelFamily::kLlama, true));
+TEST(ModelGradient, IsTheDerivativeOfTheLoss) {
+  for (const ModelFamily family : {ModelFamily::kGpt2, ModelFamily::kLlama}) {
+    for (const bool tied : {false, true}) {
+      SCOPED_TRACE(::testing::Message() << static_cast<int>(family) << ", tied " << tied);
+      expect_gradients(tiny_shape(family, tied));
+    }
+  }
 }
 
 void load_weights(WholeModel& whole, const std::string& path) {

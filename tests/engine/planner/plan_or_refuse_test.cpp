@@ -182,15 +182,5 @@ TEST(PlanOrRefuse, AChangeOfSeveralBudgetsIsMinimalToo) {
   expect_minimal(refusal, config);
 }
 
-// Refused by train() before anything is touched.
-TEST(PlanOrRefuse, ARefusedRunLeavesNothingBehind) {
-  const TrainingBench bench;
-  const config::Config config = bench.config(
-      "run",
-      {"model.layers=2", "model.hidden=64", "model.heads=4", "train.seq=16", "memory.device=2MiB"});
-  EXPECT_EQ(TrainingBench::run(config).end, train::TrainingEnd::kRefused);
-  EXPECT_FALSE(std::filesystem::exists(bench.run_directory("run")));
-}
-
 }  // namespace
 }  // namespace sluice::planner
