@@ -52,9 +52,8 @@ void expect_plain_values(const StepModel& model, const StepOptions& options,
 TEST(Spill, EveryTierAndOrderComputesThePlainStepInAnyTiming) {
   const StepModel model = spilling_model(4);
   for (const std::int32_t microbatches : {1, 3}) {
-    StepOptions plain_options = example_options(model, Tier::kDevice, Tier::kDevice, Tier::kDevice);
-    plain_options.microbatches = microbatches;
-    const Interpretation plain = interpret(compile(model, plain_options, StepKind::kTraining));
+    const Interpretation plain = interpret(
+        compile(model, testing::resident_options(model, microbatches), StepKind::kTraining));
     for (const Tier tier : {Tier::kPinned, Tier::kStorage}) {
       for (const ComputeOrder order : {ComputeOrder::kMicrobatch, ComputeOrder::kUnit}) {
         for (const bool recompute : {false, true}) {
@@ -131,9 +130,8 @@ TEST(SpilledParts, AnyPlacesComputeThePlainStepInAnyTiming) {
   StepModel model = example_model(4, true, DType::kBF16);
   testing::cut_saved(model);
   for (const std::int32_t microbatches : {1, 3}) {
-    StepOptions plain_options = example_options(model, Tier::kDevice, Tier::kDevice, Tier::kDevice);
-    plain_options.microbatches = microbatches;
-    const Interpretation plain = interpret(compile(model, plain_options, StepKind::kTraining));
+    const Interpretation plain = interpret(
+        compile(model, testing::resident_options(model, microbatches), StepKind::kTraining));
     for (std::uint64_t seed = 0; seed < 6; ++seed) {
       for (const ComputeOrder order : {ComputeOrder::kMicrobatch, ComputeOrder::kUnit}) {
         for (const std::int32_t prefetch : {0, 1, 2}) {
