@@ -11,7 +11,6 @@
 #include "engine/checkpoint/durable_retire.hpp"
 #include "offload/storage_file.hpp"
 #include "tests/law1/same_bits.hpp"
-#include "tests/support/planned_session.hpp"
 #include "tests/support/scratch_directory.hpp"
 
 namespace sluice::train {
@@ -301,41 +300,13 @@ TEST_F(DurableRun, WithOtherSettingsIsRefused) {
   EXPECT_TRUE(holds(refusal(), "was made with train.seed = 1, which is 2 now"));
 }
 
-// Steady state: a step that commits makes no allocation that a plain one does not (law 9).
-TEST(DurableSession, AllocatesNothingAfterTheFirstSteps) {
-  const TrainingBench bench;
-  const config::Config config = bench.config("run", kDurableModel + kPinnedState + durable(1));
-  fs::create_directories(config.checkpoint.dir);
-  PlannedSession run(config);
-  checkpoint::CheckpointManifest manifest;
-  manifest.data_fingerprint = std::string(32, '0');
-  const auto step = [&](std::int64_t at) {
-    run.session().train_step(
-        at, 1e-2,
-        [&](std::int64_t mb, std::int32_t* tokens, std::int32_t* targets) {
-          run.fill_tokens(mb, tokens, targets);
-        },
-        nullptr, at % 2 == 1 ? &manifest : nullptr);
-  };
-  step(0);
-  step(1);
-  const std::uint64_t before = run.session().allocation_calls();
-  for (std::int64_t at = 2; at < 8; ++at) step(at);
-  EXPECT_EQ(run.session().allocation_calls(), before);
-}
-
 // Any storage operation fails: the run ends with the right bits, or with exit 3. The commits that
 // it had made by then resume to the right bits.
 TEST(DurableFaults, EndAtTheLastCommitFromWhichTheRunGoesOn) {
   const TrainingBench bench;
-  const Overrides small{"model.layers=1",
-                        "model.hidden=32",
-                        "model.heads=2",
-                        "train.seq=16",
-                        "train.micro_batch=1",
-                        "train.steps=5",
-                        "memory.storage_engine=posix"};
-  const config::Config config = bench.config("run", small + kPinnedState + durable(2));
+  const config::Config config =
+      bench.config("run", tiny_stored_model(5) + kPinnedState + durable(2) +
+                              Overrides{"memory.storage_engine=posix"});
   std::uint64_t operations = 0;
   const auto train_with = [&](const offload::FaultPlan& plan, std::int64_t& committed) {
     TrainingOptions options;

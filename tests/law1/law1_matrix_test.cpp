@@ -3,6 +3,8 @@
 // trains the row's reference once and every case against it.
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "tests/law1/same_bits.hpp"
 
 namespace sluice::train {
@@ -425,6 +427,18 @@ std::vector<Row> spilled() {
            }}};
 }
 INSTANTIATE_TEST_SUITE_P(Spill, SameBits, ::testing::ValuesIn(spilled()), kNameOfRow);
+
+// --- what all of them do
+
+TEST(Training, LowersTheLoss) {
+  const TrainingBench bench;
+  for (const Overrides& model : {kMatrixGpt2, kMatrixLlama}) {
+    const TrainingRecord run = TrainingBench::run(
+        bench.config(model == kMatrixGpt2 ? "gpt2" : "llama", model + Overrides{"train.steps=60"}));
+    EXPECT_NEAR(run.loss(0), std::log(256.0), 0.3);
+    EXPECT_LT(run.loss(59), 2.5);
+  }
+}
 
 }  // namespace
 }  // namespace sluice::train

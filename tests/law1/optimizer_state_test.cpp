@@ -1,5 +1,4 @@
-// The optimizer's settings across a resume, and the bytes of a split master. The matrix has law 1
-// for every optimizer.
+// The optimizer's settings across a resume. The matrix has law 1 for every optimizer.
 #include <gtest/gtest.h>
 
 #include "base/error.hpp"
@@ -35,28 +34,6 @@ TEST(Resume, TakesKeysThatACheckpointDoesNotNameForTheirDefaults) {
   EXPECT_TRUE(holds(words, R"(optimizer.moments = "fp32", which is "8bit" now)"));
   whole.append(TrainingBench::run(config, rest));
   expect_same_bits(whole, reference);
-}
-
-// Weights on the device, moments and remainders on storage, gradients pinned: 12 bytes come and 12
-// go for each element of the units (padding included), counted by the storage engine and the link.
-TEST(SplitMaster, MovesTwelveBytesEachWay) {
-  const TrainingBench bench;
-  const TrainingRecord run = TrainingBench::run(
-      bench.config("run", kStateModel + places("storage", "pinned", "storage") +
-                              Overrides{"optimizer.states=split", "train.accumulate=1"}));
-  EXPECT_EQ(run.end, TrainingEnd::kDone);
-  const RunEvent& state = run.plan.at("state");
-  const auto bytes = [&](const char* kind) { return state.at(kind).get<std::uint64_t>(); };
-  const std::uint64_t elems = bytes("weight") / 2;
-  EXPECT_EQ(bytes("master"), 2 * elems);
-  EXPECT_EQ(bytes("moment1"), 4 * elems);
-  EXPECT_EQ(bytes("moment2"), 4 * elems);
-  const RunEvent& moved = run.plan.at("bytes_moved");
-  EXPECT_EQ(moved.at("storage_write").get<std::uint64_t>(), 12 * elems);
-  // The update reads twelve bytes; the passes fetch all that goes up but tokens and targets.
-  const std::uint64_t tokens_bytes = 2 * 2 * 32 * sizeof(std::int32_t);
-  EXPECT_EQ(moved.at("storage_read").get<std::uint64_t>(),
-            12 * elems + moved.at("upload").get<std::uint64_t>() - tokens_bytes);
 }
 
 }  // namespace

@@ -6,7 +6,6 @@
 #include <bit>
 #include <cmath>
 #include <fstream>
-#include <numeric>
 
 #include "base/error.hpp"
 #include "tests/law1/same_bits.hpp"
@@ -155,7 +154,7 @@ TEST(Speculation, ResumesToTheSameBits) {
                {"at_6", std::vector<Part>{{begin, 6}, {kStored + kSpeculative}}}}});
 }
 
-// --- the plan, and the state after a failure
+// --- the state after a failure
 
 std::string saved_state(PlannedSession& run, const std::string& path) {
   run.session().state().save(path);
@@ -178,37 +177,6 @@ TEST(Speculation, ARunThatDivergesKeepsTheStateOfItsLastStep) {
     const std::string before = saved_state(run, path);
     EXPECT_TRUE(holds(message_of<Error>([&] { run.step(2); }), "not finite"));
     EXPECT_TRUE(saved_state(run, path) == before);
-  }
-}
-
-// Redone steps too: their bytes are the step's and the redo's, and nothing is allocated for them.
-TEST(Speculation, IsPlannedToTheByte) {
-  const TrainingBench bench;
-  for (const Overrides& where : {kPinned, kStored, kSpread, kResident}) {
-    const auto session = [&](const Overrides& more) {
-      return PlannedSession(bench.config("run", kSpeculativeModel + where + more));
-    };
-    PlannedSession plain = session(kAfterBackward);
-    PlannedSession run = session(kSpeculative + Overrides{"train.clip=0.001"});
-    const planner::Plan& plan = run.plan();
-    EXPECT_EQ(run.session().peak_bytes(), plan.peak_bytes);
-    EXPECT_EQ(run.session().measured_peak_bytes(), plan.peak_bytes);
-    EXPECT_EQ(plan.state_bytes, plain.plan().state_bytes);
-    const std::uint64_t gradients = plan.state_bytes_of(StateKind::kGradient);
-    EXPECT_GE(std::accumulate(plan.shadow_bytes.begin(), plan.shadow_bytes.end(), std::uint64_t{0}),
-              plan.state_bytes - gradients);
-    schedule::LinkBytes redone = plan.step_bytes;
-    redone += plan.redo_bytes;
-    EXPECT_EQ(plan.step_bytes, plain.plan().step_bytes);
-    run.step(0);
-    const std::uint64_t calls = run.session().allocation_calls();
-    for (std::int64_t step = 1; step < 4; ++step) {
-      const StepOutcome outcome = run.step(step);
-      EXPECT_TRUE(outcome.redone);
-      EXPECT_EQ(outcome.moved, redone);
-      EXPECT_EQ(plain.step(step).moved, plan.step_bytes);
-    }
-    EXPECT_EQ(run.session().allocation_calls(), calls);
   }
 }
 
