@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -12,6 +11,7 @@
 #include "base/log.hpp"
 #include "tests/support/holds.hpp"
 #include "tests/support/scratch_directory.hpp"
+#include "tests/support/set_variable.hpp"
 #include "tests/support/temp_directory.hpp"
 
 namespace sluice::testing {
@@ -151,17 +151,10 @@ TEST(HardwareProfile, SavesWholeAndLoadsOrFallsBackToTheDefault) {
 }
 
 TEST(HardwareProfile, ItsPlaceFollowsTheXdgVariables) {
-  const char* const cache = std::getenv("XDG_CACHE_HOME");
-  const std::string before = cache == nullptr ? "" : cache;
-  ::setenv("XDG_CACHE_HOME", "/somewhere", 1);
+  const SetVariable absolute("XDG_CACHE_HOME", "/somewhere");
   EXPECT_EQ(planner::default_profile_path(), "/somewhere/sluice/hardware.json");
-  ::setenv("XDG_CACHE_HOME", "relative", 1);  // the specification: to be ignored
-  EXPECT_EQ(planner::default_profile_path().find("relative"), std::string::npos);
-  if (before.empty()) {
-    ::unsetenv("XDG_CACHE_HOME");
-  } else {
-    ::setenv("XDG_CACHE_HOME", before.c_str(), 1);
-  }
+  const SetVariable relative("XDG_CACHE_HOME", "relative");  // the specification: to be ignored
+  EXPECT_FALSE(holds(planner::default_profile_path(), "relative"));
 }
 
 }  // namespace

@@ -2,13 +2,13 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
 #include "base/units.hpp"
+#include "tests/support/set_variable.hpp"
 #include "tests/support/temp_directory.hpp"
 #include "tools/bench/own_directory.hpp"
 
@@ -28,20 +28,10 @@ bench::StepBenchOptions small_run(const TempDirectory& directory) {
   return options;
 }
 
-// No program is found while it lives.
-class NoPrograms {
- public:
-  NoPrograms() : before_(std::getenv("PATH")) { ::setenv("PATH", "/nonexistent", 1); }
-  ~NoPrograms() { ::setenv("PATH", before_.c_str(), 1); }
-
- private:
-  std::string before_;
-};
-
 // Counted by the storage engine, not taken from the schedule.
 TEST(StepBench, MovesTheBytesOfEachLayoutAndLeavesNothing) {
   const TempDirectory directory;
-  const NoPrograms no_fio;
+  const SetVariable no_fio("PATH", "/nonexistent");
   const json event = bench::run_step_bench(small_run(directory));
   EXPECT_EQ(event.at("name"), "step");
   const json& figures = event.at("figures");
@@ -61,7 +51,7 @@ TEST(StepBench, MovesTheBytesOfEachLayoutAndLeavesNothing) {
 
 TEST(StepBench, GivesEveryFigureOfAVariant) {
   const TempDirectory directory;
-  const NoPrograms no_fio;
+  const SetVariable no_fio("PATH", "/nonexistent");
   bench::StepBenchOptions options = small_run(directory);
   options.variants = {"split"};
   const json event = bench::run_step_bench(options);
