@@ -20,14 +20,8 @@ using nlohmann::json;
 
 // The same shapes as in tests/engine/checkpoint/record_huggingface_headers.py.
 model::ModelShape gpt2_shape() {
-  model::ModelShape shape;
-  shape.layers = 2;
-  shape.hidden = 24;
-  shape.heads = shape.kv_heads = 3;
-  shape.ffn = 40;
-  shape.vocab = 256;
-  shape.max_seq = 32;
-  return shape;
+  // Layers, hidden, heads, kv_heads, ffn, vocab, max_seq.
+  return {model::ModelFamily::kGpt2, 2, 24, 3, 3, 40, 256, 32};
 }
 
 model::ModelShape llama_shape() {

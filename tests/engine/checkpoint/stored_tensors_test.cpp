@@ -15,15 +15,9 @@ namespace sluice::checkpoint {
 namespace {
 
 model::ModelShape small_shape() {
-  model::ModelShape shape;
-  shape.layers = 2;
-  shape.hidden = 24;  // vectors of 24, 72 and 96 elements: blocks that are not full
-  shape.heads = 2;
-  shape.kv_heads = 2;
-  shape.ffn = 96;
-  shape.vocab = 256;
-  shape.max_seq = 16;
-  return shape;
+  // Vectors of 24, 72 and 96 elements: blocks that are not full.
+  // Layers, hidden, heads, kv_heads, ffn, vocab, max_seq.
+  return {model::ModelFamily::kGpt2, 2, 24, 2, 2, 96, 256, 16};
 }
 
 const model::PlacedTensor& tensor_of(const model::Model& model, const std::string& name,

@@ -120,17 +120,9 @@ void expect_gradients(const ModelShape& shape) {
 }
 
 ModelShape tiny_shape(ModelFamily family, bool tied) {
-  ModelShape shape;
-  shape.family = family;
-  shape.layers = 2;
-  shape.hidden = 24;
-  shape.heads = 4;
-  shape.kv_heads = family == ModelFamily::kLlama ? 2 : 4;
-  shape.ffn = 40;
-  shape.vocab = 37;
-  shape.max_seq = 7;
-  shape.tie_embeddings = tied;
-  return shape;
+  const std::int64_t kv_heads = family == ModelFamily::kLlama ? 2 : 4;
+  // Layers, hidden, heads, kv_heads, ffn, vocab, max_seq.
+  return {family, 2, 24, 4, kv_heads, 40, 37, 7, tied};
 }
 
 TEST(ModelGradient, IsTheDerivativeOfTheLoss) {

@@ -147,13 +147,13 @@ Words CliTest::train_words(const Words& settings) {
   return settings.empty() ? train : train + Words{"--set"} + settings;
 }
 
-std::unique_ptr<ChildProcess> CliTest::begin(const Words& settings) const {
+std::unique_ptr<ChildProcess> CliTest::begin_run(const Words& settings) const {
   auto child = start(train_words(Words{kSlowLink, "train.steps=1000"} + settings));
   child->wait_for_output(R"("event":"step")", kCliDeadline);
   return child;
 }
 
-ChildOutcome CliTest::end(ChildProcess& child, int signal) {
+ChildOutcome CliTest::end_run(ChildProcess& child, int signal) {
   child.send(signal);
   ChildOutcome outcome = child.wait(kCliDeadline);
   EXPECT_EQ(outcome.exit_status, 128 + signal) << outcome.err;

@@ -60,9 +60,9 @@ class CliTest : public ::testing::Test {
   // `train config.toml --json` with these values of keys.
   static Words train_words(const Words& settings = {});
   // Starts a slow run that lives until a signal ends it, and waits for its first step.
-  std::unique_ptr<ChildProcess> begin(const Words& settings = {}) const;
+  std::unique_ptr<ChildProcess> begin_run(const Words& settings = {}) const;
   // Ends it with a signal that it saves for.
-  static ChildOutcome end(ChildProcess& child, int signal = SIGTERM);
+  static ChildOutcome end_run(ChildProcess& child, int signal = SIGTERM);
   // Runs until this event is out, and kills it there.
   void kill_after(const std::string& event, const Words& arguments) const;
 

@@ -80,7 +80,7 @@ TEST_F(Isolation, FilesAreTheirOwnersAlone) {
 
 // Another start has another directory; a resume is refused, and so is a cleaner.
 TEST_F(Isolation, ALiveRunKeepsItsDirectoryAndItsFiles) {
-  const auto child = begin();
+  const auto child = begin_run();
   const Json lock = lock_of_run();
   leave_files();
   EXPECT_TRUE(holds(clean("."), "in use by process"));
@@ -97,7 +97,7 @@ TEST_F(Isolation, ALiveRunKeepsItsDirectoryAndItsFiles) {
   }
   succeed({"train", "config.toml", "--steps", "1"});
   EXPECT_EQ(fs::read_symlink(path("run/latest")), "0002");
-  end(*child);
+  end_run(*child);
   EXPECT_FALSE(fs::exists(path("run/0001/lock")));
 }
 
@@ -252,7 +252,7 @@ TEST_F(Isolation, ALockKeepsItsBoundWhateverStoodInIt) {
   const auto child = start({"train", "run", "--json", "--set", kSlowLink, "train.steps=1000"});
   child->wait_for_output(R"("event":"step")", kCliDeadline);
   EXPECT_EQ(lock_of_run().at("earlier_runs").size(), 256u);
-  end(*child);
+  end_run(*child);
 }
 
 TEST_F(Isolation, CleaningAMissingDirectoryIsRefused) {

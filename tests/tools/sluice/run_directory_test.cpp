@@ -105,7 +105,7 @@ TEST_F(RunDirectory, ACopyDoesNotShareCheckpointsThatLieElsewhere) {
 }
 
 TEST_F(RunDirectory, ARunThatIsMovedWhileItRunsSavesNothingMore) {
-  const auto child = begin();
+  const auto child = begin_run();
   fs::rename(path("run/0001"), path("away"));
   child->send(SIGTERM);
   const ChildOutcome ended = child->wait(kCliDeadline);
@@ -203,7 +203,7 @@ class DurableDirectory : public RunDirectory {
 
 // A blank log names no data, and data go by the run's id: the copy's log has the original's.
 TEST_F(DurableDirectory, ACopyMadeBeforeTheFirstCommitOwnsNothing) {
-  const auto original = begin(durable_ + Words{"memory.storage_paths=[\"shared\"]"});
+  const auto original = begin_run(durable_ + Words{"memory.storage_paths=[\"shared\"]"});
   for (const char* copy : {"copy", "second"}) {
     fs::copy(path("run/0001"), path(copy), fs::copy_options::recursive);
   }
@@ -212,7 +212,7 @@ TEST_F(DurableDirectory, ACopyMadeBeforeTheFirstCommitOwnsNothing) {
   EXPECT_TRUE(fs::exists(data));
   succeed({"doctor", "--clean", "second", "--yes"});
   EXPECT_TRUE(fs::exists(data));
-  const ChildOutcome ended = end(*original);
+  const ChildOutcome ended = end_run(*original);
   ASSERT_EQ(events_of(ended).back().at("event"), "checkpoint");
   EXPECT_NE(resume("run", events_of(ended).back().at("step").get<int>()), "");
 }
@@ -257,7 +257,7 @@ TEST_F(DurableDirectory, ARunWithLostStateFilesEndsWithoutSayingSaved) {
   for (const char* suffix : {".durable", ".log"}) {
     SCOPED_TRACE(suffix);
     fs::remove_all(path("run"));
-    const auto child = begin(durable_ + Words{"checkpoint.every=5", "memory.link_latency=5ms"});
+    const auto child = begin_run(durable_ + Words{"checkpoint.every=5", "memory.link_latency=5ms"});
     const fs::path file = only_file(suffix);
     fs::remove(file);
     const ChildOutcome ended = child->wait(kCliDeadline);

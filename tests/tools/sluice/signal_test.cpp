@@ -65,7 +65,7 @@ TEST_F(Signals, ASecondOneEndsTheProgramAtOnce) {
   child->send(SIGINT);
   std::this_thread::sleep_for(milliseconds(200));
   const auto begin = std::chrono::steady_clock::now();
-  const ChildOutcome stopped = end(*child);
+  const ChildOutcome stopped = end_run(*child);
   EXPECT_LT(std::chrono::steady_clock::now() - begin, seconds(8));
   EXPECT_TRUE(events_of(stopped, "step").empty());
   EXPECT_TRUE(events_of(stopped, "checkpoint").empty());
