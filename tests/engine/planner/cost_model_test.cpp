@@ -13,18 +13,6 @@ namespace {
 class CostModelTest : public ::testing::Test {
  protected:
   CostModelTest() {
-    config_.model.family = config::Config::Family::kGpt2;
-    config_.model.layers = 1;
-    config_.model.hidden = 64;
-    config_.model.heads = 2;
-    config_.model.kv_heads = 2;
-    config_.model.ffn = 256;
-    config_.model.vocab = 256;
-    config_.model.max_seq = 32;
-    config_.train.seq = 32;
-    config_.train.micro_batch = 2;
-    config_.train.precision = config::Config::Precision::kFP32;
-    config_.train.threads = 2;
     // Only products cost anything to speak of: 1 operation a second.
     hardware_.gemm_f32_flops_per_s = 1.0;
     hardware_.memory_bandwidth_bytes_per_s = 1e15;
@@ -38,9 +26,16 @@ class CostModelTest : public ::testing::Test {
     schedule.instructions.push_back(instruction);
     schedule.buffers = std::move(buffers);
     const model::Model model(config::model_shape(config_));
-    const model::BatchShape batch = config::batch_shape(config_);
-    planner::CostModel(config_, model, batch, hardware_).apply(schedule);
+    planner::CostModel(config_, model, config::batch_shape(config_), hardware_).apply(schedule);
     return schedule.instructions.back().cost_s;
+  }
+  schedule::SimulationModel simulation_model() const {
+    const model::Model model(config::model_shape(config_));
+    return planner::CostModel(config_, model, config::batch_shape(config_), hardware_)
+        .simulation_model();
+  }
+  double cores_of(schedule::Lane lane) const {
+    return simulation_model().cores_used[static_cast<std::size_t>(lane)];
   }
   static schedule::Instruction of(schedule::Op op, schedule::Lane lane, std::int32_t unit = 1) {
     schedule::Instruction instruction;
@@ -56,7 +51,10 @@ class CostModelTest : public ::testing::Test {
   static constexpr double kLinear = 2 * kRows * kHidden * (4 * kHidden + 2 * kFfn);
   static constexpr double kAttention = 2 * (2 * 2) * 32 * 32 * 32 / 0.6;
 
-  config::Config config_;
+  config::Config config_ = config::parse_config(
+      "", "test",
+      {"model.layers=1", "model.hidden=64", "model.heads=2", "train.seq=32", "train.micro_batch=2",
+       "train.precision=fp32", "train.threads=2", "data.paths=x"});
   planner::HardwareProfile hardware_;
 };
 
@@ -127,29 +125,16 @@ TEST_F(CostModelTest, DuplexIsMeasuredAgainstBothRates) {
   hardware_.storage_read_bytes_per_s = 2e9;
   hardware_.storage_write_bytes_per_s = 1e9;
   hardware_.storage_duplex_bytes_per_s = 1e9;
-  const model::Model model(config::model_shape(config_));
-  const model::BatchShape batch = config::batch_shape(config_);
-  const auto simulation_model = [&] {
-    return planner::CostModel(config_, model, batch, hardware_).simulation_model();
-  };
   EXPECT_NEAR(simulation_model().storage_duplex, 0.25 + 0.5, 1e-9);
-  const auto compute = static_cast<std::size_t>(schedule::Lane::kCompute);
-  EXPECT_EQ(simulation_model().cores_used[compute], 2);
+  EXPECT_EQ(cores_of(schedule::Lane::kCompute), 2);
   config_.train.threads = 0;  // all
-  EXPECT_EQ(simulation_model().cores_used[compute], 8);
+  EXPECT_EQ(cores_of(schedule::Lane::kCompute), 8);
 }
 
 TEST_F(CostModelTest, ACopyThatWaitsForItsLinkLeavesTheCore) {
-  const model::Model model(config::model_shape(config_));
-  const model::BatchShape batch = config::batch_shape(config_);
-  const auto upload_cores = [&] {
-    return planner::CostModel(config_, model, batch, hardware_)
-        .simulation_model()
-        .cores_used[static_cast<std::size_t>(schedule::Lane::kH2D)];
-  };
-  EXPECT_EQ(upload_cores(), 1);
+  EXPECT_EQ(cores_of(schedule::Lane::kH2D), 1);
   config_.memory.link_bandwidth_bytes_per_s = hardware_.single_core_copy_bytes_per_s / 4;
-  EXPECT_NEAR(upload_cores(), 0.25, 1e-9);
+  EXPECT_NEAR(cores_of(schedule::Lane::kH2D), 0.25, 1e-9);
 }
 
 TEST_F(CostModelTest, FewerThreadsThanTheProfilesTakeLonger) {
@@ -221,13 +206,9 @@ TEST_F(CostModelTest, AGpuIsPricedByItsOwnFiguresAndTakesNoCores) {
   EXPECT_GT(host_lane, 0.5);
   EXPECT_LT(price(norm, {}, {gradient}), 1e-3);
 
-  const model::Model model(config::model_shape(config_));
-  const schedule::SimulationModel simulation =
-      planner::CostModel(config_, model, config::batch_shape(config_), hardware_)
-          .simulation_model();
-  EXPECT_EQ(simulation.cores_used[static_cast<std::size_t>(schedule::Lane::kCompute)], 0);
-  EXPECT_EQ(simulation.cores_used[static_cast<std::size_t>(schedule::Lane::kH2D)], 0);
-  EXPECT_EQ(simulation.cores_used[static_cast<std::size_t>(schedule::Lane::kOptimizer)], 1);
+  EXPECT_EQ(cores_of(schedule::Lane::kCompute), 0);
+  EXPECT_EQ(cores_of(schedule::Lane::kH2D), 0);
+  EXPECT_EQ(cores_of(schedule::Lane::kOptimizer), 1);
 }
 
 TEST_F(CostModelTest, OnlyInstructionsWokenByAnotherLanePayForTheWakeUp) {

@@ -106,16 +106,10 @@ class ForeignFramework {
 };
 
 // One schedule for all steps: it is changed.
-const Overrides kGpt2{"optimizer.placement=after_backward",
-                      "model.layers=3",
-                      "model.hidden=64",
-                      "model.heads=4",
-                      "train.seq=32",
-                      "train.micro_batch=2",
-                      "train.accumulate=2",
-                      "train.clip=0.5",
-                      "recompute.policy=unit",
-                      "memory.prefetch=1"};
+const Overrides kGpt2 =
+    Overrides{"optimizer.placement=after_backward", "recompute.policy=unit", "memory.prefetch=1"} +
+    Overrides{"model.layers=3",      "model.hidden=64",    "model.heads=4", "train.seq=32",
+              "train.micro_batch=2", "train.accumulate=2", "train.clip=0.5"};
 const Overrides kLlama = kGpt2 + Overrides{"model.family=llama", "model.kv_heads=2"};
 
 TEST(ExternalCompute, HasTheSameBits) {

@@ -105,15 +105,12 @@ TEST_F(Measure, BenchesPrintTheirFigures) {
   }
   const ChildOutcome people = succeed({"bench", "adam", "--elems", "262144", "--threads", "1",
                                        "--rounds", "7", "--variants", "split,lion"});
-  EXPECT_TRUE(holds(people.out, "bf16 -> bf16, split master")) << people.out;
-  EXPECT_TRUE(holds(people.out, "Lion, bf16 -> bf16")) << people.out;
-  EXPECT_FALSE(holds(people.out, "8-bit moments")) << people.out;
-  EXPECT_TRUE(holds(people.out, "limit: the same bytes")) << people.out;
+  EXPECT_FALSE(holds(people.out, "8-bit moments"));
   const ChildOutcome table = succeed(
       {"bench", "storage", "--bytes", "96MiB", "--seconds", "0.02", "--rounds", "1", "--no-sweep"});
-  EXPECT_TRUE(holds(table.out, "CPU ms/GiB")) << table.out;
-  for (const char* mix : {"\nread ", "\nwrite ", "\nduplex "}) {
-    EXPECT_TRUE(holds(table.out, mix)) << table.out;
+  for (const char* word : {"bf16 -> bf16, split master", "Lion, bf16 -> bf16", "CPU ms/GiB",
+                           "limit: the same bytes", "\nread ", "\nwrite ", "\nduplex "}) {
+    EXPECT_TRUE(holds(people.out + table.out, word));
   }
 }
 

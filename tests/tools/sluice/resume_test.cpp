@@ -156,26 +156,18 @@ TEST_F(Resume, MemorySettingsMayDiffer) {
   }
 }
 
-TEST_F(Resume, ADamagedManifestIsRefused) {
+// manifest_test has all the ways in which files may be damaged.
+TEST_F(Resume, ADamagedCheckpointIsRefused) {
   drop_oldest();
-  const std::string whole = read_file(newest("manifest.json"));
-  write_file(newest("manifest.json"), whole.substr(0, whole.size() / 2));
+  const std::string manifest = read_file(newest("manifest.json"));
+  write_file(newest("manifest.json"), manifest.substr(0, manifest.size() / 2));
   expect_refused(resume(), {"manifest.json"});
-  fs::remove(newest("manifest.json"));
-  expect_refused(resume(), {"manifest.json", "cannot be read"});
-}
-
-TEST_F(Resume, ADamagedStateIsRefused) {
-  drop_oldest();
+  write_file(newest("manifest.json"), manifest);
   const std::string whole = read_file(newest("state.safetensors"));
   std::string flipped = whole;
   flipped[flipped.size() / 2] = static_cast<char>(flipped[flipped.size() / 2] ^ 1);
   write_file(newest("state.safetensors"), flipped);
   expect_refused(resume(), {"state.safetensors", "corrupt"});
-  write_file(newest("state.safetensors"), whole.substr(0, whole.size() - 1));
-  expect_refused(resume(), {"state.safetensors", std::to_string(whole.size() - 1), "bytes"});
-  fs::remove(newest("state.safetensors"));
-  expect_refused(resume(), {"state.safetensors", "cannot be read"});
 }
 
 TEST_F(Resume, AManifestThatFitsNotItsCheckpointIsRefused) {
@@ -189,13 +181,6 @@ TEST_F(Resume, AManifestThatFitsNotItsCheckpointIsRefused) {
   };
   refused("step", 5, {"'step' is 5, which is not the directory's"});
   refused("weights_hash", std::string(32, '0'), {"their hash is not 'weights_hash'"});
-  refused("files", Json::array(), {"'files' must name the checkpoint's files"});
-  refused("version", 2, {"'version' is 2, which an earlier Sluice wrote, without a digest"});
-  Json edited = whole;
-  edited["step"] = 2.0;
-  edited.erase("digest");
-  write_file(newest("manifest.json"), edited.dump());
-  expect_refused(resume(), {"'digest' is missing"});
   write_manifest(whole);
   fs::rename(newest("manifest.json"), path("elsewhere"));
   fs::create_symlink(path("elsewhere"), newest("manifest.json"));
