@@ -235,19 +235,16 @@ TEST(Fp16, FilesHoldHalvesAndTheirMasters) {
       checkpoint::find_checkpoint(bench.first_run("run") + "/checkpoints").directory +
       "/state.safetensors");
   ASSERT_FALSE(weights.tensors().empty());
+  const auto values = [](const checkpoint::SafetensorsReader& reader, const std::string& name,
+                         DType dtype) {
+    const checkpoint::SafetensorsTensor* found = reader.find(name);
+    EXPECT_NE(found, nullptr) << name;
+    EXPECT_EQ(found->dtype, dtype) << name;
+    std::vector<std::byte> bytes(found->bytes());
+    reader.read(*found, 0, bytes);
+    return bytes;
+  };
   for (const checkpoint::SafetensorsTensor& tensor : weights.tensors()) {
-    EXPECT_EQ(tensor.dtype, DType::kF16) << tensor.name;
-    const auto values = [&](const checkpoint::SafetensorsReader& reader, const std::string& name,
-                            DType dtype) {
-      const checkpoint::SafetensorsTensor* found = reader.find(name);
-      EXPECT_NE(found, nullptr) << name;
-      EXPECT_EQ(found->dtype, dtype) << name;
-      std::uint64_t elems = 1;
-      for (const std::int64_t dim : found->shape) elems *= static_cast<std::uint64_t>(dim);
-      std::vector<std::byte> bytes(elems * dtype_bytes(dtype));
-      reader.read(*found, 0, bytes);
-      return bytes;
-    };
     const std::vector<std::byte> halves = values(weights, tensor.name, DType::kF16);
     EXPECT_EQ(values(state, tensor.name, DType::kF16), halves) << tensor.name;
     const std::vector<std::byte> masters = values(state, "master." + tensor.name, DType::kF32);

@@ -139,18 +139,6 @@ TEST(TokenStream, AFileThatShrinksIsAnIoErrorNotACrash) {
   EXPECT_THROW(stream.read(9000, tokens), IoError);
 }
 
-TEST(TokenStream, TheFingerprintFollowsContentsAndNotNames) {
-  const testing::ScratchDirectory scratch;
-  const auto fingerprint = [](const std::string& path) {
-    return TokenStream({path}, config::DataFormat::kBytes, 256).fingerprint();
-  };
-  scratch.write("one/t", "abc");
-  scratch.write("two/renamed", "abc");
-  scratch.write("three/t", "abcd");
-  EXPECT_EQ(fingerprint(scratch / "one"), fingerprint(scratch / "two"));
-  EXPECT_NE(fingerprint(scratch / "one"), fingerprint(scratch / "three"));
-}
-
 TEST(SampleOrder, EveryEpochIsAPermutationOfItsOwn) {
   for (const std::uint64_t count : {1u, 2u, 3u, 5u, 16u, 17u, 1000u}) {
     const SampleOrder order(7, count);
@@ -230,22 +218,6 @@ TEST(Dataset, OneEpochVisitsEveryWindowOnceWithShiftedTargets) {
     }
   }
   EXPECT_EQ(starts.size(), 60u);
-}
-
-TEST(Dataset, AStepIsAPureFunctionOfSeedAndStep) {
-  const testing::ScratchDirectory scratch;
-  const auto options = options_for(scratch.write("t", counting_text(2000)));
-  const Dataset one(options);
-  const Dataset two(options);
-  std::vector<std::int32_t> a(12), b(12), targets(12);
-  one.fill(0, 0, b.data(), targets.data());
-  one.fill(123, 1, a.data(), targets.data());
-  two.fill(123, 1, b.data(), targets.data());
-  EXPECT_EQ(a, b);
-  auto other = options;
-  other.seed = 6;
-  Dataset(other).fill(123, 1, b.data(), targets.data());
-  EXPECT_NE(a, b);
 }
 
 TEST(Dataset, EvaluationTakesTheLastPartAndTrainingNeverSeesIt) {

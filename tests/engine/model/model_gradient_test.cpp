@@ -20,11 +20,7 @@
 namespace sluice::model {
 namespace {
 
-using testing::Overrides;
-using testing::PlannedSession;
-using testing::TrainingBench;
-using testing::WholeModel;
-using testing::operator+;
+using namespace testing;
 
 constexpr float kStep = 0.02f;
 // The first is relative to the directional derivative, the others to the tensor's gradient norm.
@@ -154,7 +150,7 @@ void expect_step_is_the_passes(const Overrides& model) {
                               Overrides{"model.layers=2", "model.hidden=32", "model.heads=4",
                                         "model.vocab=300", "train.seq=8", "train.micro_batch=2",
                                         "train.accumulate=2", "train.precision=fp32"} +
-                              testing::places("pinned", "storage", "storage"));
+                              places("pinned", "storage", "storage"));
   PlannedSession session(config);
   std::filesystem::create_directories(config.log.dir);
   const std::string path = config.log.dir + "/weights.safetensors";

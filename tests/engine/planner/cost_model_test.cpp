@@ -6,6 +6,7 @@
 #include "engine/config/shapes.hpp"
 #include "engine/planner/free_optimizer.hpp"
 #include "engine/planner/plan.hpp"
+#include "tests/support/schedule_sketch.hpp"
 
 namespace sluice::testing {
 namespace {
@@ -230,37 +231,23 @@ TEST_F(CostModelTest, OnlyInstructionsWokenByAnotherLanePayForTheWakeUp) {
 // A read of state that only the update sees is free with it; one of weights that a pass sees is
 // not.
 TEST(FreeOptimizer, LeavesOutUpdatesAndTheTransfersOfTheirState) {
-  schedule::Schedule schedule;
-  for (const bool persistent : {true, false, false}) {
-    schedule::Buffer buffer;
-    buffer.id = static_cast<schedule::BufferId>(schedule.buffers.size());
-    buffer.tier = persistent ? Tier::kStorage : Tier::kPinned;
-    buffer.persistent = persistent;
-    buffer.bytes = 4096;
-    schedule.buffers.push_back(buffer);
-  }
-  const auto add = [&](schedule::Op op, schedule::Lane lane, double cost_s, schedule::BufferId from,
-                       schedule::BufferId to, std::vector<schedule::InstructionId> deps) {
-    schedule::Instruction instruction;
-    instruction.id = static_cast<schedule::InstructionId>(schedule.instructions.size());
-    instruction.op = op;
-    instruction.lane = lane;
-    instruction.cost_s = cost_s;
-    instruction.reads = {{from, 0, 0}};
-    instruction.writes = {{to, 0, 0}};
-    instruction.deps = std::move(deps);
-    schedule.instructions.push_back(instruction);
-    return instruction.id;
+  using schedule::Lane;
+  using schedule::Op;
+  ScheduleSketch sketch;
+  const schedule::BufferId home = sketch.home(StateKind::kMaster, Tier::kStorage, 1024, 0);
+  const schedule::BufferId state = sketch.state(StateKind::kMaster, Tier::kPinned, 0, 1024);
+  const schedule::BufferId window = sketch.state(StateKind::kMaster, Tier::kPinned, 0, 1024);
+  const auto add = [&](Op op, Lane lane, double cost_s, schedule::BufferId from,
+                       schedule::BufferId to) {
+    sketch.emit(op, lane, {all(from)}, {all(to)}).cost_s = cost_s;
   };
-  const schedule::InstructionId state =
-      add(schedule::Op::kStorageRead, schedule::Lane::kStorageRead, 1.0, 0, 1, {});
-  const schedule::InstructionId update =
-      add(schedule::Op::kOptimizerStep, schedule::Lane::kOptimizer, 2.0, 1, 1, {state});
-  const schedule::InstructionId back =
-      add(schedule::Op::kStorageWrite, schedule::Lane::kStorageWrite, 4.0, 1, 0, {update});
-  const schedule::InstructionId weights =
-      add(schedule::Op::kStorageRead, schedule::Lane::kStorageRead, 8.0, 0, 2, {back});
-  add(schedule::Op::kForward, schedule::Lane::kCompute, 16.0, 2, 2, {weights});
+  add(Op::kStorageRead, Lane::kStorageRead, 1.0, home, state);
+  add(Op::kOptimizerStep, Lane::kOptimizer, 2.0, state, state);
+  add(Op::kStorageWrite, Lane::kStorageWrite, 4.0, state, home);
+  add(Op::kStorageRead, Lane::kStorageRead, 8.0, home, window);
+  add(Op::kForward, Lane::kCompute, 16.0, window, window);
+  schedule::Schedule& schedule = sketch.schedule;
+  for (schedule::InstructionId id = 1; id < 5; ++id) schedule.instructions[id].deps = {id - 1};
   EXPECT_NEAR(schedule::simulate(schedule, {}).total_s, 31.0, 1e-6);
   EXPECT_NEAR(planner::simulate_free_optimizer(schedule, {}).total_s, 24.0, 1e-6);
 }

@@ -8,12 +8,7 @@
 namespace sluice::planner {
 namespace {
 
-using testing::Draws;
-using testing::Overrides;
-using testing::PlannedSession;
-using testing::TrainingBench;
-using testing::TrainingRecord;
-using testing::operator+;
+using namespace testing;
 
 // Most have ample budgets; the rest get exactly the bytes that the first plan needs.
 constexpr std::uint64_t kConfigurations = 24;
@@ -61,8 +56,8 @@ TEST(PlanEqualsRun, ForVariedConfigurations) {
   std::uint64_t redone_steps = 0;
   for (std::uint64_t seed = 0; seed < kConfigurations; ++seed) {
     Draws draw(seed, "test/plan_equals_run");
-    const Overrides overrides = testing::random_model(draw) + testing::random_placement(draw) +
-                                testing::random_movement(draw) + Overrides{"train.steps=2"};
+    const Overrides overrides = random_model(draw) + random_placement(draw) +
+                                random_movement(draw) + Overrides{"train.steps=2"};
     SCOPED_TRACE(::testing::PrintToString(overrides));
     const std::string name = "run" + std::to_string(seed);
     const config::Config config = bench.config(name, overrides);
@@ -88,8 +83,7 @@ TEST(PlanEqualsRun, AlsoForEvaluation) {
   const TrainingBench bench;
   for (std::uint64_t seed = 100; seed < 106; ++seed) {
     Draws draw(seed, "test/plan_equals_run");
-    const Overrides overrides = testing::random_model(draw) + testing::random_placement(draw) +
-                                testing::random_movement(draw);
+    const Overrides overrides = random_model(draw) + random_placement(draw) + random_movement(draw);
     SCOPED_TRACE(::testing::PrintToString(overrides));
     const config::Config config = bench.config("run", overrides);
     PlannedSession run(config);
@@ -144,7 +138,7 @@ TEST(SteadyState, AllocatesNothing) {
           bench.config("run" + place + std::to_string(how.size()),
                        Overrides{"model.layers=2", "model.hidden=64", "model.heads=4",
                                  "train.seq=16", "train.accumulate=2"} +
-                           testing::places(place, place, place) + how);
+                           places(place, place, place) + how);
       std::filesystem::create_directories(config.checkpoint.dir);
       PlannedSession run(config);
       const auto step = [&](std::int64_t at) {

@@ -1,6 +1,8 @@
 // A model's compute as External instructions: an outside framework runs it and signals its end.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <condition_variable>
 #include <deque>
 #include <map>
@@ -26,16 +28,10 @@ using testing::operator+;
 using Signal = std::function<void(std::exception_ptr)>;
 
 bool is_pass(const schedule::Instruction& instruction) {
-  switch (instruction.op) {
-    case schedule::Op::kForward:
-    case schedule::Op::kRecompute:
-    case schedule::Op::kLoss:
-    case schedule::Op::kBackwardInput:
-    case schedule::Op::kBackwardWeight:
-      return true;
-    default:
-      return false;
-  }
+  using schedule::Op;
+  static constexpr std::array kPasses{Op::kForward, Op::kRecompute, Op::kLoss, Op::kBackwardInput,
+                                      Op::kBackwardWeight};
+  return std::find(kPasses.begin(), kPasses.end(), instruction.op) != kPasses.end();
 }
 
 // A host framework: runs passes on a thread of its own, and knows which pass each External is.

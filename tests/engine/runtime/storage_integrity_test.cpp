@@ -13,10 +13,7 @@
 namespace sluice::runtime {
 namespace {
 
-using testing::Overrides;
-using testing::TrainingBench;
-using testing::TrainingRecord;
-using testing::operator+;
+using namespace testing;
 
 class StorageIntegrity : public ::testing::Test {
  protected:
@@ -33,7 +30,7 @@ class StorageIntegrity : public ::testing::Test {
     const auto note = [&](const train::StepReport&) {
       if (operations != nullptr) operations->push_back(offload::faulty_engine_operations(*engine));
     };
-    return TrainingBench::run(bench_.config("run", testing::tiny_stored_model(3)), options, note);
+    return TrainingBench::run(bench_.config("run", tiny_stored_model(3)), options, note);
   }
 
   // Reads and writes of a step alternate as they like, with long rows of either: a fault of one of
@@ -66,7 +63,7 @@ TEST_F(StorageIntegrity, EveryByteOfAStepIsHashedOnce) {
                                 {"optimizer.placement=next_forward"}}) {
     const auto counts = [&](int steps) {
       const TrainingRecord record = TrainingBench::run(
-          bench_.config("run" + std::to_string(steps), testing::tiny_stored_model(steps) + rule));
+          bench_.config("run" + std::to_string(steps), tiny_stored_model(steps) + rule));
       const auto& moved = record.done.at("bytes_moved");
       return std::pair(record.done.at("storage_tags").at("hashed_bytes").get<std::uint64_t>(),
                        moved.at("storage_read").get<std::uint64_t>() +
@@ -100,7 +97,7 @@ TEST_F(StorageIntegrity, AReadThatIsWrongOnceIsReadAgainAndTheResultIsTheSame) {
   set_log_sink([](LogLevel, const std::string&) {});
   EXPECT_GE(mended, 1u);
   EXPECT_EQ(static_cast<std::uint64_t>(std::count(said.begin(), said.end(), '\n')), mended) << said;
-  EXPECT_TRUE(testing::holds(said, "was wrong when it was read from storage"));
+  EXPECT_TRUE(holds(said, "was wrong when it was read from storage"));
 }
 
 TEST_F(StorageIntegrity, ABlockThatIsCorruptOnDiskEndsTheRunWithItsPlace) {
@@ -115,7 +112,7 @@ TEST_F(StorageIntegrity, ABlockThatIsCorruptOnDiskEndsTheRunWithItsPlace) {
       ++found;
       EXPECT_EQ(error.exit_status(), 3);
       for (const char* word : {"block ", " of unit ", "bytes at offset", "/storage/sluice-"}) {
-        EXPECT_TRUE(testing::holds(error.what(), word));
+        EXPECT_TRUE(holds(error.what(), word));
       }
     }
   }

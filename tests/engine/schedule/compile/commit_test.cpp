@@ -13,10 +13,7 @@
 namespace sluice::schedule {
 namespace {
 
-using testing::joined;
-
-using testing::example_model;
-using testing::example_options;
+using namespace testing;
 
 StepOptions durable(StepOptions options) {
   options.durable = true;
@@ -24,7 +21,7 @@ StepOptions durable(StepOptions options) {
 }
 
 StepOptions random_durable(const StepModel& model, std::uint64_t seed) {
-  return durable(testing::random_options(model, 1 + static_cast<int>(seed % 3), seed));
+  return durable(random_options(model, 1 + static_cast<int>(seed % 3), seed));
 }
 
 // State as a step finds it, in any buffer that holds it.
@@ -54,10 +51,10 @@ TEST(SavingStep, ComputesThePlainStepAndCommitsItsEntryStateInAnyTiming) {
   int timings = 0;
   for (std::uint64_t seed = 0; seed < 42; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
-    const StepModel model = testing::drawn_model(seed);
+    const StepModel model = drawn_model(seed);
     const StepOptions options = random_durable(model, seed);
-    const Interpretation plain = interpret(compile(
-        model, testing::resident_options(model, options.microbatches), StepKind::kTraining));
+    const Interpretation plain = interpret(
+        compile(model, resident_options(model, options.microbatches), StepKind::kTraining));
     ASSERT_NO_FATAL_FAILURE(expect_commits(model, options, plain, seed, timings));
   }
   EXPECT_GT(timings, 500);
@@ -120,7 +117,7 @@ class DamagedCommit : public ::testing::Test {
                          [](const Instruction& i) { return i.op == Op::kCommit; });
   }
   void expect_refused(const std::string& words) const {
-    EXPECT_TRUE(testing::holds(joined(validate(schedule_)), words));
+    EXPECT_TRUE(holds(joined(validate(schedule_)), words));
   }
   StepModel model_;
   Schedule schedule_;

@@ -9,11 +9,7 @@
 namespace sluice::schedule {
 namespace {
 
-using testing::joined;
-
-using testing::example_model;
-using testing::random_options;
-using testing::resident_options;
+using namespace testing;
 
 // Steps of random options compute what the plain step does, in `timings` adverse timings and more.
 // Returns how many were tried.
@@ -54,7 +50,7 @@ TEST(Compile, EveryPlacementIsAcceptedAndComputesThePlainStepInAnyTiming) {
 
 // Split masters, 8-bit moments, no moments at all, sums of whole tensors.
 TEST(Compile, EveryOptimizersStateIsStreamedToThePlainStepsValues) {
-  for (const kernels::OptimizerOptions& optimizer : testing::example_optimizers()) {
+  for (const kernels::OptimizerOptions& optimizer : example_optimizers()) {
     for (const DType dtype : {DType::kBF16, DType::kF32}) {
       SCOPED_TRACE(kernels::optimizer_rule_name(optimizer.rule));
       expect_plain_steps(example_model(2, true, dtype, optimizer), 2, 10, 1);

@@ -13,11 +13,7 @@
 namespace sluice::schedule {
 namespace {
 
-using testing::example_model;
-using testing::example_options;
-using testing::joined;
-using testing::random_options;
-using testing::StepChain;
+using namespace testing;
 
 StepOptions speculative(StepOptions options) {
   options.update = UpdatePlacement::kSpeculative;
@@ -61,11 +57,11 @@ StepChain::State without_gradients(StepChain::State state) {
 TEST(Speculation, MakesTheSameTermsWhateverStandsAndWhateverIsRedone) {
   for (std::uint64_t seed = 0; seed < 42; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
-    const StepModel model = testing::drawn_model(seed);
+    const StepModel model = drawn_model(seed);
     const auto microbatches = static_cast<std::int32_t>(1 + seed % 3);
     const Verdicts steps = verdicts(seed);
     StepChain plain;
-    run_plain(plain, model, testing::resident_options(model, microbatches), steps);
+    run_plain(plain, model, resident_options(model, microbatches), steps);
     if (HasFatalFailure()) return;
     const StepOptions options = random_options(model, microbatches, seed);
     for (const InterpretOptions& timing : adverse_timings(seed, 1)) {
@@ -152,9 +148,7 @@ class DamagedSpeculation : public ::testing::Test {
     });
   }
   std::string verdict() const { return joined(validate(schedule_)); }
-  void expect_refused(const std::string& words) const {
-    EXPECT_TRUE(testing::holds(verdict(), words));
-  }
+  void expect_refused(const std::string& words) const { EXPECT_TRUE(holds(verdict(), words)); }
 
   StepModel model_;
   StepOptions options_;
@@ -171,14 +165,14 @@ TEST_F(DamagedSpeculation, AnUpdateOverTheEntryStateIsRefused) {
     }
     break;
   }
-  testing::relink(schedule_);
+  relink(schedule_);
   expect_refused("ends");
 }
 
 TEST_F(DamagedSpeculation, AStepThatLeavesNoGradientForARedoIsRefused) {
   std::erase_if(schedule_.instructions,
                 [](const Instruction& i) { return i.op == Op::kClipFactor; });
-  testing::relink(schedule_);
+  relink(schedule_);
   expect_refused("is left for a later update without its clip factor");
 }
 
@@ -203,7 +197,7 @@ TEST_F(DamagedSpeculation, ARedoThatReadsTheStepsResultIsRefused) {
       if (use.buffer == home) use.buffer = shadow().id;
     }
   }
-  testing::relink(schedule_);
+  relink(schedule_);
   expect_refused("before it is written");
 }
 

@@ -11,11 +11,7 @@
 namespace sluice::schedule {
 namespace {
 
-using testing::example_model;
-using testing::example_options;
-using testing::joined;
-using testing::random_options;
-using testing::StepChain;
+using namespace testing;
 
 constexpr std::uint64_t kSteps = 3;
 
@@ -36,10 +32,10 @@ void run_next_forward(StepChain& run, const StepModel& model, StepOptions option
 TEST(NextForward, CarriesUpdatesOverTheBordersOfStepsToTheSameTerms) {
   for (std::uint64_t seed = 0; seed < 42; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
-    const StepModel model = testing::drawn_model(seed);
+    const StepModel model = drawn_model(seed);
     const auto microbatches = static_cast<std::int32_t>(1 + seed % 3);
     StepChain plain;
-    run_after_backward(plain, model, testing::resident_options(model, microbatches));
+    run_after_backward(plain, model, resident_options(model, microbatches));
     if (HasFatalFailure()) return;
     ASSERT_EQ(plain.norms.size(), kSteps);
     EXPECT_NE(plain.norms[0], plain.norms[1]);
@@ -85,9 +81,7 @@ class SteadyRules : public ::testing::Test {
     schedule_ = compile(model, options, StepKind::kTraining);
   }
   std::string verdict() const { return joined(validate(schedule_)); }
-  void expect_refused(const std::string& words) const {
-    EXPECT_TRUE(testing::holds(verdict(), words));
-  }
+  void expect_refused(const std::string& words) const { EXPECT_TRUE(holds(verdict(), words)); }
   InstructionId last_fetch_for_forward(std::int32_t unit) const {
     InstructionId last = kNoId;
     for (const Instruction& instruction : schedule_.instructions) {
@@ -115,7 +109,7 @@ TEST_F(SteadyRules, AFetchAheadOfTheUnitsUpdateIsRefused) {
   }
   ASSERT_FALSE(updates.empty());
   schedule_.instructions = list;
-  testing::relink(schedule_);
+  relink(schedule_);
   expect_refused("reads version 0 of");
 }
 
@@ -131,7 +125,7 @@ TEST_F(SteadyRules, AnUpdateLeftForTheNextStepHasItsNorm) {
   std::erase_if(schedule_.instructions, [](const Instruction& instruction) {
     return instruction.op == Op::kGradNorm || instruction.op == Op::kClipFactor;
   });
-  testing::relink(schedule_);
+  relink(schedule_);
   expect_refused("is left for a later update without its norm");
 }
 
