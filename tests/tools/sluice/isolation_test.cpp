@@ -189,11 +189,11 @@ TEST_F(Isolation, StateWithADeletedLogIsFoundAndOnlyListed) {
 
 // Each has a log of its own, wherever that lies, and data of its own in the path that both use.
 TEST_F(Isolation, DurableRunsShareAStoragePathAndACleanerLeavesTheStateOfBoth) {
-  const Words durable =
-      train_words({"train.steps=2", "checkpoint.mode=durable", "memory.place.optimizer=storage",
-                   "memory.storage_paths=[\"shared\"]"});
-  succeed(durable);
-  succeed(durable + Words{"checkpoint.dir=saved"});
+  const Words durable{"checkpoint.mode=durable", "memory.place.optimizer=storage",
+                      "memory.storage_paths=[\"shared\"]"};
+  const Words two_steps{"--steps", "2"};
+  succeed(train_words(durable) + two_steps);
+  succeed(train_words(durable + Words{"checkpoint.dir=saved"}) + two_steps);
   EXPECT_EQ(std::distance(fs::directory_iterator(path("shared")), {}), 2);
   const auto before = snapshot();
   clean();

@@ -115,7 +115,9 @@ TEST_F(PlanCommand, WritesTheTraceOfTheStep) {
 }
 
 TEST_F(PlanCommand, ATraceThatCannotBeWrittenIsReported) {
-  expect_refused({"plan", "config.toml", "--trace", "absent/step.json"}, {"absent/step.json"});
+  const ChildOutcome outcome = run({"plan", "config.toml", "--trace", "absent/step.json"});
+  EXPECT_EQ(outcome.exit_status, 2);
+  EXPECT_TRUE(holds(outcome.err, "absent/step.json"));
 }
 
 TEST_F(PlanCommand, ARefusalNamesTheShortTierAndTheLeastThatFits) {

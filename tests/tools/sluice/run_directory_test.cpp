@@ -13,7 +13,8 @@ class RunDirectory : public CliTest {
  protected:
   // A new run of so many steps.
   ChildOutcome train(int steps, const Words& settings = {}) const {
-    return succeed(train_words(Words{"train.steps=" + std::to_string(steps)} + settings));
+    return succeed(train_words(Words{"train.seed=1"} + settings) +
+                   Words{"--steps", std::to_string(steps)});
   }
   // The directory from which a resume of `run`, by its own configuration, went on.
   std::string resume(const std::string& run, int steps, const Words& more = {}) const {
