@@ -280,16 +280,13 @@ TEST(Config, AnEntryOfTheTableOfPlacesIsSetAlone) {
   }
 }
 
-TEST(Config, APlaceOfASavedPartThatIsNoneIsNamed) {
+TEST(Config, APlaceOrANameOfASavedPartThatIsNoneIsRefusedAsThat) {
   const std::string choices =
       R"(memory.place.saved.qkv must be "auto", "device", "pinned" or "storage"; got )";
   expect_refusals({{{"memory.place.saved.qkv=disk"}, choices + "\"disk\""},
                    {{"memory.place.saved={mlp_up='device',qkv='disk'}"}, choices + "\"disk\""},
                    {{"memory.place.saved={qkv=1}"}, choices + "1"}});
   expect_texts_refused({{"[memory.place.saved]\nqkv = \"disk\"\n", choices + "\"disk\""}});
-}
-
-TEST(Config, APartWithoutANameIsRefusedAsThat) {
   const std::string words = "memory.place.saved has an entry whose name is empty; name a part";
   for (const std::string entry : {".\"\"=pinned", ".=pinned", "={''='pinned'}", "={''=1}"}) {
     const std::string sentence = refusal(kSmall, {"memory.place.saved" + entry});

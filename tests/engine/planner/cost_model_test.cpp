@@ -54,8 +54,9 @@ class CostModelTest : public ::testing::Test {
 
   config::Config config_ = config::parse_config(
       "", "test",
-      {"model.layers=1", "model.hidden=64", "model.heads=2", "train.seq=32", "train.micro_batch=2",
-       "train.precision=fp32", "train.threads=2", "data.paths=x"});
+      std::vector<std::string>{"model.layers=1", "model.hidden=64", "model.heads=2", "train.seq=32",
+                               "train.micro_batch=2", "train.precision=fp32", "train.threads=2",
+                               "data.paths=x"});
   planner::HardwareProfile hardware_;
 };
 

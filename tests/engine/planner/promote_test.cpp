@@ -85,9 +85,10 @@ class PromotedPlan : public ::testing::Test {
   const std::unique_ptr<kernels::Kernels> kernels_ = kernels::make_host_kernels({1});
   config::Config config_ = config::parse_config(
       "", "test",
-      {"model.layers=12", "model.hidden=96", "model.heads=4", "model.vocab=300", "train.seq=32",
-       "train.micro_batch=1", "train.accumulate=1", "memory.chunk=2MiB", "memory.device=12MiB",
-       "memory.pinned=64MiB", "memory.storage=64MiB", "data.paths=x"});
+      std::vector<std::string>{"model.layers=12", "model.hidden=96", "model.heads=4",
+                               "model.vocab=300", "train.seq=32", "train.micro_batch=1",
+                               "train.accumulate=1", "memory.chunk=2MiB", "memory.device=12MiB",
+                               "memory.pinned=64MiB", "memory.storage=64MiB", "data.paths=x"});
 };
 
 // The candidates know quarters; the plan fills pinned memory until the next unit does not fit.

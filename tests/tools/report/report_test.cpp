@@ -154,6 +154,7 @@ TEST_F(Report, TextFromFilesCannotEndTheScript) {
 
 TEST_F(Report, NamesTheFileThatIsMissing) {
   for (const char* name : {"config.toml", "plan.json", "events.jsonl", "plan_trace.json"}) {
+    const RunFixture fresh;
     std::filesystem::remove(fresh.path() / name);
     EXPECT_TRUE(holds(refusal(fresh.path()), std::string("/") + name + ": no such file"));
   }
@@ -203,6 +204,7 @@ TEST_F(Report, RefusesMalformedFiles) {
       {"plan_trace.json", trace("[0,1,0,5,0,0,0,1]", "").substr(0, 40)},
   };
   for (const auto& [name, text] : bad) {
+    const RunFixture fresh;
     fresh.write(name, text);
     const std::string message = refusal(fresh.path());
     EXPECT_TRUE(holds(message, std::string("/") + name + ": ")) << text.substr(0, 80);
