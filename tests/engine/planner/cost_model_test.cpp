@@ -248,7 +248,10 @@ TEST(FreeOptimizer, LeavesOutUpdatesAndTheTransfersOfTheirState) {
   add(Op::kStorageRead, Lane::kStorageRead, 8.0, home, window);
   add(Op::kForward, Lane::kCompute, 16.0, window, window);
   schedule::Schedule& schedule = sketch.schedule;
-  for (schedule::InstructionId id = 1; id < 5; ++id) schedule.instructions[id].deps = {id - 1};
+  for (schedule::InstructionId id = 0; id < 5; ++id) {
+    schedule.instructions[id].id = id;
+    if (id > 0) schedule.instructions[id].deps = {id - 1};
+  }
   EXPECT_NEAR(schedule::simulate(schedule, {}).total_s, 31.0, 1e-6);
   EXPECT_NEAR(planner::simulate_free_optimizer(schedule, {}).total_s, 24.0, 1e-6);
 }

@@ -51,7 +51,8 @@ class Report : public ::testing::Test {
   // Rows of the comparison: what the plan and the run say of a quantity.
   std::map<std::string, std::pair<Json, Json>> comparison() const {
     std::map<std::string, std::pair<Json, Json>> rows;
-    for (const Json& row : data()["comparison"]) rows[row["quantity"]] = {row["plan"], row["run"]};
+    const Json compared = data()["comparison"];
+    for (const Json& row : compared) rows[row["quantity"]] = {row["plan"], row["run"]};
     return rows;
   }
   const RunFixture run_;
