@@ -1,4 +1,5 @@
-// The directory beside the final weights that transformers loads.
+// The directory beside the final weights that transformers loads. (train_test has a run that writes
+// it.)
 #include "tests/tools/sluice/cli_fixture.hpp"
 
 namespace sluice::testing {
@@ -7,14 +8,6 @@ namespace {
 namespace fs = std::filesystem;
 
 class HuggingFace : public CliTest {};
-
-TEST_F(HuggingFace, ARunWritesItWhereItWritesItsFinalWeights) {
-  succeed({"train", "config.toml", "--steps", "1"});
-  const fs::path weights = find_file("run", "weights.safetensors");
-  const fs::path directory = weights.parent_path() / "huggingface";
-  EXPECT_GT(fs::file_size(directory / "model.safetensors"), 100'000u);
-  EXPECT_EQ(Json::parse(read_file(directory / "config.json")).at("n_embd"), 64);
-}
 
 TEST_F(HuggingFace, AModelThatTransformersLacksHasNoneAndTheRunSaysWhy) {
   const ChildOutcome outcome =

@@ -58,15 +58,6 @@ TEST_F(Resume, CutsTheHalfLineOfAKilledRun) {
   succeed({"report", "run"});
 }
 
-TEST_F(Resume, ItsManifestHoldsTheThreadTeam) {
-  EXPECT_EQ(Json::parse(read_file(newest("manifest.json"))).at("threads"), 1);
-  succeed({"train", "config.toml", "--set", "train.steps=1", "train.threads=0", "log.dir=other"});
-  EXPECT_GE(Json::parse(read_file(path("other/0001/checkpoints/step-00000001/manifest.json")))
-                .at("threads")
-                .get<int>(),
-            1);
-}
-
 TEST_F(Resume, PassesOverADamagedCheckpointAndSaysSo) {
   const std::string state = read_file(newest("state.safetensors"));
   write_file(newest("state.safetensors"), state.substr(0, state.size() / 2));

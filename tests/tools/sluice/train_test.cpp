@@ -138,9 +138,12 @@ TEST_F(Train, LeavesTheFilesOfItsRunAndNoStorage) {
   for (const char* name :
        {"config.toml", "plan.json", "plan_trace.json", "trace.json", "events.jsonl",
         "weights.safetensors", "checkpoints/step-00000006/manifest.json",
-        "checkpoints/step-00000006/state.safetensors"}) {
+        "checkpoints/step-00000006/state.safetensors", "huggingface/model.safetensors",
+        "huggingface/config.json"}) {
     EXPECT_TRUE(fs::is_regular_file(path("run/0001") / name)) << name;
   }
+  const std::string manifest = read_file(find_file("run", "manifest.json"));
+  EXPECT_EQ(Json::parse(manifest).at("threads"), 1);
   EXPECT_TRUE(fs::is_empty(path("run/0001/storage")));
   EXPECT_EQ(read_file(path("run/0001/events.jsonl")), outcome.out);
 }
