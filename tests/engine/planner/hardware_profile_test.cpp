@@ -88,7 +88,7 @@ TEST(HardwareProfile, EveryKeyIsNeededAndNoOtherIsTaken) {
   EXPECT_TRUE(holds(refusal(more.dump()), "'storage_red'"));
 }
 
-TEST(HardwareProfile, ValuesOutOfBoundsAreRefusedByName) {
+TEST(HardwareProfile, ValuesOutOfBoundsAndTextThatIsNoProfileAreRefused) {
   const json whole = json::parse(planner::to_json(sample()));
   for (const auto& [key, value] : whole.items()) {
     for (const json& wrong : {json(nullptr), json(-1), json(0), json(1e300), json::array({1}),
@@ -116,9 +116,6 @@ TEST(HardwareProfile, ValuesOutOfBoundsAreRefusedByName) {
   json twice = whole;
   twice["operations"].push_back(twice["operations"][1]);
   EXPECT_TRUE(holds(refusal(twice.dump()), "operations[2].operation"));
-}
-
-TEST(HardwareProfile, TextThatIsNoProfileIsRefused) {
   for (const char* text :
        {"", "{", "[]", "12", "nul", "{\"format\":\"sluice-hardware-profile\",\"version\":1}"}) {
     EXPECT_TRUE(holds(refusal(text), "given.json"));

@@ -127,11 +127,11 @@ TEST(OwnDirectory, RemovesOnlyFilesOfAKilledBench) {
   const bench::OwnDirectory living(parent.path().string());
   const bench::OwnDirectory other(parent.path().string());
   EXPECT_FALSE(std::filesystem::exists(killed));
-  EXPECT_TRUE(std::filesystem::exists(living.path()));
-  EXPECT_TRUE(std::filesystem::exists(other.path()));
-  EXPECT_TRUE(std::filesystem::exists(parent.file("sluice_bench_mine.txt")));
-  EXPECT_TRUE(std::filesystem::exists(results / ".sluice_bench"));
-  EXPECT_TRUE(std::filesystem::exists(parent.file("sluice_bench_ABCDEF")));
+  for (const std::filesystem::path& kept : std::vector<std::filesystem::path>{
+           living.path(), other.path(), parent.path() / "sluice_bench_mine.txt",
+           results / ".sluice_bench", parent.path() / "sluice_bench_ABCDEF"}) {
+    EXPECT_TRUE(std::filesystem::exists(kept)) << kept;
+  }
 }
 
 TEST(StepBench, BadOptionsAreRefused) {

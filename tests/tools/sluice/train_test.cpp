@@ -181,5 +181,12 @@ TEST_F(Train, StorageIsLeftAloneWhereNothingLiesThere) {
   EXPECT_FALSE(fs::exists(path("run/0001/storage")));
 }
 
+TEST_F(Train, WritesNoDirectoryForTransformersWhereThatLacksTheModelAndSaysWhy) {
+  const ChildOutcome outcome =
+      succeed({"train", "config.toml", "--steps", "1", "--set", "model.kv_heads=1"});
+  EXPECT_TRUE(holds(outcome.err, "huggingface' is not written: model.kv_heads is 1"));
+  EXPECT_FALSE(fs::exists(find_file("run", "weights.safetensors").parent_path() / "huggingface"));
+}
+
 }  // namespace
 }  // namespace sluice::testing
