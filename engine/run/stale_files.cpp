@@ -154,12 +154,13 @@ class Sweeper {
       paths.insert(paths.end(), run.holder->storage_paths.begin(), run.holder->storage_paths.end());
       remove_repeated(paths);
     }
-    // Held while anything is removed; afterwards it goes, unless it alone tells of state.
+    // Held while anything is removed. Afterwards it goes, unless it alone tells of state, or a path
+    // could not be read and may hold some.
     found_.removed = remove_;
     std::optional<RunLock> lock;
     if (remove_ && !take(lock, found_.directory)) return;
+    if (lock) lock->keep_record();
     const std::vector<StaleFile> kept = data_without_log(config.checkpoint.dir, paths, runs);
-    if (lock && !kept.empty()) lock->keep_record();
     note_lock(found_.directory, run, kept.empty());
     for (const fs::path& path : list_directory(found_.directory)) {
       if (is_unfinished(path.filename().string()) && fs::is_regular_file(fs::symlink_status(path)))
@@ -174,7 +175,9 @@ class Sweeper {
     for (const std::string& path : paths) storage_files(path, runs);
     found_.files.insert(found_.files.end(), kept.begin(), kept.end());
     checkpoints(config.checkpoint.dir, paths);
-    if (kept.empty()) directory_without_run(config.checkpoint.dir);
+    if (!kept.empty()) return;
+    if (lock) lock->drop_record();
+    directory_without_run(config.checkpoint.dir);
   }
 
   // A start was killed before its run began: its directory and its place for checkpoints go whole,
@@ -223,6 +226,7 @@ class Sweeper {
   config::Config config_of_run() const {
     config::Config given;
     given.log.dir = found_.directory;
+    given.checkpoint.dir = config::default_checkpoint_dir(found_.directory);
     given.memory.storage_paths = {found_.directory + "/storage"};
     try {
       given = config::load_config((fs::path(found_.directory) / kConfigFile).string());
