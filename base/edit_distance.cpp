@@ -22,4 +22,10 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
   return row[b.size()];
 }
 
+bool may_be_typing_error(std::string_view word, std::size_t distance) {
+  constexpr std::size_t kAlways = 2;
+  return distance <= std::max(kAlways, word.size() / 3) &&
+         (distance < word.size() || distance == 0);
+}
+
 }  // namespace sluice

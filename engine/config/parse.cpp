@@ -80,7 +80,7 @@ void check_nesting(std::string_view text, const std::string& name) {
 }
 
 // The known key nearest to an unknown one: by the whole path, or by the last word where that is
-// nearer (a known word in the wrong section).
+// nearer (a known word in the wrong section). Empty where none is near.
 std::string nearest_key(std::string_view path) {
   path = path.substr(0, kMaxComparedBytes);
   const auto last_word = [](std::string_view text) {
@@ -90,10 +90,12 @@ std::string nearest_key(std::string_view path) {
   std::size_t best_distance = std::string_view::npos;
   for (const ConfigKey& key : config_schema()) {
     const std::size_t whole = edit_distance(path, key.path);
+    const std::size_t word = edit_distance(last_word(path), last_word(key.path));
+    const bool near =
+        may_be_typing_error(path, whole) || may_be_typing_error(last_word(path), word);
     // +1: at equal distance the whole path decides.
-    const std::size_t word = edit_distance(last_word(path), last_word(key.path)) * 2 + 1;
-    const std::size_t distance = std::min(whole, word);
-    if (distance < best_distance) {
+    const std::size_t distance = std::min(whole, 2 * word + 1);
+    if (near && distance < best_distance) {
       best_distance = distance;
       best = key.path;
     }
@@ -102,8 +104,10 @@ std::string nearest_key(std::string_view path) {
 }
 
 [[noreturn]] void throw_unknown(const std::string& origin, std::string_view path) {
-  throw InputError(origin + ": unknown key '" + shown(path) + "'; did you mean '" +
-                   nearest_key(path) + "'?");
+  const std::string nearest = nearest_key(path);
+  throw InputError(origin + ": unknown key '" + shown(path) + "'; " +
+                   (nearest.empty() ? "sluice --help-config lists all keys"
+                                    : "did you mean '" + nearest + "'?"));
 }
 
 // The table of named places that "memory.place.saved.qkv" is an entry of; null where it is none.

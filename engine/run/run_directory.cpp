@@ -46,8 +46,8 @@ std::uint32_t next_number(const std::string& log_dir) {
   return last + 1;
 }
 
-// `path` itself, or the directory to which a link of that name leads. `latest` moves on with the next
-// start, and a run must not move with it.
+// `path` itself, or the directory to which a link of that name leads. `latest` moves on with the
+// next start, and a run must not move with it.
 std::string without_link(const std::string& path) {
   const fs::path name = normal_path(path);
   std::error_code error;
@@ -61,6 +61,15 @@ fs::path link_target(const fs::path& path) {
   std::error_code error;
   const fs::path target = fs::read_symlink(path, error);
   return error ? fs::path() : target;
+}
+
+void replace_link(const fs::path& link, const fs::path& target) {
+  const fs::path temporary = link.string() + "." + make_run_id().hex() + ".tmp";
+  std::error_code error;
+  fs::create_symlink(target, temporary, error);
+  if (error) throw IoError("symlink", temporary.string(), 0, 0, error.value());
+  fs::rename(temporary, link, error);
+  if (error) throw IoError("rename", temporary.string(), 0, 0, error.value());
 }
 
 // Replaces the leading directory `from` of `path` by `to`. A path outside `from` stays as it is.
@@ -85,6 +94,10 @@ bool keeps_checkpoints_in_run(const config::Config& given) {
 }
 
 }  // namespace
+
+bool has_run_number(const std::string& path) {
+  return number_of(path).has_value();
+}
 
 bool is_run_directory(const std::string& path) {
   const auto holds = [&](const char* name) {
@@ -188,13 +201,26 @@ void point_latest(const std::string& log_dir) {
     if (runs.empty()) return;
     const fs::path newest = fs::path(runs.front()).filename();
     if (link_target(link) == newest) return;
-    const fs::path temporary = link.string() + "." + make_run_id().hex() + ".tmp";
-    std::error_code error;
-    fs::create_symlink(newest, temporary, error);
-    if (error) throw IoError("symlink", temporary.string(), 0, 0, error.value());
-    fs::rename(temporary, link, error);
-    if (error) throw IoError("rename", temporary.string(), 0, 0, error.value());
+    replace_link(link, newest);
   }
+}
+
+std::string owner_link(const std::string& checkpoint_dir) {
+  return (fs::path(checkpoint_dir) / "run").string();
+}
+
+void lead_back(const std::string& checkpoint_dir, const std::string& directory) {
+  const fs::path target = normal_path(directory);
+  if (link_target(owner_link(checkpoint_dir)) == target) return;
+  replace_link(owner_link(checkpoint_dir), target);
+}
+
+std::string owner_of_checkpoints(const std::string& checkpoint_dir) {
+  const std::string owner = link_target(owner_link(checkpoint_dir)).string();
+  std::error_code error;  // one that is not there is no owner
+  const bool owns = !owner.empty() &&
+                    fs::equivalent(config::default_checkpoint_dir(owner), checkpoint_dir, error);
+  return owns ? owner : std::string();
 }
 
 void place_new_run(config::Config& config, const config::Config& given,
@@ -221,10 +247,16 @@ void place_resumed_run(config::Config& config, const config::Config& given,
             config.checkpoint.dir + "'");
   }
   std::error_code error;
-  if (fs::is_directory(config.checkpoint.dir, error)) return;
-  throw InputError("'" + link + "' leads to '" + config.checkpoint.dir +
-                   "', where the run's checkpoints were, and that is no directory; is its disk "
-                   "mounted? If they were moved, lead the link there");
+  if (!fs::is_directory(config.checkpoint.dir, error)) {
+    throw InputError("'" + link + "' leads to '" + config.checkpoint.dir +
+                     "', where the run's checkpoints were, and that is no directory; is its disk "
+                     "mounted? If they were moved, lead the link there");
+  }
+  const std::string owner = owner_of_checkpoints(config.checkpoint.dir);
+  if (owner.empty() || fs::equivalent(owner, directory, error)) return;
+  throw InputError("'" + directory + "' is a copy of '" + owner + "', whose checkpoints lie in '" +
+                   config.checkpoint.dir + "'; resume that run, or copy them too and lead '" +
+                   link + "' to the copy");
 }
 
 }  // namespace sluice::run

@@ -1,6 +1,9 @@
 #include "engine/run/stale_files.hpp"
 
+#include <sys/stat.h>
+
 #include <algorithm>
+#include <ctime>
 #include <filesystem>
 #include <optional>
 
@@ -72,6 +75,51 @@ bool is_unfinished(const std::string& name) {
                      [&](const char* file) { return name == std::string(file) + ".tmp"; });
 }
 
+// Whether `path` is older than a start takes from one of its steps to the next. The maker of a
+// younger one may live, and no lock says so.
+bool is_settled(const fs::path& path) {
+  constexpr std::time_t kSeconds = 60;
+  struct stat status = {};
+  return ::lstat(path.c_str(), &status) == 0 &&
+         status.st_mtim.tv_sec <= std::time(nullptr) - kSeconds;
+}
+
+// Links under the temporary names that they have until they replace another, NAME.<run id>.tmp.
+std::vector<fs::path> unfinished_links(const fs::path& directory, const std::string& name) {
+  std::vector<fs::path> links = list_directory(directory);
+  std::erase_if(links, [&](const fs::path& path) {
+    const std::string id = path.stem().extension().string();
+    std::error_code ignored;
+    return path.extension() != ".tmp" || path.stem().stem() != name || id.size() < 2 ||
+           !parse_run_id(id.substr(1)) || !fs::is_symlink(fs::symlink_status(path, ignored)) ||
+           !is_settled(path);
+  });
+  return links;
+}
+
+// Whether runs have begun in `directory`: a numbered directory there is one of a run too.
+bool is_log_dir(const fs::path& directory) {
+  std::error_code ignored;
+  return fs::is_symlink(fs::symlink_status(directory / kLatest, ignored)) ||
+         !runs_in(directory.string()).empty();
+}
+
+// Whether a start claimed the directory and, before its run began, was killed without a lock.
+bool is_only_claimed(const fs::path& directory) {
+  if (!has_run_number(directory.string()) || !is_settled(directory)) return false;
+  const std::string usual = config::default_checkpoint_dir(directory.string());
+  try {
+    for (const fs::path& path : list_directory(directory)) {
+      std::error_code ignored;
+      const bool link = fs::is_symlink(fs::symlink_status(path, ignored));
+      if (path != usual || !(link || fs::is_empty(path, ignored))) return false;
+    }
+    return is_log_dir(directory.parent_path());
+  } catch (const IoError&) {
+    return false;
+  }
+}
+
 // Looks through one run.
 class Sweeper {
  public:
@@ -102,24 +150,65 @@ class Sweeper {
     if (run.holder) {
       runs = run.holder->earlier_runs;
       runs.push_back(run.holder->run_id);
-      // The configuration may have changed since.
+      // The run may have used other paths than its configuration names now.
       paths.insert(paths.end(), run.holder->storage_paths.begin(), run.holder->storage_paths.end());
       remove_repeated(paths);
     }
-    // Held while anything is removed; afterwards it goes, unless it alone tells of state.
+    // The lock is held while files are removed. Then it goes too, unless it is the only record of
+    // state that stays, or a path could not be read and may hold some.
     found_.removed = remove_;
     std::optional<RunLock> lock;
     if (remove_ && !take(lock, found_.directory)) return;
+    if (lock) lock->keep_record();
     const std::vector<StaleFile> kept = data_without_log(config.checkpoint.dir, paths, runs);
-    if (lock && !kept.empty()) lock->keep_record();
     note_lock(found_.directory, run, kept.empty());
     for (const fs::path& path : list_directory(found_.directory)) {
       if (is_unfinished(path.filename().string()) && fs::is_regular_file(fs::symlink_status(path)))
         add(path, "a file that was being written");
     }
+    for (const fs::path& path : list_directory(fs::path(found_.directory) / "huggingface")) {
+      const std::string name = path.filename().string();
+      if (name == "config.json.tmp" || name == "model.safetensors.tmp") {
+        add(path, "a file that was being written");
+      }
+    }
     for (const std::string& path : paths) storage_files(path, runs);
     found_.files.insert(found_.files.end(), kept.begin(), kept.end());
     checkpoints(config.checkpoint.dir, paths);
+    if (!kept.empty()) return;
+    if (lock) lock->drop_record();
+    directory_without_run(config.checkpoint.dir);
+  }
+
+  // A start was killed before its run began: its directory and its place for checkpoints go whole,
+  // unless something lies there that no start makes.
+  void directory_without_run(const std::string& checkpoint_dir) {
+    if (is_run_directory(found_.directory) || !has_run_number(found_.directory)) return;
+    if (!holds_nothing_else(found_.directory)) return;
+    const bool elsewhere = checkpoint_dir != config::default_checkpoint_dir(found_.directory);
+    if (elsewhere && is_directory_itself(checkpoint_dir)) {
+      if (!holds_nothing_else(checkpoint_dir)) return;
+      add(checkpoint_dir, "for the checkpoints of a run that never began");
+    }
+    add(found_.directory, "of a run that never began");
+  }
+
+  // Apart from what is listed, and from what a start makes before its run begins.
+  bool holds_nothing_else(const fs::path& directory) const {
+    const std::vector<fs::path> entries = list_directory(directory);
+    return std::all_of(entries.begin(), entries.end(), [&](const fs::path& path) {
+      const bool listed = std::any_of(found_.files.begin(), found_.files.end(),
+                                      [&](const StaleFile& file) { return file.path == path; });
+      if (listed || path.filename() == "lock") return true;
+      if (is_directory_itself(path)) return holds_nothing_else(path);
+      std::error_code ignored;
+      const bool link = fs::is_symlink(fs::symlink_status(path, ignored));
+      if (link) {
+        return path == config::default_checkpoint_dir(found_.directory) ||
+               path == owner_link(directory.string());
+      }
+      return path.filename() == kEventsFile && bytes_under(path) == 0;
+    });
   }
 
   static void remove_repeated(std::vector<std::string>& paths) {
@@ -137,6 +226,7 @@ class Sweeper {
   config::Config config_of_run() const {
     config::Config given;
     given.log.dir = found_.directory;
+    given.checkpoint.dir = config::default_checkpoint_dir(found_.directory);
     given.memory.storage_paths = {found_.directory + "/storage"};
     try {
       given = config::load_config((fs::path(found_.directory) / kConfigFile).string());
@@ -160,7 +250,7 @@ class Sweeper {
     }
   }
 
-  // removable: false where the lock is all that tells of data that stay.
+  // removable: false if the lock is the only record of data that stay.
   void note_lock(const std::string& directory, const RunLock::State& state, bool removable) {
     if (!state.exists) return;
     const std::string holder = state.holder ? state.holder->describe() : "a run";
@@ -175,7 +265,8 @@ class Sweeper {
     if (remove_) fs::remove_all(path);
   }
 
-  // Below the run's directory all are this run's; elsewhere, those of the processes in its lock.
+  // Below the run's directory, all storage files belong to the run. Elsewhere, only those do that
+  // carry a run id from its lock.
   void storage_files(const fs::path& directory, const std::vector<std::string>& runs) {
     const fs::path below = fs::path(directory).lexically_relative(found_.directory);
     const bool own = !below.empty() && *below.begin() != "..";
@@ -187,8 +278,8 @@ class Sweeper {
     }
   }
 
-  // Committed state of a durable run is found by its log alone. It is only listed: where the log
-  // was moved, and not deleted, the run can still be resumed.
+  // Committed state of a durable run can be found only through its log. It is listed but not
+  // removed: if the log was moved and not deleted, the run can still be resumed.
   static std::vector<StaleFile> data_without_log(const std::string& checkpoint_dir,
                                                  const std::vector<std::string>& paths,
                                                  const std::vector<std::string>& runs) {
@@ -223,6 +314,10 @@ class Sweeper {
         add(path, "a checkpoint that was not finished");
       }
     }
+    const fs::path owner = owner_link(directory);
+    for (const fs::path& path : unfinished_links(directory, owner.filename().string())) {
+      add(path, "a link that was being replaced");
+    }
   }
 
   const bool remove_;
@@ -239,11 +334,27 @@ std::vector<fs::path> directories_in(const fs::path& directory) {
   return paths;
 }
 
+// `latest` in a log.dir belongs to no single run.
+void sweep_links(const fs::path& log_dir, bool remove, std::vector<StaleRun>& all) {
+  StaleRun found;
+  found.directory = log_dir.string();
+  found.removed = remove;
+  try {
+    for (const fs::path& path : unfinished_links(log_dir, kLatest)) {
+      found.files.push_back({path.string(), "a link that was being replaced", 0, true});
+      if (remove) fs::remove(path);
+    }
+  } catch (const IoError&) {  // one that this user may not read holds none of their runs
+  }
+  if (!found.files.empty()) all.push_back(found);
+}
+
 void sweep_below(const fs::path& directory, int depth, bool remove, std::vector<StaleRun>& all) {
-  if (belongs_to_a_run(directory)) {
+  if (belongs_to_a_run(directory) || is_only_claimed(directory)) {
     all.push_back(Sweeper(directory, remove).sweep());
     return;
   }
+  sweep_links(directory, remove, all);
   if (depth == kMostDepth) return;
   for (const fs::path& path : directories_in(directory)) {
     sweep_below(path, depth + 1, remove, all);

@@ -1,5 +1,6 @@
-// Stale files: the remains of killed runs. These are locks without a holder, storage files, and
-// checkpoints and other files that were not finished.
+// Stale files: the remains of killed runs. These are locks without a holder, storage files,
+// checkpoints and other files and links that were not finished, and directories of runs that never
+// began.
 //
 // The files of a running run are never touched: the cleaner reads its lock first, and holds it
 // while it removes files. Checkpoints, logs and weights are never stale. A lock stays while it is

@@ -1,6 +1,7 @@
 // Products of matrices, as every implementation of Kernels computes them.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "tests/contract/activations_contract.hpp"
 #include "tests/contract/kernels_contract.hpp"
 
 namespace sluice::testing {
@@ -92,6 +94,39 @@ TYPED_TEST_P(GemmContract, MatchesFp64OnEveryKindAndOddSizes) {
   }
 }
 
+// The product, or x, may be rounded before GELU; a library may read x before it is rounded.
+TYPED_TEST_P(GemmContract, GeluFollowsTheProduct) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const GemmShape shape{24, 40, 32, false, true, dtype, dtype};
+    GemmFactors in(shape);
+    in.b = DTypeArray(dtype, normal_floats(40 * 32, 2, 0.2f));
+    const DTypeArray before(dtype, normal_floats(24 * 40, 4));
+    BackendArray<TypeParam> a(in.a), b(in.b), bias(in.bias), given(before);
+    BackendArray<TypeParam> x(dtype, 24 * 40), y(dtype, 24 * 40), dx(dtype, 24 * 40);
+    typename TypeParam::Memory workspace(this->kernels().gemm_workspace_bytes(shape));
+    this->kernels().gemm_gelu(shape, a.data(), b.data(), bias.data(), x.data(), y.data(),
+                              workspace.data());
+    this->kernels().gemm_gelu_backward(shape, a.data(), b.data(), given.data(), dx.data(),
+                                       workspace.data());
+    expect_gemm(shape, in, true, x.read());
+    const auto product = reference::gemm(shape, doubles(in.a), doubles(in.b), {}).c;
+    reference::Doubles want_y, want_dx;
+    for (std::size_t i = 0; i < product.size(); ++i) {
+      want_y.push_back(gelu_in_fp64(product[i] + double{in.bias[i % 40]}));
+      want_dx.push_back(slope_at(gelu_in_fp64, before[i]) * product[i]);
+    }
+    const auto expect_rounded_twice = [&](const DTypeArray& got, const reference::Doubles& want) {
+      double largest = 0.0;
+      for (const double value : want) largest = std::max(largest, std::abs(value));
+      const double allowed = dtype == DType::kF32 ? 1e-5 : 2.0 * rounding_of(dtype) * largest;
+      expect_near(
+          got, want, [&](double) { return allowed; }, "gelu");
+    };
+    expect_rounded_twice(y.read(), want_y);
+    expect_rounded_twice(dx.read(), want_dx);
+  }
+}
+
 TYPED_TEST_P(GemmContract, CarriesNanAndInfinity) {
   for_each_gemm({5, 7, 9}, [&](const GemmShape& shape) {
     GemmFactors in(shape);
@@ -130,7 +165,8 @@ TYPED_TEST_P(GemmContract, ZeroWritesItsBytesAndNoOthers) {
   this->kernels().zero(nullptr, 0);
 }
 
-REGISTER_TYPED_TEST_SUITE_P(GemmContract, MatchesFp64OnEveryKindAndOddSizes, CarriesNanAndInfinity,
-                            RefusesEmptyShapesAndOtherTypes, ZeroWritesItsBytesAndNoOthers);
+REGISTER_TYPED_TEST_SUITE_P(GemmContract, MatchesFp64OnEveryKindAndOddSizes, GeluFollowsTheProduct,
+                            CarriesNanAndInfinity, RefusesEmptyShapesAndOtherTypes,
+                            ZeroWritesItsBytesAndNoOthers);
 
 }  // namespace sluice::testing

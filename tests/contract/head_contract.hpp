@@ -151,7 +151,7 @@ TYPED_TEST_P(HeadContract, EvaluationGivesTheLossOfTrainingToTheBit) {
     const HeadResult evaluated = run_head<TypeParam>(this->kernels(), in, false);
     EXPECT_EQ(evaluated.loss_sum, trained.loss_sum);
     EXPECT_TRUE(evaluated.lse == trained.lse);
-    EXPECT_FALSE(evaluated.dx == trained.dx);
+    EXPECT_TRUE(evaluated.dx == BackendArray<TypeParam>(dtype, 70 * 24).read());  // untouched
   }
 }
 

@@ -25,16 +25,15 @@ class GuardedWorkspace {
   ~GuardedWorkspace() {
     const std::uint8_t* const all = whole_.get();
     std::uint64_t broken = 0;
-    for (std::uint64_t i = 0; i < total(); ++i) {
-      const bool inside = i >= kGuardBytes && i < kGuardBytes + bytes_;
-      broken += !inside && all[i] != kGuard;
-    }
+    for (std::uint64_t i = 0; i < kGuardBytes; ++i) broken += all[i] != kGuard;
+    for (std::uint64_t i = kGuardBytes + bytes_; i < total(); ++i) broken += all[i] != kGuard;
     EXPECT_EQ(broken, 0u) << "bytes outside of a workspace of " << bytes_ << " were written";
   }
   GuardedWorkspace(const GuardedWorkspace&) = delete;
   GuardedWorkspace& operator=(const GuardedWorkspace&) = delete;
 
   void* data() { return whole_.get() + kGuardBytes; }
+  const void* data() const { return whole_.get() + kGuardBytes; }
 
  private:
   static constexpr std::uint64_t kGuardBytes = 4096;

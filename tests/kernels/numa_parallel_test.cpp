@@ -6,7 +6,6 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
-#include <cstring>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -15,6 +14,7 @@
 #include "kernels/backend/host_kernels.hpp"
 #include "kernels/host/optimizer/rules.hpp"
 #include "kernels/host/parallel.hpp"
+#include "tests/contract/update_chunk.hpp"
 #include "tests/kernels/described_machine.hpp"
 
 namespace sluice::kernels::host {
@@ -120,46 +120,20 @@ TEST(NumaParallel, ACallerGetsItsProcessorsBack) {
 // An update, cut among nodes, is the one thread's to the bit.
 TEST(NumaParallel, UpdatesAreTheSameWhateverTheNodes) {
   constexpr std::int64_t kElems = 9 * kUpdatePieceElems + 37;
-  struct State {
-    std::vector<float> grad, weight, m, v;
-  };
   const auto updated = [&](const Parallel& parallel) {
-    State state;
-    for (std::int64_t i = 0; i < kElems; ++i) {
-      const auto x = static_cast<float>(i % 1013 - 506) / 512.0f;
-      state.grad.push_back(x * 0.01f);
-      state.weight.push_back(1.0f - x);
+    testing::UpdateChunk chunk(testing::fp32_formats({}), kElems, {{0, kElems, 0.1f}});
+    for (int step = 1; step <= 3; ++step) {
+      chunk.draw_grad(static_cast<unsigned>(step));
+      adamw(parallel, chunk.formats.options, chunk.buffers(), chunk.segments,
+            testing::scalars_of(step));
     }
-    state.m.assign(kElems, 0.0f);
-    state.v.assign(kElems, 0.0f);
-    OptimizerOptions options;
-    options.weight = DType::kF32;
-    UpdateBuffers buffers;
-    buffers.grad = state.grad.data();
-    buffers.grad_dtype = DType::kF32;
-    buffers.weight = state.weight.data();
-    buffers.moment1 = state.m.data();
-    buffers.moment2 = state.v.data();
-    buffers.elems = kElems;
-    UpdateScalars scalars;
-    scalars.lr = 1e-3f;
-    const ParameterSegment segment{0, kElems, 0.1f};
-    for (scalars.step = 1; scalars.step <= 3; ++scalars.step) {
-      adamw(parallel, options, buffers, {&segment, 1}, scalars);
-    }
-    return state;
+    return chunk;
   };
-  const State plain = updated(Parallel(1));
+  const testing::UpdateChunk plain = updated(Parallel(1));
   for (const char* description : {"node:2 core:1 pu:1", "node:3 core:2 pu:1"}) {
     const auto machine = std::make_shared<DescribedMachine>(description);
     machine->pages = {1, 0, 1, 1, -1, 0, 2, 1, 0, 0};
-    const State here = updated(Parallel(3, machine));
-    const auto same = [](const std::vector<float>& a, const std::vector<float>& b) {
-      return std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-    };
-    EXPECT_TRUE(same(plain.weight, here.weight)) << description;
-    EXPECT_TRUE(same(plain.m, here.m)) << description;
-    EXPECT_TRUE(same(plain.v, here.v)) << description;
+    EXPECT_TRUE(updated(Parallel(3, machine)) == plain) << description;
   }
 }
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <fstream>
+#include <filesystem>
 #include <functional>
 #include <limits>
 #include <set>
@@ -21,23 +21,7 @@
 namespace sluice::train {
 namespace {
 
-using testing::Case;
-using testing::expect_same_bits;
-using testing::kLearning;
-using testing::kPinned;
-using testing::kResident;
-using testing::kSpread;
-using testing::kStored;
-using testing::of_each_step;
-using testing::Overrides;
-using testing::Part;
-using testing::places;
-using testing::PlannedSession;
-using testing::run_in_parts;
-using testing::small_gpt2;
-using testing::TrainingBench;
-using testing::TrainingRecord;
-using testing::operator+;
+using namespace testing;
 
 constexpr std::size_t kFp16Steps = 20;
 
@@ -60,16 +44,10 @@ std::vector<std::int64_t> overflows_of(const TrainingRecord& run) {
   return steps;
 }
 
-std::string bytes_of(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  EXPECT_TRUE(file) << path;
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 std::string state_bytes(const std::string& run_directory, std::int64_t step) {
   std::string name = std::to_string(step);
   name.insert(0, 8 - name.size(), '0');
-  return bytes_of(run_directory + "/checkpoints/step-" + name + "/state.safetensors");
+  return bytes_of_file(run_directory + "/checkpoints/step-" + name + "/state.safetensors");
 }
 
 TEST(Fp16, LowersTheLoss) {
@@ -100,43 +78,39 @@ TEST(Fp16, NormsAreThoseOfUnscaledGradients) {
   }
 }
 
+// The scale falls, is raised, and falls again.
+void expect_restless(const TrainingRecord& run) {
+  const std::vector<std::int64_t> skipped = overflows_of(run);
+  const std::vector<std::int64_t> scales = scales_of(run);
+  EXPECT_GE(skipped.size(), 3u);
+  EXPECT_LE(skipped.size(), kFp16Steps / 2);
+  EXPECT_EQ(skipped.front(), 1);
+  const auto raised = std::adjacent_find(scales.begin(), scales.end(), std::less<>());
+  ASSERT_NE(raised, scales.end());
+  EXPECT_GT(skipped.back(), raised - scales.begin());
+}
+
 TEST(Fp16, HasTheSameBitsWhereverMemoryIs) {
-  const TrainingBench bench;
   for (const std::string accumulate : {"train.accumulate=2", "train.accumulate=1"}) {
-    SCOPED_TRACE(accumulate);
-    const Overrides model =
-        kFp16Model + kRestless + Overrides{accumulate, "optimizer.placement=after_backward"};
-    const Overrides next{"optimizer.placement=next_forward"};
-    const TrainingRecord reference =
-        TrainingBench::run(bench.config("reference", model + kResident));
-    const std::vector<std::int64_t> skipped = overflows_of(reference);
-    const std::vector<std::int64_t> scales = scales_of(reference);
-    EXPECT_GE(skipped.size(), 3u);
-    EXPECT_LE(skipped.size(), kFp16Steps / 2);
-    EXPECT_EQ(skipped.front(), 1);
-    const auto raised = std::adjacent_find(scales.begin(), scales.end(), std::less<>());
-    ASSERT_NE(raised, scales.end());
-    EXPECT_GT(skipped.back(), raised - scales.begin()) << "raised until it overflows again";
-    const std::vector<std::pair<std::string, Overrides>> variants{
-        {"pinned", kPinned},
-        {"stored", kStored + Overrides{"recompute.policy=unit"}},
-        {"mixed", kSpread + Overrides{"memory.chunk=4MiB", "memory.prefetch=0"}},
-        {"uneven", places("device", "storage", "pinned") + Overrides{"train.threads=2"}},
-        {"next", kSpread + next},
-        {"next_stored", kStored + next + Overrides{"train.order=unit"}},
-        {"next_resident", kResident + next + Overrides{"checkpoint.every=4"}}};
-    for (const auto& [name, where] : variants) {
-      SCOPED_TRACE(name);
-      expect_same_bits(TrainingBench::run(bench.config(name, model + where)), reference);
-    }
+    expect_row({accumulate,
+                kFp16Model + kRestless + kAfterBackward + Overrides{accumulate},
+                kResident,
+                {{"pinned", kPinned},
+                 {"stored", kStored + kRecompute},
+                 {"mixed", kSpread + kSmallChunks},
+                 {"uneven", kUneven + Overrides{"train.threads=2"}},
+                 {"next", kSpread + kNextForward},
+                 {"next_stored", kStored + kNextForward + kUnitOrder},
+                 {"next_resident", kResident + kNextForward + Overrides{"checkpoint.every=4"}}},
+                StopBy::kStep,
+                expect_restless});
   }
 }
 
 // In the middle of a window, right after an overflow, between two overflows in a row.
 TEST(Fp16, ResumesToTheSameBits) {
   const TrainingBench bench;
-  const Overrides model =
-      kFp16Model + kRestless + kSpread + Overrides{"optimizer.placement=next_forward"};
+  const Overrides model = kFp16Model + kRestless + kSpread + kNextForward;
   const TrainingRecord reference = TrainingBench::run(bench.config("reference", model));
   const std::vector<std::int64_t> skipped = overflows_of(reference);
   const std::set<std::int64_t> overflowed(skipped.begin(), skipped.end());
@@ -163,19 +137,17 @@ TEST(Fp16, ASkippedStepLeavesTheStateToTheBit) {
     return Overrides{std::string("optimizer.name=") + name,
                      std::string("optimizer.moments=") + moments};
   };
-  for (const auto& [name, where] :
-       {std::pair{std::string("pinned"), kPinned}, std::pair{std::string("stored"), kStored},
-        std::pair{std::string("mixed"), kSpread}, std::pair{std::string("resident"), kResident},
-        std::pair{std::string("block8"), kStored + rule("adamw", "8bit")},
-        std::pair{std::string("bf16"), kSpread + rule("lion", "bf16")},
-        std::pair{std::string("adafactor"), kStored + rule("adafactor", "fp32")},
-        std::pair{std::string("muon"), kSpread + rule("muon", "8bit")}}) {
-    SCOPED_TRACE(name);
+  for (const Overrides& where :
+       {kPinned, kStored, kSpread, kResident, kStored + rule("adamw", "8bit"),
+        kSpread + rule("lion", "bf16"), kStored + rule("adafactor", "fp32"),
+        kSpread + rule("muon", "8bit")}) {
+    SCOPED_TRACE(::testing::PrintToString(where));
     const config::Config config = bench.config(
-        name, kFp16Model + kRestless + where + Overrides{"checkpoint.every=1", "train.steps=12"});
+        "run", kFp16Model + kRestless + where + Overrides{"checkpoint.every=1", "train.steps=12"});
+    std::filesystem::remove_all(config.log.dir);
     std::vector<std::string> states;
     const TrainingRecord run = TrainingBench::run(config, {}, [&](const StepReport& report) {
-      if (report.step > 1) states.push_back(state_bytes(bench.first_run(name), report.step - 1));
+      if (report.step > 1) states.push_back(state_bytes(bench.first_run("run"), report.step - 1));
     });
     std::size_t skipped = 0;
     for (std::size_t step = 1; step < states.size(); ++step) {
@@ -213,7 +185,7 @@ TEST(Fp16, TheOptimizerCountsItsOwnSteps) {
   const std::string files[] = {bench.run_directory("late"), bench.run_directory("prompt")};
   late.session().state().save(files[0]);
   prompt.session().state().save(files[1]);
-  EXPECT_EQ(bytes_of(files[0]), bytes_of(files[1]));
+  EXPECT_EQ(bytes_of_file(files[0]), bytes_of_file(files[1]));
 }
 
 TEST(Fp16, EndsWhereOverflowsDoNotStop) {
@@ -226,7 +198,7 @@ TEST(Fp16, EndsWhereOverflowsDoNotStop) {
   bool saved = false;
   const auto run = [&](const TrainingOptions& options) {
     steps.clear();
-    return testing::message_of<Error>([&] {
+    return message_of<Error>([&] {
       train(
           config, options,
           [&](const RunEvent& event) {
@@ -242,7 +214,7 @@ TEST(Fp16, EndsWhereOverflowsDoNotStop) {
   const std::string tensor = steps.back().at("tensor");
   for (const std::string& fact : {std::string("3 steps in a row"), "'" + tensor + "'",
                                   std::string("loss scale 4294967296")}) {
-    EXPECT_NE(words.find(fact), std::string::npos) << fact << " in: " << words;
+    EXPECT_TRUE(holds(words, fact));
   }
   // The run saves the state that it began with, and a resumed run continues the count of overflows.
   const checkpoint::CheckpointFound found =
@@ -251,9 +223,7 @@ TEST(Fp16, EndsWhereOverflowsDoNotStop) {
   EXPECT_EQ(found.manifest.loss_scale, (runtime::LossScaleState{std::int64_t{1} << 32, 0, 3, 3}));
   PlannedSession fresh(config);
   EXPECT_EQ(found.manifest.weights_hash, fresh.session().state().weights_hash());
-  TrainingOptions resumed;
-  resumed.resume = bench.first_run("run");
-  EXPECT_NE(run(resumed).find("4 steps in a row"), std::string::npos);
+  EXPECT_TRUE(holds(run(until(0, bench.first_run("run"))), "4 steps in a row"));
 }
 
 TEST(Fp16, FilesHoldHalvesAndTheirMasters) {
@@ -265,19 +235,16 @@ TEST(Fp16, FilesHoldHalvesAndTheirMasters) {
       checkpoint::find_checkpoint(bench.first_run("run") + "/checkpoints").directory +
       "/state.safetensors");
   ASSERT_FALSE(weights.tensors().empty());
+  const auto values = [](const checkpoint::SafetensorsReader& reader, const std::string& name,
+                         DType dtype) {
+    const checkpoint::SafetensorsTensor* found = reader.find(name);
+    EXPECT_NE(found, nullptr) << name;
+    EXPECT_EQ(found->dtype, dtype) << name;
+    std::vector<std::byte> bytes(found->bytes());
+    reader.read(*found, 0, bytes);
+    return bytes;
+  };
   for (const checkpoint::SafetensorsTensor& tensor : weights.tensors()) {
-    EXPECT_EQ(tensor.dtype, DType::kF16) << tensor.name;
-    const auto values = [&](const checkpoint::SafetensorsReader& reader, const std::string& name,
-                            DType dtype) {
-      const checkpoint::SafetensorsTensor* found = reader.find(name);
-      EXPECT_NE(found, nullptr) << name;
-      EXPECT_EQ(found->dtype, dtype) << name;
-      std::uint64_t elems = 1;
-      for (const std::int64_t dim : found->shape) elems *= static_cast<std::uint64_t>(dim);
-      std::vector<std::byte> bytes(elems * dtype_bytes(dtype));
-      reader.read(*found, 0, bytes);
-      return bytes;
-    };
     const std::vector<std::byte> halves = values(weights, tensor.name, DType::kF16);
     EXPECT_EQ(values(state, tensor.name, DType::kF16), halves) << tensor.name;
     const std::vector<std::byte> masters = values(state, "master." + tensor.name, DType::kF32);
@@ -299,18 +266,15 @@ TEST(Fp16, ACheckpointWithoutItsScaleIsRefused) {
       checkpoint::find_checkpoint(bench.first_run("run") + "/checkpoints");
   found.manifest.loss_scale.reset();
   checkpoint::save_manifest(found.manifest, found.directory + "/manifest.json");
-  TrainingOptions resumed;
-  resumed.resume = bench.first_run("run");
-  EXPECT_NE(testing::message_of<InputError>([&] {
-              TrainingBench::run(config, resumed);
-            }).find("'loss_scale' is missing"),
-            std::string::npos);
+  const std::string words =
+      message_of<InputError>([&] { TrainingBench::run(config, until(0, bench.first_run("run"))); });
+  EXPECT_TRUE(holds(words, "'loss_scale' is missing"));
 }
 
 // --- the name of the first tensor that is not finite ---------------------------------------------
 
 // One schedule for all steps: it is changed.
-const Overrides kSpoiled = kFp16Model + Overrides{"optimizer.placement=after_backward"};
+const Overrides kSpoiled = kFp16Model + kAfterBackward;
 
 // Runs the weight gradients of one unit itself, and spoils an element of one of its tensors.
 class Spoiler {
@@ -368,9 +332,8 @@ TEST(FirstBadTensor, IsNamed) {
       EXPECT_EQ(outcome.overflowed_tensor, half.tensor());
       Spoiler brain(bench.config("run", model + Overrides{"train.precision=bf16"}), unit,
                     static_cast<std::size_t>(tensor), std::nanf(""));
-      const std::string words = testing::message_of<Error>([&] { brain.run().step(0); });
-      EXPECT_NE(words.find("not finite, first that of '" + brain.tensor() + "'"), std::string::npos)
-          << words;
+      const std::string words = message_of<Error>([&] { brain.run().step(0); });
+      EXPECT_TRUE(holds(words, "not finite, first that of '" + brain.tensor() + "'"));
     }
   }
 }

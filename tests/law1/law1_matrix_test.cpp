@@ -3,43 +3,24 @@
 // trains the row's reference once and every case against it.
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "tests/law1/same_bits.hpp"
 
 namespace sluice::train {
 namespace {
 
-using testing::Case;
-using testing::durable;
-using testing::kLearning;
-using testing::kPinned;
-using testing::kPinnedState;
-using testing::kResident;
-using testing::kSpread;
-using testing::kStored;
-using testing::Overrides;
-using testing::Part;
-using testing::places;
-using testing::Row;
-using testing::small_gpt2;
-using testing::StopBy;
-using testing::TrainingRecord;
-using testing::operator+;
+using namespace testing;
 
 class SameBits : public ::testing::TestWithParam<Row> {};
 TEST_P(SameBits, AsTheReference) {
-  testing::expect_row(GetParam());
+  expect_row(GetParam());
 }
 
 const auto kNameOfRow = [](const auto& row) { return row.param.name; };
 
 const Overrides kMatrixGpt2 = small_gpt2(3, 20) + kLearning;
-const Overrides kMatrixLlama = kMatrixGpt2 + Overrides{"model.family=llama", "model.kv_heads=2",
-                                                       "model.ffn=160", "model.layers=2"};
-const Overrides kUnitOrder{"train.order=unit"};
-const Overrides kRecompute{"recompute.policy=unit"};
-const Overrides kSmallChunks{"memory.chunk=4MiB", "memory.prefetch=0"};
-const Overrides kNoPrefetch{"memory.prefetch=0"};
-const Overrides kUneven = places("device", "storage", "pinned");
+const Overrides kMatrixLlama = kMatrixGpt2 + kLlama + Overrides{"model.layers=2"};
 
 // --- where memory is, and how it moves
 
@@ -116,32 +97,30 @@ INSTANTIATE_TEST_SUITE_P(Model, SameBits, ::testing::ValuesIn(models()), kNameOf
 // --- the order of passes, and where the update is
 
 Row order_row(const std::string& name, const Overrides& model) {
-  const Overrides next{"optimizer.placement=next_forward"};
-  return {
-      name,
-      // The reference updates behind the backward pass, one micro-batch after another.
-      model + Overrides{"optimizer.placement=after_backward", "train.order=microbatch"},
-      kResident,
-      {{"unit", kStored + kUnitOrder},
-       {"unit_recompute", kPinned + kUnitOrder + kRecompute},
-       {"unit_device", kResident + kUnitOrder},
-       {"next", kPinnedState + next},
-       {"next_stored", kStored + next + kNoPrefetch},
-       {"next_device", kResident + next},
-       {"both", kStored + next + kUnitOrder + Overrides{"memory.chunk=4MiB"}},
-       {"uneven", kUneven + next + kUnitOrder},
-       {"saving", kPinnedState + next + Overrides{"checkpoint.every=3", "train.eval_every=4"}}}};
+  return {name,
+          // The reference updates behind the backward pass, one micro-batch after another.
+          model + kAfterBackward + Overrides{"train.order=microbatch"},
+          kResident,
+          {{"unit", kStored + kUnitOrder},
+           {"unit_recompute", kPinned + kUnitOrder + kRecompute},
+           {"unit_device", kResident + kUnitOrder},
+           {"next", kPinnedState + kNextForward},
+           {"next_stored", kStored + kNextForward + kNoPrefetch},
+           {"next_device", kResident + kNextForward},
+           {"both", kStored + kNextForward + kUnitOrder + Overrides{"memory.chunk=4MiB"}},
+           {"uneven", kUneven + kNextForward + kUnitOrder},
+           {"saving",
+            kPinnedState + kNextForward + Overrides{"checkpoint.every=3", "train.eval_every=4"}}}};
 }
 
 Row in_backward_row(const std::string& name, const Overrides& model) {
-  const Overrides backward{"optimizer.placement=in_backward"};
   return {name,
-          model + Overrides{"train.clip=0", "optimizer.placement=after_backward"},
+          model + kAfterBackward + Overrides{"train.clip=0"},
           kResident,
-          {{"pinned", kPinned + backward},
-           {"stored", kStored + backward + kUnitOrder},
-           {"mixed", kPinnedState + backward},
-           {"device", kResident + backward}}};
+          {{"pinned", kPinned + kInBackward},
+           {"stored", kStored + kInBackward + kUnitOrder},
+           {"mixed", kPinnedState + kInBackward},
+           {"device", kResident + kInBackward}}};
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -159,19 +138,17 @@ INSTANTIATE_TEST_SUITE_P(
 const Overrides kShort = small_gpt2(2, 12);
 
 Row optimizer_row(const std::string& name, const Overrides& optimizer) {
-  const Overrides next{"optimizer.placement=next_forward"};
-  const Overrides speculative{"optimizer.placement=speculative"};
   return {name,
-          kShort + optimizer + Overrides{"optimizer.placement=after_backward"},
+          kShort + optimizer + kAfterBackward,
           kResident,
           {{"pinned", kPinned},
            {"stored", kStored},
            {"mixed", kSpread + Overrides{"train.threads=1"}},
-           {"next_device", kResident + next},
-           {"next_stored", kStored + next},
-           {"next_mixed", kSpread + next + kUnitOrder},
-           {"speculative_pinned", places("storage", "pinned", "pinned") + speculative},
-           {"speculative_device", kResident + speculative}},
+           {"next_device", kResident + kNextForward},
+           {"next_stored", kStored + kNextForward},
+           {"next_mixed", kSpread + kNextForward + kUnitOrder},
+           {"speculative_pinned", places("storage", "pinned", "pinned") + kSpeculative},
+           {"speculative_device", kResident + kSpeculative}},
           StopBy::kStep,
           [](const TrainingRecord& run) { EXPECT_LT(run.loss(11), run.loss(0) - 0.2); }};
 }
@@ -272,8 +249,6 @@ Row durable_update_row(const std::string& name, const Overrides& model,
 }
 
 std::vector<Row> durable_runs() {
-  const Overrides next{"optimizer.placement=next_forward"};
-  const Overrides backward{"optimizer.placement=in_backward"};
   const Overrides scratch{"checkpoint.mode=scratch"};
   return {
       every_commit_row(),
@@ -282,10 +257,10 @@ std::vector<Row> durable_runs() {
       durable_optimizer_row("Muon", {"optimizer.name=muon"}),
       durable_optimizer_row("Fp32", {"train.precision=fp32", "train.accumulate=1",
                                      "recompute.policy=unit", "memory.chunk=4MiB"}),
-      durable_update_row(
-          "Updates", {},
-          {next, next + kUnitOrder, Overrides{"optimizer.placement=after_backward"} + kUnitOrder}),
-      durable_update_row("UpdatesInBackward", {"train.clip=0"}, {backward, backward + kUnitOrder}),
+      durable_update_row("Updates", {},
+                         {kNextForward, kNextForward + kUnitOrder, kAfterBackward + kUnitOrder}),
+      durable_update_row("UpdatesInBackward", {"train.clip=0"},
+                         {kInBackward, kInBackward + kUnitOrder}),
       // Goes from durable to scratch and back, with memory in other places.
       {"OtherPlaces",
        kCommitted,
@@ -314,8 +289,6 @@ INSTANTIATE_TEST_SUITE_P(Durable, SameBits, ::testing::ValuesIn(durable_runs()),
 // --- interrupted and resumed
 
 std::vector<Row> resumed() {
-  const Overrides next{"optimizer.placement=next_forward"};
-  const Overrides after{"optimizer.placement=after_backward"};
   const auto twice = [](const Overrides& before, const Overrides& then) {
     return std::vector<Part>{{before, 7}, {then}};
   };
@@ -328,8 +301,8 @@ std::vector<Row> resumed() {
         {"stored", twice(kStored, kStored)},
         {"to_device", twice(kStored, kResident)},
         {"to_mixed", twice(kPinned, kPinnedState + Overrides{"memory.chunk=4MiB"} + kRecompute)},
-        {"next", twice(kPinnedState + next, kStored + next + kUnitOrder)},
-        {"next_to_after", twice(kPinned + next, kPinned + after)}},
+        {"next", twice(kPinnedState + kNextForward, kStored + kNextForward + kUnitOrder)},
+        {"next_to_after", twice(kPinned + kNextForward, kPinned + kAfterBackward)}},
        StopBy::kSignal},
       {"AfterAStep", kMatrixGpt2, {}, {{"parts", thrice}}},
       {"AfterAStepFp32Llama",
@@ -340,14 +313,6 @@ std::vector<Row> resumed() {
 INSTANTIATE_TEST_SUITE_P(Resume, SameBits, ::testing::ValuesIn(resumed()), kNameOfRow);
 
 // --- activations on other tiers
-
-const Overrides kSpilling = small_gpt2(4, 4) + kLearning +
-                            Overrides{"model.family=llama", "optimizer.warmup=2",
-                                      "train.accumulate=3", "train.eval_every=2"};
-
-Overrides activations(const std::string& tier) {
-  return {"memory.place.activation=" + tier};
-}
 
 std::uint64_t moved(const TrainingRecord& run, const char* link) {
   return run.plan.at("activation_bytes_moved").at(link).get<std::uint64_t>();
@@ -367,7 +332,7 @@ void expect_spill(const Case&, const TrainingRecord& run) {
 }
 
 Row every_tier_row() {
-  Row row{"EveryTier", kSpilling,   activations("device") + kResident, {}, StopBy::kStep,
+  Row row{"EveryTier", kSpillingLlama, activations("device") + kResident, {}, StopBy::kStep,
           {},          expect_moves};
   for (const std::string engine : {"io_uring", "posix"}) {
     for (const std::string order : {"microbatch", "unit"}) {
@@ -386,14 +351,14 @@ Row every_tier_row() {
 }
 
 Row spilled_update_row() {
-  const Overrides next{"optimizer.placement=next_forward"};
-  Row row{"DurableAndUpdates", kSpilling, {}, {}, StopBy::kStep, {}, expect_spill};
+  Row row{"DurableAndUpdates", kSpillingLlama, {}, {}, StopBy::kStep, {}, expect_spill};
   for (const std::string tier : {"pinned", "storage"}) {
     row.cases.emplace_back("durable_" + tier, activations(tier) + durable(2) + kPinnedState);
     row.cases.emplace_back("durable_next_" + tier,
-                           activations(tier) + durable(2) + next + kPinnedState);
+                           activations(tier) + durable(2) + kNextForward + kPinnedState);
     row.cases.emplace_back("stored_" + tier, activations(tier) + durable(2) + kStored + kUnitOrder);
-    row.cases.emplace_back("next_" + tier, activations(tier) + next + kPinnedState + kNoPrefetch);
+    row.cases.emplace_back("next_" + tier,
+                           activations(tier) + kNextForward + kPinnedState + kNoPrefetch);
     row.cases.emplace_back("resident_" + tier, activations(tier) + kResident);
   }
   return row;
@@ -422,7 +387,7 @@ Row saved_parts_row() {
   const Overrides scattered =
       saved("qkv='storage',mlp_up='pinned',attention='pinned',normed2='storage','*'='device'");
   return {"SavedParts",
-          kSpilling,
+          kSpillingLlama,
           {},
           {{"one", saved("mlp_hidden='storage','*'='device'")},
            {"scattered", scattered + kPinnedState},
@@ -436,21 +401,21 @@ Row saved_parts_row() {
 }
 
 std::vector<Row> spilled() {
-  const Overrides in_backward = activations("storage") + places("storage", "pinned", "storage") +
-                                Overrides{"optimizer.placement=in_backward"};
+  const Overrides in_backward =
+      activations("storage") + places("storage", "pinned", "storage") + kInBackward;
   const Overrides committed = places("storage", "pinned", "storage") + durable(1);
   return {every_tier_row(),
           spilled_update_row(),
           saved_parts_row(),
           // Updates in the backward pass go without clipping.
           {"UpdatesInBackward",
-           kSpilling + Overrides{"train.clip=0"},
+           kSpillingLlama + Overrides{"train.clip=0"},
            {},
            {{"microbatch", in_backward + Overrides{"train.order=microbatch"}},
             {"unit", in_backward + kUnitOrder}}},
           // Spilled activations are no part of a checkpoint: a run resumes with another placement.
           {"AcrossACheckpoint",
-           kSpilling,
+           kSpillingLlama,
            {},
            {{"run", std::vector<Part>{{committed + activations("storage"), 2},
                                       {committed + activations("device")}}}},
@@ -462,6 +427,18 @@ std::vector<Row> spilled() {
            }}};
 }
 INSTANTIATE_TEST_SUITE_P(Spill, SameBits, ::testing::ValuesIn(spilled()), kNameOfRow);
+
+// --- what all of them do
+
+TEST(Training, LowersTheLoss) {
+  const TrainingBench bench;
+  for (const Overrides& model : {kMatrixGpt2, kMatrixLlama}) {
+    const TrainingRecord run = TrainingBench::run(
+        bench.config(model == kMatrixGpt2 ? "gpt2" : "llama", model + Overrides{"train.steps=60"}));
+    EXPECT_NEAR(run.loss(0), std::log(256.0), 0.3);
+    EXPECT_LT(run.loss(59), 2.5);
+  }
+}
 
 }  // namespace
 }  // namespace sluice::train

@@ -7,13 +7,16 @@
 
 #include <atomic>
 #include <cstdint>
+#include <fstream>
 #include <functional>
+#include <iterator>
 #include <ostream>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "offload/storage_engine.hpp"
+#include "tests/support/holds.hpp"
 #include "tests/support/training_example.hpp"
 
 namespace sluice::testing {
@@ -68,9 +71,43 @@ inline const Overrides kPinned = places("pinned", "pinned", "pinned");
 inline const Overrides kStored = places("storage", "storage", "storage");
 inline const Overrides kPinnedState = places("pinned", "pinned", "storage");  // moments on storage
 inline const Overrides kSpread = places("device", "pinned", "storage");       // one tier each
+inline const Overrides kUneven = places("device", "storage", "pinned");
+
+// When updates are made, and how memory moves.
+inline const Overrides kAfterBackward{"optimizer.placement=after_backward"};
+inline const Overrides kInBackward{"optimizer.placement=in_backward"};
+inline const Overrides kNextForward{"optimizer.placement=next_forward"};
+inline const Overrides kSpeculative{"optimizer.placement=speculative"};
+inline const Overrides kUnitOrder{"train.order=unit"};
+inline const Overrides kRecompute{"recompute.policy=unit"};
+inline const Overrides kNoPrefetch{"memory.prefetch=0"};
+inline const Overrides kSmallChunks{"memory.chunk=4MiB", "memory.prefetch=0"};
+
+// What makes a model a Llama with fewer heads of keys than of queries.
+inline const Overrides kLlama{"model.family=llama", "model.kv_heads=2", "model.ffn=160"};
+inline const Overrides kSpillingLlama = small_gpt2(4, 4) + kLearning +
+                                        Overrides{"model.family=llama", "optimizer.warmup=2",
+                                                  "train.accumulate=3", "train.eval_every=2"};
+inline Overrides activations(const std::string& tier) {
+  return {"memory.place.activation=" + tier};
+}
 
 inline Overrides durable(int every) {
   return {"checkpoint.mode=durable", "checkpoint.every=" + std::to_string(every)};
+}
+
+// A process that ends behind step `stop`, or with the run where that is 0. resume: as the options'.
+inline train::TrainingOptions until(std::int64_t stop, const std::string& resume = {}) {
+  train::TrainingOptions options;
+  if (stop > 0) options.stop_at_step = stop;
+  options.resume = resume;
+  return options;
+}
+
+inline std::string bytes_of_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  EXPECT_TRUE(file) << path;
+  return {std::istreambuf_iterator<char>(file), {}};
 }
 
 // `key` of every step's event; nothing where steps do not report it.

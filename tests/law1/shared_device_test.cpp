@@ -2,28 +2,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <array>
 #include <filesystem>
-#include <limits>
 
-#include "engine/config/shapes.hpp"
-#include "engine/planner/candidates.hpp"
-#include "engine/planner/footprint.hpp"
-#include "engine/runtime/run_memory.hpp"
-#include "engine/schedule/compile/generate.hpp"
 #include "tests/law1/same_bits.hpp"
 #include "tests/support/planned.hpp"
 
 namespace sluice::train {
 namespace {
 
-using testing::least_device;
-using testing::Overrides;
-using testing::places;
-using testing::planned;
-using testing::TrainingBench;
-using testing::TrainingRecord;
-using testing::operator+;
+using namespace testing;
 
 // The head's window and its gradients are larger than a block's, while a block's activations are
 // larger than the head's.
@@ -53,7 +40,7 @@ TEST(SharedDevice, GivesTheSameBitsInTheLeastMemory) {
     EXPECT_TRUE(
         std::get<planner::Plan>(plan).schedules[schedule::StepKind::kTraining].shares_device);
     EXPECT_LE(std::get<planner::Plan>(plan).peak_bytes[0], least);
-    testing::expect_same_bits(TrainingBench::run(config), reference);
+    expect_same_bits(TrainingBench::run(config), reference);
     std::filesystem::remove_all(config.log.dir);
   }
 }
@@ -71,33 +58,6 @@ TEST(SharedDevice, TheLeastIsThatOfEitherOrder) {
   };
   EXPECT_EQ(least("auto"), std::min(least("unit"), least("microbatch")));
   EXPECT_LT(least("unit"), least("microbatch")) << "or this shows nothing";
-}
-
-// The sum of each one's largest use is more than a ninth larger: 16 MiB against 14.
-TEST(SharedDevice, TakesATenthLessThanSlotsAndArenaApart) {
-  const TrainingBench bench;
-  const config::Config config =
-      bench.config("run", kUnevenModel + places("pinned", "pinned", "pinned") +
-                              Overrides{"memory.device=2MiB", "memory.place.activation=device"});
-  const std::uint64_t least = least_device(config);
-  const std::unique_ptr<kernels::Kernels> kernels = kernels::make_host_kernels({1});
-  const model::Model model(config::model_shape(config));
-  const schedule::StepModel step =
-      planner::make_step_model(model, config::batch_shape(config),
-                               config::parameter_table(config, model), *kernels, *kernels);
-  std::uint64_t apart = std::numeric_limits<std::uint64_t>::max();
-  for (const planner::CandidateGroup& group : planner::plan_candidates(config, step)) {
-    if (planner::shares_device(group)) continue;
-    for (const schedule::StepOptions& options : group) {
-      const schedule::Schedule training =
-          schedule::compile(step, options, schedule::StepKind::kTraining);
-      const schedule::Schedule evaluation =
-          schedule::compile(step, options, schedule::StepKind::kEvaluation);
-      const std::array<const schedule::Schedule*, 2> schedules{&training, &evaluation};
-      apart = std::min(apart, runtime::memory_need(schedules, 0).peak_bytes()[0]);
-    }
-  }
-  EXPECT_LT(static_cast<double>(least), 0.9 * static_cast<double>(apart));
 }
 
 }  // namespace

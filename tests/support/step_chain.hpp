@@ -11,6 +11,8 @@
 
 #include "engine/schedule/check/interpret.hpp"
 #include "engine/schedule/check/validate.hpp"
+#include "engine/schedule/compile/link.hpp"
+#include "engine/schedule/compile/pack.hpp"
 
 namespace sluice::testing {
 
@@ -18,6 +20,13 @@ inline std::string joined(const std::vector<std::string>& lines) {
   std::string text;
   for (const std::string& line : lines) text += line + "\n";
   return text;
+}
+
+// Makes deps and places anew, for a test that changed the instructions.
+inline void relink(schedule::Schedule& schedule) {
+  for (schedule::Instruction& instruction : schedule.instructions) instruction.deps.clear();
+  schedule::link(schedule);
+  schedule::pack(schedule);
 }
 
 class StepChain {

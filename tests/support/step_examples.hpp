@@ -116,6 +116,22 @@ inline schedule::StepOptions example_options(const schedule::StepModel& model, T
   return options;
 }
 
+// Everything on the device, no recomputation: the run that law 1 compares with.
+inline schedule::StepOptions resident_options(const schedule::StepModel& model,
+                                              std::int32_t microbatches) {
+  schedule::StepOptions options =
+      example_options(model, Tier::kDevice, Tier::kDevice, Tier::kDevice);
+  options.microbatches = microbatches;
+  return options;
+}
+
+// A tied or an untied model with one of the ways of keeping state, by the seed.
+inline schedule::StepModel drawn_model(std::uint64_t seed) {
+  const std::vector<kernels::OptimizerOptions> optimizers = example_optimizers();
+  return example_model(2, seed % 2 == 0, seed % 4 == 3 ? DType::kF32 : DType::kBF16,
+                       optimizers[seed % optimizers.size()]);
+}
+
 // Anything that a run may be configured to; a function of the seed.
 inline schedule::StepOptions random_options(const schedule::StepModel& model,
                                             std::int32_t microbatches, std::uint64_t seed) {

@@ -198,8 +198,11 @@ void refuse_unknown_command(const CLI::App& app, std::span<char* const> words) {
     }
     if (found == nullptr) {
       const std::string program = parent == &app ? "sluice" : "sluice " + parent->get_name();
-      throw InputError("'" + shown(word) + "' is no command; did you mean '" + program + " " +
-                       nearest->get_name() + "'? see " + program + " --help");
+      const std::string name = nearest->get_name();
+      const bool near = may_be_typing_error(name, edit_distance(shown(word), name));
+      throw InputError("'" + shown(word) + "' is no command; " +
+                       (near ? "did you mean '" + program + " " + name + "'? " : "") + "see " +
+                       program + " --help");
     }
     parent = found;
   }

@@ -1,4 +1,5 @@
-// `sluice data`: the tokens that each step and micro-batch of a run uses.
+// `sluice data`: the tokens that each step and micro-batch of a run uses. A sample that passes the
+// end of a file is named by the places of its first and its last token.
 //
 // The samples come from data::Dataset::sample, which the training reads its batches by. Steps,
 // micro-batches and samples are counted from 1, as in the events of a run.
@@ -53,18 +54,23 @@ void print_sample(const data::Dataset& data, const Place& place, std::int64_t to
   const data::Dataset::Sample sample =
       data.sample(place.step - 1, place.micro_batch - 1, place.sample - 1);
   const data::TokenStream::Position at = data.stream().position_of(sample.first_token);
+  const data::TokenStream::Position last =
+      data.stream().position_of(sample.first_token + static_cast<std::uint64_t>(tokens) - 1);
   if (json) {
     const nlohmann::ordered_json event{
         {"event", "sample"},      {"step", place.step},         {"micro_batch", place.micro_batch},
         {"sample", place.sample}, {"number", sample.index + 1}, {"epoch", sample.epoch + 1},
-        {"file", at.file},        {"offset", at.token},         {"tokens", tokens}};
+        {"file", at.file},        {"offset", at.token},         {"tokens", tokens},
+        {"last_file", last.file}, {"last_offset", last.token}};
     std::cout << event.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << '\n';
     return;
   }
   std::cout << "step " << place.step << "  micro-batch " << place.micro_batch << "  sample "
             << place.sample << " (number " << sample.index + 1 << " of the run, epoch "
-            << sample.epoch + 1 << ")  " << at.file << " from token " << at.token << ", " << tokens
-            << " tokens\n";
+            << sample.epoch + 1 << ")  " << at.file << " from token " << at.token;
+  const bool in_one_file = last.token - at.token == static_cast<std::uint64_t>(tokens) - 1;
+  if (!in_one_file) std::cout << " to " << last.file << " token " << last.token;
+  std::cout << ", " << tokens << " tokens\n";
 }
 
 }  // namespace

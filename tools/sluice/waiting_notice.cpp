@@ -3,8 +3,10 @@
 #include <unistd.h>
 
 #include <cstdio>
-#include <system_error>
+#include <utility>
 
+#include "base/deadline.hpp"
+#include "base/thread.hpp"
 #include "base/units.hpp"
 
 namespace sluice::cli {
@@ -18,9 +20,10 @@ constexpr std::chrono::milliseconds kPipeInterval{10000};
 
 WaitingNotice::WaitingNotice(Tell tell, Milliseconds patience, Milliseconds interval) {
   try {
-    thread_ = std::thread(
-        [this, tell = std::move(tell), patience, interval] { run(tell, patience, interval); });
-  } catch (const std::system_error&) {  // no thread: no notice
+    thread_ = start_thread("notice", [this, tell = std::move(tell), patience, interval] {
+      run(tell, patience, interval);
+    });
+  } catch (const ThreadError&) {  // no thread: no notice
   }
 }
 
@@ -37,7 +40,7 @@ WaitingNotice::WaitingNotice(const std::string& text)
 
 WaitingNotice::~WaitingNotice() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     ended_ = true;
   }
   changed_.notify_one();
@@ -47,10 +50,13 @@ WaitingNotice::~WaitingNotice() {
 
 void WaitingNotice::run(const Tell& tell, Milliseconds patience, Milliseconds interval) {
   const auto begin = std::chrono::steady_clock::now();
-  std::unique_lock lock(mutex_);
-  for (auto next = begin + patience; !changed_.wait_until(lock, next, [this] { return ended_; });
-       next += interval) {
+  auto next = begin + patience;
+  MutexLock lock(mutex_);
+  const auto ended = [this]() SLUICE_REQUIRES(mutex_) { return ended_; };
+  while (
+      !changed_.wait_until(lock, Deadline::after(next - std::chrono::steady_clock::now()), ended)) {
     const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
+    next += interval;
     lock.unlock();
     tell(passed.count());
     lock.lock();

@@ -2,11 +2,11 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <functional>
-#include <mutex>
 #include <string>
 #include <thread>
+
+#include "base/mutex.hpp"
 
 namespace sluice::cli {
 
@@ -32,11 +32,11 @@ class WaitingNotice {
  private:
   void run(const Tell& tell, Milliseconds patience, Milliseconds interval);
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool ended_ = false;        // guarded by mutex_
+  Mutex mutex_;
+  CondVar changed_;
+  bool ended_ SLUICE_GUARDED_BY(mutex_) = false;
   bool clears_line_ = false;  // the destructor removes the line on the terminal
-  std::thread thread_;
+  std::jthread thread_;
 };
 
 }  // namespace sluice::cli

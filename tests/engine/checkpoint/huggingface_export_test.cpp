@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
+#include "tests/support/holds.hpp"
 #include "tests/support/temp_directory.hpp"
 
 namespace sluice::testing {
@@ -19,14 +20,8 @@ using nlohmann::json;
 
 // The same shapes as in tests/engine/checkpoint/record_huggingface_headers.py.
 model::ModelShape gpt2_shape() {
-  model::ModelShape shape;
-  shape.layers = 2;
-  shape.hidden = 24;
-  shape.heads = shape.kv_heads = 3;
-  shape.ffn = 40;
-  shape.vocab = 256;
-  shape.max_seq = 32;
-  return shape;
+  // Layers, hidden, heads, kv_heads, ffn, vocab, max_seq.
+  return {model::ModelFamily::kGpt2, 2, 24, 3, 3, 40, 256, 32};
 }
 
 model::ModelShape llama_shape() {
@@ -190,8 +185,7 @@ TEST(HuggingFaceExport, NamesTheOptionThatTransformersLacks) {
   model::ModelShape shape = gpt2_shape();
   EXPECT_EQ(checkpoint::huggingface_obstacle(shape), "");
   shape.kv_heads = 1;
-  const std::string obstacle = checkpoint::huggingface_obstacle(shape);
-  EXPECT_NE(obstacle.find("model.kv_heads is 1"), std::string::npos) << obstacle;
+  EXPECT_TRUE(holds(checkpoint::huggingface_obstacle(shape), "model.kv_heads is 1"));
   EXPECT_EQ(checkpoint::huggingface_obstacle(llama_shape()), "");
 }
 

@@ -6,6 +6,7 @@
 
 #include "base/error.hpp"
 #include "base/posix_file.hpp"
+#include "tests/support/holds.hpp"
 #include "tests/support/scratch_directory.hpp"
 
 namespace sluice::checkpoint {
@@ -36,16 +37,7 @@ std::string refusal(const std::string& text) {
   return testing::message_of<InputError>([&] { parse_manifest(text, "manifest.json"); });
 }
 
-TEST(Manifest, RoundTrips) {
-  EXPECT_EQ(parse_manifest(format_manifest(example()), "m"), example());
-}
-
-// A setting may be as long as a whole configuration.
-TEST(Manifest, KeepsLongSettings) {
-  CheckpointManifest manifest = example();
-  manifest.settings["optimizer.groups"] = std::string(std::size_t{1} << 20, '"');
-  EXPECT_EQ(parse_manifest(format_manifest(manifest), "m"), manifest);
-}
+using testing::holds;
 
 CheckpointManifest scaled() {
   CheckpointManifest manifest = example();
@@ -53,17 +45,20 @@ CheckpointManifest scaled() {
   return manifest;
 }
 
-TEST(Manifest, KeepsTheLossScaleWhereThereIsOne) {
-  EXPECT_EQ(parse_manifest(format_manifest(scaled()), "m"), scaled());
-  EXPECT_EQ(parse_manifest(format_manifest(example()), "m").loss_scale, std::nullopt);
+// A setting may be as long as a whole configuration.
+TEST(Manifest, RoundTrips) {
+  CheckpointManifest long_settings = example();
+  long_settings.settings["optimizer.groups"] = std::string(std::size_t{1} << 20, '"');
+  for (const CheckpointManifest& manifest : {example(), long_settings, scaled()}) {
+    EXPECT_EQ(parse_manifest(format_manifest(manifest), "m"), manifest);
+  }
 }
 
 // Older ones have none.
 TEST(Manifest, ARunIdIsOneOrIsNotThere) {
   const std::string line = "  \"run_id\": \"" + std::string(32, 'a') + "\",\n";
   EXPECT_EQ(parse_manifest(replaced(line, ""), "m").run_id, "");
-  EXPECT_NE(refusal(replaced(line, "  \"run_id\": \"mine\",\n")).find("'run_id'"),
-            std::string::npos);
+  EXPECT_TRUE(holds(refusal(replaced(line, "  \"run_id\": \"mine\",\n")), "'run_id'"));
 }
 
 TEST(Manifest, ALossScaleThatCannotBeIsRefused) {
@@ -79,15 +74,14 @@ TEST(Manifest, ALossScaleThatCannotBeIsRefused) {
     EXPECT_EQ(refused("\"scale\": 32768", std::string("\"scale\": ") + scale),
               "manifest.json: 'loss_scale': 'scale' must be a power of two, at most 2^32");
   }
-  EXPECT_NE(refused("\"scale\": 32768", "\"scale\": 0.5").find("'scale'"), std::string::npos);
-  EXPECT_NE(refused("\"good_steps\": 1999", "\"good_steps\": 5001").find("'good_steps' is more"),
-            std::string::npos);
-  EXPECT_NE(refused("\"skipped_steps\": 3", "\"skipped_steps\": 5001").find("'skipped_steps'"),
-            std::string::npos);
-  EXPECT_NE(refused("\"overflows\": 1", "\"overflows\": 4").find("'overflows' is more"),
-            std::string::npos);
-  EXPECT_NE(refused("\"good_steps\"", "\"good\"").find("'good_steps' is missing"),
-            std::string::npos);
+  const auto expect = [&](const char* from, const char* to, const char* words) {
+    EXPECT_TRUE(holds(refused(from, to), words));
+  };
+  expect("\"scale\": 32768", "\"scale\": 0.5", "'scale'");
+  expect("\"good_steps\": 1999", "\"good_steps\": 5001", "'good_steps' is more");
+  expect("\"skipped_steps\": 3", "\"skipped_steps\": 5001", "'skipped_steps'");
+  expect("\"overflows\": 1", "\"overflows\": 4", "'overflows' is more");
+  expect("\"good_steps\"", "\"good\"", "'good_steps' is missing");
 }
 
 TEST(Manifest, UnknownMembersArePassedOver) {
@@ -102,31 +96,22 @@ TEST(Manifest, WrongMembersAreRefusedByName) {
   EXPECT_EQ(refusal(replaced("\"version\": 3", "\"version\": 2")),
             "manifest.json: 'version' is 2, which an earlier Sluice wrote, without a digest; this "
             "program reads version 3: resume with the program that wrote it, or start anew");
-  EXPECT_NE(refusal(replaced("\"version\": 3", "\"version\": 4")).find("a later Sluice wrote"),
-            std::string::npos);
-  EXPECT_NE(refusal(replaced("sluice checkpoint", "other")).find("'format'"), std::string::npos);
-  EXPECT_NE(refusal(replaced("0123456789abcdef01", "0123456789ABCDEF01")).find("32 hex digits"),
-            std::string::npos);
-  EXPECT_NE(refusal(replaced("\"model.layers\": \"12\"", "\"model.layers\": 12"))
-                .find("'model.layers' must be a string"),
-            std::string::npos);
-  EXPECT_NE(refusal(replaced("\"state\"", "\"../state\"")).find("bare file name"),
-            std::string::npos);
-  EXPECT_NE(refusal(replaced("\"state\"", "\"..\"")).find("bare file name"), std::string::npos);
-  EXPECT_NE(refusal(replaced("\"state\"", "\"weights.safetensors\"")).find("twice"),
-            std::string::npos);
-  EXPECT_NE(refusal(replaced("\"bytes\": 12", "\"bytes\": 1e30")).find("'bytes'"),
-            std::string::npos);
-  EXPECT_NE(refusal(replaced("\"bytes\": 12", "\"bytes\": 2e777777")).find("out of range"),
-            std::string::npos);
-  EXPECT_NE(refusal(replaced("\"arithmetic\"", "\"step\"")).find("stands twice"),
-            std::string::npos);
-  EXPECT_NE(refusal(replaced("\"threads\"", "\"later\": [[[[[[[[1]]]]]]]], \"threads\""))
-                .find("nested too deeply"),
-            std::string::npos);
-  EXPECT_NE(refusal("[]").find("must be an object"), std::string::npos);
-  EXPECT_NE(refusal("{").find("not valid JSON"), std::string::npos);
-  EXPECT_NE(refusal("").find("not valid JSON"), std::string::npos);
+  const std::vector<std::pair<std::string, std::string>> wrong{
+      {replaced("\"version\": 3", "\"version\": 4"), "a later Sluice wrote"},
+      {replaced("sluice checkpoint", "other"), "'format'"},
+      {replaced("0123456789abcdef01", "0123456789ABCDEF01"), "32 hex digits"},
+      {replaced("\"12\"", "12"), "'model.layers' must be a string"},
+      {replaced("\"state\"", "\"../state\""), "bare file name"},
+      {replaced("\"state\"", "\"..\""), "bare file name"},
+      {replaced("\"state\"", "\"weights.safetensors\""), "twice"},
+      {replaced("\"bytes\": 12", "\"bytes\": 1e30"), "'bytes'"},
+      {replaced("\"bytes\": 12", "\"bytes\": 2e777777"), "out of range"},
+      {replaced("\"arithmetic\"", "\"step\""), "stands twice"},
+      {replaced("\"threads\"", "\"later\": [[[[[[[[1]]]]]]]], \"threads\""), "nested too deeply"},
+      {"[]", "must be an object"},
+      {"{", "not valid JSON"},
+      {"", "not valid JSON"}};
+  for (const auto& [text, words] : wrong) EXPECT_TRUE(holds(refusal(text), words));
 }
 
 // One bit of each byte, in turn: a flipped manifest is refused, or says the same.
@@ -164,11 +149,11 @@ TEST(Manifest, IsSavedWhole) {
   save_manifest(second, path);
   EXPECT_EQ(load_manifest(path), second);
   EXPECT_FALSE(std::filesystem::exists(path + ".tmp"));
-  EXPECT_NE(testing::message_of<InputError>([&] { load_manifest(scratch / "none"); }).find("none"),
-            std::string::npos);
   std::filesystem::create_symlink(path, scratch / "link");
-  EXPECT_NE(testing::message_of<InputError>([&] { load_manifest(scratch / "link"); }).find("link"),
-            std::string::npos);
+  for (const std::string name : {"none", "link"}) {
+    EXPECT_TRUE(
+        holds(testing::message_of<InputError>([&] { load_manifest(scratch / name); }), name));
+  }
 }
 
 TEST(Manifest, FilesThatAreNotAsItSaysAreNamed) {
@@ -185,13 +170,13 @@ TEST(Manifest, FilesThatAreNotAsItSaysAreNamed) {
   scratch.write("state", changed);
   EXPECT_EQ(refused(), path + " is corrupt: its checksum is not the manifest's");
   scratch.write("state", "x");
-  EXPECT_NE(refused().find("has 1 bytes; its manifest says 3145728"), std::string::npos);
+  EXPECT_TRUE(holds(refused(), "has 1 bytes; its manifest says 3145728"));
   std::filesystem::remove(path);
-  EXPECT_NE(refused().find("cannot be read"), std::string::npos);
+  EXPECT_TRUE(holds(refused(), "cannot be read"));
   // The right bytes, but somewhere else.
   scratch.write("elsewhere", std::string(3 << 20, 'x'));
   std::filesystem::create_symlink("elsewhere", path);
-  EXPECT_NE(refused().find("cannot be read"), std::string::npos) << refused();
+  EXPECT_TRUE(holds(refused(), "cannot be read"));
 }
 
 }  // namespace

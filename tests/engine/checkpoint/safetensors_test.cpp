@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "base/error.hpp"
+#include "tests/support/holds.hpp"
 #include "tests/support/scratch_directory.hpp"
 
 namespace sluice::checkpoint {
@@ -24,6 +25,8 @@ std::string refusal(const std::string& json, std::uint64_t buffer_bytes) {
   return testing::message_of<InputError>(
       [&] { parse_safetensors_header(json, buffer_bytes, "m"); });
 }
+
+using testing::holds;
 
 std::vector<std::byte> bytes_of(std::size_t count, int seed) {
   std::vector<std::byte> data(count);
@@ -95,14 +98,14 @@ TEST(SafetensorsHeader, HolesOverlapsAndExtraBytesAreRefused) {
            R"(},"b":{"dtype":"U8","shape":[4],"data_offsets":)" + second + "}}";
   };
   EXPECT_NO_THROW(parse_safetensors_header(two("[0,4]", "[4,8]"), 8, "m"));
-  EXPECT_NE(refusal(two("[0,4]", "[5,9]"), 9).find("'b' follows a hole"), std::string::npos);
-  EXPECT_NE(refusal(two("[0,4]", "[3,7]"), 8).find("'b' overlaps"), std::string::npos);
-  EXPECT_NE(refusal(two("[0,4]", "[0,4]"), 8).find("overlaps"), std::string::npos);
-  EXPECT_NE(refusal(two("[1,5]", "[5,9]"), 9).find("'a' follows a hole"), std::string::npos);
-  EXPECT_NE(refusal(two("[0,4]", "[4,8]"), 9).find("cover 8 bytes"), std::string::npos);
-  EXPECT_NE(refusal(two("[0,4]", "[4,8]"), 7).find("of a buffer of 7 bytes"), std::string::npos);
-  EXPECT_NE(refusal(two("[4,0]", "[4,8]"), 8).find("'a' lies at bytes 4 to 0"), std::string::npos);
-  EXPECT_NE(refusal(two("[0,5]", "[5,9]"), 9).find("need 4"), std::string::npos);
+  EXPECT_TRUE(holds(refusal(two("[0,4]", "[5,9]"), 9), "'b' follows a hole"));
+  EXPECT_TRUE(holds(refusal(two("[0,4]", "[3,7]"), 8), "'b' overlaps"));
+  EXPECT_TRUE(holds(refusal(two("[0,4]", "[0,4]"), 8), "overlaps"));
+  EXPECT_TRUE(holds(refusal(two("[1,5]", "[5,9]"), 9), "'a' follows a hole"));
+  EXPECT_TRUE(holds(refusal(two("[0,4]", "[4,8]"), 9), "cover 8 bytes"));
+  EXPECT_TRUE(holds(refusal(two("[0,4]", "[4,8]"), 7), "of a buffer of 7 bytes"));
+  EXPECT_TRUE(holds(refusal(two("[4,0]", "[4,8]"), 8), "'a' lies at bytes 4 to 0"));
+  EXPECT_TRUE(holds(refusal(two("[0,5]", "[5,9]"), 9), "need 4"));
 }
 
 TEST(SafetensorsHeader, WrongMembersAreRefusedByName) {
@@ -137,11 +140,10 @@ TEST(SafetensorsHeader, WrongMembersAreRefusedByName) {
       {R"({}{})", "not valid JSON"},
   };
   for (const auto& [json, words] : cases) {
-    EXPECT_NE(refusal(json, 1).find(words), std::string::npos) << json << "\n" << refusal(json, 1);
+    EXPECT_TRUE(holds(refusal(json, 1), words)) << json;
   }
   const std::string w = tensor(R"("dtype":"U8",)" + rest);
-  EXPECT_NE(refusal(w.substr(0, w.size() - 1) + "," + w.substr(1), 1).find("'w' stands twice"),
-            std::string::npos);
+  EXPECT_TRUE(holds(refusal(w.substr(0, w.size() - 1) + "," + w.substr(1), 1), "'w' stands twice"));
 }
 
 TEST(Safetensors, TruncatedFilesAreRefused) {
@@ -149,19 +151,17 @@ TEST(Safetensors, TruncatedFilesAreRefused) {
   const std::string whole =
       file_of(R"({"w":{"dtype":"U8","shape":[100],"data_offsets":[0,100]}})", 100);
   EXPECT_NO_THROW(SafetensorsReader(scratch.write("m", whole)));
+  const auto refused = [](const std::string& path) {
+    return testing::message_of<InputError>([&] { SafetensorsReader{path}; });
+  };
   for (std::size_t bytes = 0; bytes < whole.size(); bytes += 3) {
     const auto path = scratch.write("m", whole.substr(0, bytes));
-    EXPECT_NE(testing::message_of<InputError>([&] { SafetensorsReader{path}; }).find(path),
-              std::string::npos);
+    EXPECT_TRUE(holds(refused(path), path));
   }
   std::string huge = whole;
   huge[6] = '\x7f';  // a header length of 2^54
-  const auto path = scratch.write("m", huge);
-  EXPECT_NE(testing::message_of<InputError>([&] { SafetensorsReader{path}; }).find("header"),
-            std::string::npos);
-  EXPECT_NE(
-      testing::message_of<InputError>([&] { SafetensorsReader(scratch / "none"); }).find("none"),
-      std::string::npos);
+  EXPECT_TRUE(holds(refused(scratch.write("m", huge)), "header"));
+  EXPECT_TRUE(holds(refused(scratch / "none"), "none"));
 }
 
 }  // namespace

@@ -20,11 +20,7 @@
 namespace sluice::model {
 namespace {
 
-using testing::Overrides;
-using testing::PlannedSession;
-using testing::TrainingBench;
-using testing::WholeModel;
-using testing::operator+;
+using namespace testing;
 
 constexpr float kStep = 0.02f;
 // The first is relative to the directional derivative, the others to the tensor's gradient norm.
@@ -120,30 +116,18 @@ void expect_gradients(const ModelShape& shape) {
 }
 
 ModelShape tiny_shape(ModelFamily family, bool tied) {
-  ModelShape shape;
-  shape.family = family;
-  shape.layers = 2;
-  shape.hidden = 24;
-  shape.heads = 4;
-  shape.kv_heads = family == ModelFamily::kLlama ? 2 : 4;
-  shape.ffn = 40;
-  shape.vocab = 37;
-  shape.max_seq = 7;
-  shape.tie_embeddings = tied;
-  return shape;
+  const std::int64_t kv_heads = family == ModelFamily::kLlama ? 2 : 4;
+  // Layers, hidden, heads, kv_heads, ffn, vocab, max_seq.
+  return {family, 2, 24, 4, kv_heads, 40, 37, 7, tied};
 }
 
-TEST(ModelGradient, IsTheDerivativeOfTheLossForGpt2) {
-  expect_gradients(tiny_shape(ModelFamily::kGpt2, false));
-}
-TEST(ModelGradient, IsTheDerivativeOfTheLossForATiedGpt2) {
-  expect_gradients(tiny_shape(ModelFamily::kGpt2, true));
-}
-TEST(ModelGradient, IsTheDerivativeOfTheLossForLlama) {
-  expect_gradients(tiny_shape(ModelFamily::kLlama, false));
-}
-TEST(ModelGradient, IsTheDerivativeOfTheLossForATiedLlama) {
-  expect_gradients(tiny_shape(ModelFamily::kLlama, true));
+TEST(ModelGradient, IsTheDerivativeOfTheLoss) {
+  for (const ModelFamily family : {ModelFamily::kGpt2, ModelFamily::kLlama}) {
+    for (const bool tied : {false, true}) {
+      SCOPED_TRACE(::testing::Message() << static_cast<int>(family) << ", tied " << tied);
+      expect_gradients(tiny_shape(family, tied));
+    }
+  }
 }
 
 void load_weights(WholeModel& whole, const std::string& path) {
@@ -166,7 +150,7 @@ void expect_step_is_the_passes(const Overrides& model) {
                               Overrides{"model.layers=2", "model.hidden=32", "model.heads=4",
                                         "model.vocab=300", "train.seq=8", "train.micro_batch=2",
                                         "train.accumulate=2", "train.precision=fp32"} +
-                              testing::places("pinned", "storage", "storage"));
+                              places("pinned", "storage", "storage"));
   PlannedSession session(config);
   std::filesystem::create_directories(config.log.dir);
   const std::string path = config.log.dir + "/weights.safetensors";

@@ -6,6 +6,7 @@
 #include "engine/config/shapes.hpp"
 #include "engine/planner/free_optimizer.hpp"
 #include "engine/planner/plan.hpp"
+#include "tests/support/schedule_sketch.hpp"
 
 namespace sluice::testing {
 namespace {
@@ -13,18 +14,6 @@ namespace {
 class CostModelTest : public ::testing::Test {
  protected:
   CostModelTest() {
-    config_.model.family = config::Config::Family::kGpt2;
-    config_.model.layers = 1;
-    config_.model.hidden = 64;
-    config_.model.heads = 2;
-    config_.model.kv_heads = 2;
-    config_.model.ffn = 256;
-    config_.model.vocab = 256;
-    config_.model.max_seq = 32;
-    config_.train.seq = 32;
-    config_.train.micro_batch = 2;
-    config_.train.precision = config::Config::Precision::kFP32;
-    config_.train.threads = 2;
     // Only products cost anything to speak of: 1 operation a second.
     hardware_.gemm_f32_flops_per_s = 1.0;
     hardware_.memory_bandwidth_bytes_per_s = 1e15;
@@ -38,9 +27,16 @@ class CostModelTest : public ::testing::Test {
     schedule.instructions.push_back(instruction);
     schedule.buffers = std::move(buffers);
     const model::Model model(config::model_shape(config_));
-    const model::BatchShape batch = config::batch_shape(config_);
-    planner::CostModel(config_, model, batch, hardware_).apply(schedule);
+    planner::CostModel(config_, model, config::batch_shape(config_), hardware_).apply(schedule);
     return schedule.instructions.back().cost_s;
+  }
+  schedule::SimulationModel simulation_model() const {
+    const model::Model model(config::model_shape(config_));
+    return planner::CostModel(config_, model, config::batch_shape(config_), hardware_)
+        .simulation_model();
+  }
+  double cores_of(schedule::Lane lane) const {
+    return simulation_model().cores_used[static_cast<std::size_t>(lane)];
   }
   static schedule::Instruction of(schedule::Op op, schedule::Lane lane, std::int32_t unit = 1) {
     schedule::Instruction instruction;
@@ -56,7 +52,11 @@ class CostModelTest : public ::testing::Test {
   static constexpr double kLinear = 2 * kRows * kHidden * (4 * kHidden + 2 * kFfn);
   static constexpr double kAttention = 2 * (2 * 2) * 32 * 32 * 32 / 0.6;
 
-  config::Config config_;
+  config::Config config_ = config::parse_config(
+      "", "test",
+      std::vector<std::string>{"model.layers=1", "model.hidden=64", "model.heads=2", "train.seq=32",
+                               "train.micro_batch=2", "train.precision=fp32", "train.threads=2",
+                               "data.paths=x"});
   planner::HardwareProfile hardware_;
 };
 
@@ -127,29 +127,16 @@ TEST_F(CostModelTest, DuplexIsMeasuredAgainstBothRates) {
   hardware_.storage_read_bytes_per_s = 2e9;
   hardware_.storage_write_bytes_per_s = 1e9;
   hardware_.storage_duplex_bytes_per_s = 1e9;
-  const model::Model model(config::model_shape(config_));
-  const model::BatchShape batch = config::batch_shape(config_);
-  const auto simulation_model = [&] {
-    return planner::CostModel(config_, model, batch, hardware_).simulation_model();
-  };
   EXPECT_NEAR(simulation_model().storage_duplex, 0.25 + 0.5, 1e-9);
-  const auto compute = static_cast<std::size_t>(schedule::Lane::kCompute);
-  EXPECT_EQ(simulation_model().cores_used[compute], 2);
+  EXPECT_EQ(cores_of(schedule::Lane::kCompute), 2);
   config_.train.threads = 0;  // all
-  EXPECT_EQ(simulation_model().cores_used[compute], 8);
+  EXPECT_EQ(cores_of(schedule::Lane::kCompute), 8);
 }
 
 TEST_F(CostModelTest, ACopyThatWaitsForItsLinkLeavesTheCore) {
-  const model::Model model(config::model_shape(config_));
-  const model::BatchShape batch = config::batch_shape(config_);
-  const auto upload_cores = [&] {
-    return planner::CostModel(config_, model, batch, hardware_)
-        .simulation_model()
-        .cores_used[static_cast<std::size_t>(schedule::Lane::kH2D)];
-  };
-  EXPECT_EQ(upload_cores(), 1);
+  EXPECT_EQ(cores_of(schedule::Lane::kH2D), 1);
   config_.memory.link_bandwidth_bytes_per_s = hardware_.single_core_copy_bytes_per_s / 4;
-  EXPECT_NEAR(upload_cores(), 0.25, 1e-9);
+  EXPECT_NEAR(cores_of(schedule::Lane::kH2D), 0.25, 1e-9);
 }
 
 TEST_F(CostModelTest, FewerThreadsThanTheProfilesTakeLonger) {
@@ -221,13 +208,9 @@ TEST_F(CostModelTest, AGpuIsPricedByItsOwnFiguresAndTakesNoCores) {
   EXPECT_GT(host_lane, 0.5);
   EXPECT_LT(price(norm, {}, {gradient}), 1e-3);
 
-  const model::Model model(config::model_shape(config_));
-  const schedule::SimulationModel simulation =
-      planner::CostModel(config_, model, config::batch_shape(config_), hardware_)
-          .simulation_model();
-  EXPECT_EQ(simulation.cores_used[static_cast<std::size_t>(schedule::Lane::kCompute)], 0);
-  EXPECT_EQ(simulation.cores_used[static_cast<std::size_t>(schedule::Lane::kH2D)], 0);
-  EXPECT_EQ(simulation.cores_used[static_cast<std::size_t>(schedule::Lane::kOptimizer)], 1);
+  EXPECT_EQ(cores_of(schedule::Lane::kCompute), 0);
+  EXPECT_EQ(cores_of(schedule::Lane::kH2D), 0);
+  EXPECT_EQ(cores_of(schedule::Lane::kOptimizer), 1);
 }
 
 TEST_F(CostModelTest, OnlyInstructionsWokenByAnotherLanePayForTheWakeUp) {
@@ -249,37 +232,26 @@ TEST_F(CostModelTest, OnlyInstructionsWokenByAnotherLanePayForTheWakeUp) {
 // A read of state that only the update sees is free with it; one of weights that a pass sees is
 // not.
 TEST(FreeOptimizer, LeavesOutUpdatesAndTheTransfersOfTheirState) {
-  schedule::Schedule schedule;
-  for (const bool persistent : {true, false, false}) {
-    schedule::Buffer buffer;
-    buffer.id = static_cast<schedule::BufferId>(schedule.buffers.size());
-    buffer.tier = persistent ? Tier::kStorage : Tier::kPinned;
-    buffer.persistent = persistent;
-    buffer.bytes = 4096;
-    schedule.buffers.push_back(buffer);
-  }
-  const auto add = [&](schedule::Op op, schedule::Lane lane, double cost_s, schedule::BufferId from,
-                       schedule::BufferId to, std::vector<schedule::InstructionId> deps) {
-    schedule::Instruction instruction;
-    instruction.id = static_cast<schedule::InstructionId>(schedule.instructions.size());
-    instruction.op = op;
-    instruction.lane = lane;
-    instruction.cost_s = cost_s;
-    instruction.reads = {{from, 0, 0}};
-    instruction.writes = {{to, 0, 0}};
-    instruction.deps = std::move(deps);
-    schedule.instructions.push_back(instruction);
-    return instruction.id;
+  using schedule::Lane;
+  using schedule::Op;
+  ScheduleSketch sketch;
+  const schedule::BufferId home = sketch.home(StateKind::kMaster, Tier::kStorage, 1024, 0);
+  const schedule::BufferId state = sketch.state(StateKind::kMaster, Tier::kPinned, 0, 1024);
+  const schedule::BufferId window = sketch.state(StateKind::kMaster, Tier::kPinned, 0, 1024);
+  const auto add = [&](Op op, Lane lane, double cost_s, schedule::BufferId from,
+                       schedule::BufferId to) {
+    sketch.emit(op, lane, {all(from)}, {all(to)}).cost_s = cost_s;
   };
-  const schedule::InstructionId state =
-      add(schedule::Op::kStorageRead, schedule::Lane::kStorageRead, 1.0, 0, 1, {});
-  const schedule::InstructionId update =
-      add(schedule::Op::kOptimizerStep, schedule::Lane::kOptimizer, 2.0, 1, 1, {state});
-  const schedule::InstructionId back =
-      add(schedule::Op::kStorageWrite, schedule::Lane::kStorageWrite, 4.0, 1, 0, {update});
-  const schedule::InstructionId weights =
-      add(schedule::Op::kStorageRead, schedule::Lane::kStorageRead, 8.0, 0, 2, {back});
-  add(schedule::Op::kForward, schedule::Lane::kCompute, 16.0, 2, 2, {weights});
+  add(Op::kStorageRead, Lane::kStorageRead, 1.0, home, state);
+  add(Op::kOptimizerStep, Lane::kOptimizer, 2.0, state, state);
+  add(Op::kStorageWrite, Lane::kStorageWrite, 4.0, state, home);
+  add(Op::kStorageRead, Lane::kStorageRead, 8.0, home, window);
+  add(Op::kForward, Lane::kCompute, 16.0, window, window);
+  schedule::Schedule& schedule = sketch.schedule;
+  for (schedule::InstructionId id = 0; id < 5; ++id) {
+    schedule.instructions[id].id = id;
+    if (id > 0) schedule.instructions[id].deps = {id - 1};
+  }
   EXPECT_NEAR(schedule::simulate(schedule, {}).total_s, 31.0, 1e-6);
   EXPECT_NEAR(planner::simulate_free_optimizer(schedule, {}).total_s, 24.0, 1e-6);
 }

@@ -8,12 +8,7 @@
 namespace sluice::planner {
 namespace {
 
-using testing::Draws;
-using testing::Overrides;
-using testing::PlannedSession;
-using testing::TrainingBench;
-using testing::TrainingRecord;
-using testing::operator+;
+using namespace testing;
 
 // Most have ample budgets; the rest get exactly the bytes that the first plan needs.
 constexpr std::uint64_t kConfigurations = 24;
@@ -58,10 +53,11 @@ void expect_plan_equals_run(const TrainingRecord& run, const config::Config& con
 TEST(PlanEqualsRun, ForVariedConfigurations) {
   const TrainingBench bench;
   std::uint64_t moved_by_storage = 0;
+  std::uint64_t redone_steps = 0;
   for (std::uint64_t seed = 0; seed < kConfigurations; ++seed) {
     Draws draw(seed, "test/plan_equals_run");
-    const Overrides overrides = testing::random_model(draw) + testing::random_placement(draw) +
-                                testing::random_movement(draw) + Overrides{"train.steps=2"};
+    const Overrides overrides = random_model(draw) + random_placement(draw) +
+                                random_movement(draw) + Overrides{"train.steps=2"};
     SCOPED_TRACE(::testing::PrintToString(overrides));
     const std::string name = "run" + std::to_string(seed);
     const config::Config config = bench.config(name, overrides);
@@ -69,6 +65,7 @@ TEST(PlanEqualsRun, ForVariedConfigurations) {
     expect_plan_equals_run(run, config);
     if (HasFatalFailure()) continue;
     moved_by_storage += run.plan.at("bytes_moved").at("storage_read").get<std::uint64_t>();
+    for (const train::RunEvent& step : run.steps) redone_steps += step.value("redone", false);
     if (seed % 3 != 0) continue;
     SCOPED_TRACE("budgets as planned");
     const train::RunEvent& peak = run.plan.at("peak_bytes");
@@ -79,14 +76,14 @@ TEST(PlanEqualsRun, ForVariedConfigurations) {
     expect_plan_equals_run(TrainingBench::run(exact), exact);
   }
   EXPECT_GT(moved_by_storage, 0u);
+  EXPECT_GT(redone_steps, 0u);
 }
 
 TEST(PlanEqualsRun, AlsoForEvaluation) {
   const TrainingBench bench;
   for (std::uint64_t seed = 100; seed < 106; ++seed) {
     Draws draw(seed, "test/plan_equals_run");
-    const Overrides overrides = testing::random_model(draw) + testing::random_placement(draw) +
-                                testing::random_movement(draw);
+    const Overrides overrides = random_model(draw) + random_placement(draw) + random_movement(draw);
     SCOPED_TRACE(::testing::PrintToString(overrides));
     const config::Config config = bench.config("run", overrides);
     PlannedSession run(config);
@@ -102,7 +99,6 @@ TEST(PlanEqualsRun, AlsoForEvaluation) {
   }
 }
 
-// Law 9.
 // The states of a piece are written side by side: no lane stops at the Release behind a write.
 TEST(StorageLanes, WriteSeveralPiecesAtOnce) {
   const TrainingBench bench;
@@ -128,24 +124,41 @@ TEST(StorageLanes, WriteSeveralPiecesAtOnce) {
   EXPECT_GT(at_once, writes.size() / 10);
 }
 
+// Law 9, in steps that are redone and in steps that commit, too.
 TEST(SteadyState, AllocatesNothing) {
   const TrainingBench bench;
-  for (const char* place : {"device", "pinned", "storage"}) {
-    SCOPED_TRACE(place);
-    const config::Config config =
-        bench.config("run", Overrides{"model.layers=2", "model.hidden=64", "model.heads=4",
-                                      "train.seq=16", "train.accumulate=2"} +
-                                testing::places(place, place, place));
-    PlannedSession run(config);
-    run.step(0);
-    const std::uint64_t calls = run.session().allocation_calls();
-    EXPECT_GT(calls, 0u);
-    for (std::int64_t step = 1; step < 5; ++step) EXPECT_GT(run.step(step).loss, 0.0);
-    EXPECT_GT(run.evaluate(), 0.0);
-    EXPECT_EQ(run.session().state().weights_hash().size(), 32u);
-    run.step(5);
-    EXPECT_EQ(run.session().allocation_calls(), calls);
-    EXPECT_EQ(run.session().measured_peak_bytes(), run.plan().peak_bytes);
+  const Overrides redone{"optimizer.placement=speculative", "train.clip=0.001"};
+  const Overrides durable{"checkpoint.mode=durable", "checkpoint.every=1"};
+  checkpoint::CheckpointManifest manifest;
+  manifest.data_fingerprint = std::string(32, '0');
+  for (const std::string place : {"device", "pinned", "storage"}) {
+    for (const Overrides& how : {Overrides{}, redone, durable}) {
+      SCOPED_TRACE(place + (how.empty() ? "" : ", " + how.front()));
+      const config::Config config =
+          bench.config("run" + place + std::to_string(how.size()),
+                       Overrides{"model.layers=2", "model.hidden=64", "model.heads=4",
+                                 "train.seq=16", "train.accumulate=2"} +
+                           places(place, place, place) + how);
+      std::filesystem::create_directories(config.checkpoint.dir);
+      PlannedSession run(config);
+      const auto step = [&](std::int64_t at) {
+        const auto fill = [&](std::int64_t mb, std::int32_t* tokens, std::int32_t* targets) {
+          run.fill_tokens(mb, tokens, targets);
+        };
+        const bool commits = how == durable && at % 2 == 1;
+        return run.session().train_step(at, 1e-2, fill, nullptr, commits ? &manifest : nullptr);
+      };
+      step(0);
+      step(1);
+      const std::uint64_t calls = run.session().allocation_calls();
+      EXPECT_GT(calls, 0u);
+      for (std::int64_t at = 2; at < 6; ++at) EXPECT_EQ(step(at).redone, how == redone);
+      EXPECT_GT(run.evaluate(), 0.0);
+      EXPECT_EQ(run.session().state().weights_hash().size(), 32u);
+      step(6);
+      EXPECT_EQ(run.session().allocation_calls(), calls);
+      EXPECT_EQ(run.session().measured_peak_bytes(), run.plan().peak_bytes);
+    }
   }
 }
 

@@ -14,11 +14,7 @@
 namespace sluice::planner {
 namespace {
 
-using testing::Draws;
-using testing::Overrides;
-using testing::planned;
-using testing::TrainingBench;
-using testing::operator+;
+using namespace testing;
 
 constexpr std::uint64_t kDrawnConfigurations = 200;
 constexpr std::uint64_t kInterpretEvery = 8;  // of the accepted
@@ -30,9 +26,8 @@ struct Draft {
 Draft random_draft(std::uint64_t seed) {
   Draws draw(seed, "test/plan_or_refuse");
   Draft draft;
-  draft.model = testing::random_model(draw) + Overrides{"train.steps=1"};
-  draft.memory = testing::random_placement(draw) + testing::random_movement(draw) +
-                 testing::random_budgets(draw);
+  draft.model = random_model(draw) + Overrides{"train.steps=1"};
+  draft.memory = random_placement(draw) + random_movement(draw) + random_budgets(draw);
   return draft;
 }
 
@@ -120,7 +115,7 @@ TEST(PlanOrRefuse, ForRandomConfigurationsAndBudgets) {
   const TrainingBench bench;
   std::uint64_t plans = 0;
   std::uint64_t refusals = 0;
-  const std::uint64_t configurations = testing::sweep(kDrawnConfigurations);
+  const std::uint64_t configurations = sweep(kDrawnConfigurations);
   for (std::uint64_t seed = 0; seed < configurations; ++seed) {
     const Draft draft = random_draft(seed);
     SCOPED_TRACE(::testing::PrintToString(draft.model + draft.memory));
@@ -135,7 +130,7 @@ TEST(PlanOrRefuse, ForRandomConfigurationsAndBudgets) {
     expect_valid(plan, config);
     if (plans % kInterpretEvery == 0) {
       expect_plain_meaning(
-          plan, bench.config("plain", draft.model + testing::places("device", "device", "device") +
+          plan, bench.config("plain", draft.model + places("device", "device", "device") +
                                           Overrides{"recompute.policy=none"}));
     }
     EXPECT_EQ(TrainingBench::run(config).end, train::TrainingEnd::kDone);
@@ -175,21 +170,11 @@ TEST(PlanOrRefuse, AChangeOfSeveralBudgetsIsMinimalToo) {
                 "model.kv_heads=3", "model.vocab=300", "model.tie_embeddings=false", "model.ffn=40",
                 "train.seq=16", "train.micro_batch=1", "memory.prefetch=1", "recompute.policy=none",
                 "memory.device=2MiB", "memory.pinned=1MiB", "memory.storage=2MiB"} +
-          testing::places("storage", "storage", "auto"));
+          places("storage", "storage", "auto"));
   const auto result = planned(config);
   const Refusal& refusal = std::get<Refusal>(result);
   EXPECT_GT(refusal.suggestions.front().size(), 1u);
   expect_minimal(refusal, config);
-}
-
-// Refused by train() before anything is touched.
-TEST(PlanOrRefuse, ARefusedRunLeavesNothingBehind) {
-  const TrainingBench bench;
-  const config::Config config = bench.config(
-      "run",
-      {"model.layers=2", "model.hidden=64", "model.heads=4", "train.seq=16", "memory.device=2MiB"});
-  EXPECT_EQ(TrainingBench::run(config).end, train::TrainingEnd::kRefused);
-  EXPECT_FALSE(std::filesystem::exists(bench.run_directory("run")));
 }
 
 }  // namespace

@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "tests/engine/runtime/runtime_bench.hpp"
+#include "tests/support/holds.hpp"
+#include "tests/support/scratch_directory.hpp"
 #include "tests/support/thread_faults.hpp"
 
 namespace sluice::runtime {
@@ -119,12 +121,7 @@ TEST(Executor, AFailureEndsThePassAndTheNextOneRuns) {
   bench.runner.on_device = [&](const Program&, const schedule::Instruction& instruction) {
     if (instruction.id != 0) ++later;
   };
-  try {
-    bench.run();
-    FAIL() << "the pass did not fail";
-  } catch (const DeviceError& error) {
-    EXPECT_STREQ(error.what(), "the update found a NaN");
-  }
+  EXPECT_EQ(testing::message_of<DeviceError>([&] { bench.run(); }), "the update found a NaN");
   EXPECT_EQ(later, 0);  // nothing behind the failed instruction ran
   fails = false;
   bench.run();
@@ -147,14 +144,9 @@ TEST(RunProgress, AWaitBehindItsDeadlineNamesTheInstructionAndItsLane) {
   RunProgress progress(*bench.program, events, false, Deadline::after_seconds(0));
   const auto& instructions = bench.schedule.instructions;
   ASSERT_EQ(instructions[2].op, Op::kStorageWrite);
-  try {
-    progress.await(2, Progress::kDone, instructions[3]);
-    FAIL() << "nothing wrote it";
-  } catch (const TimeoutError& error) {
-    const std::string message = error.what();
-    EXPECT_NE(message.find("on lane storage_write, awaited by StorageRead"), std::string::npos)
-        << message;
-  }
+  const std::string message = testing::message_of<TimeoutError>(
+      [&] { progress.await(2, Progress::kDone, instructions[3]); });
+  EXPECT_TRUE(testing::holds(message, "on lane storage_write, awaited by StorageRead"));
   progress.set(2, Progress::kDone);
   EXPECT_NO_THROW(progress.await(2, Progress::kDone, instructions[3]));
 }
@@ -167,11 +159,8 @@ TEST(RunProgress, KeepsTheFirstFailureAndEndsEveryWait) {
   progress.fail(std::make_exception_ptr(DeviceError("the second")));
   EXPECT_THROW(progress.await(2, Progress::kDone, bench.schedule.instructions[3]), RunAborted);
   EXPECT_THROW(progress.await_until([] { return false; }, "nothing"), RunAborted);
-  try {
-    std::rethrow_exception(progress.error());
-  } catch (const DeviceError& error) {
-    EXPECT_STREQ(error.what(), "the first");
-  }
+  EXPECT_EQ(testing::message_of<DeviceError>([&] { std::rethrow_exception(progress.error()); }),
+            "the first");
 }
 
 TEST(LaneThreads, RunEveryLaneOnceAndAgain) {

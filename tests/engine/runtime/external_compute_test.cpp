@@ -1,6 +1,8 @@
 // A model's compute as External instructions: an outside framework runs it and signals its end.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <condition_variable>
 #include <deque>
 #include <map>
@@ -8,10 +10,11 @@
 #include <thread>
 
 #include "base/error.hpp"
-#include "device/host/host_device.hpp"
 #include "engine/schedule/check/validate.hpp"
+#include "tests/engine/runtime/runtime_bench.hpp"
+#include "tests/support/holds.hpp"
 #include "tests/support/planned_session.hpp"
-#include "tests/support/schedule_sketch.hpp"
+#include "tests/support/scratch_directory.hpp"
 #include "tests/support/training_example.hpp"
 
 namespace sluice::runtime {
@@ -25,16 +28,10 @@ using testing::operator+;
 using Signal = std::function<void(std::exception_ptr)>;
 
 bool is_pass(const schedule::Instruction& instruction) {
-  switch (instruction.op) {
-    case schedule::Op::kForward:
-    case schedule::Op::kRecompute:
-    case schedule::Op::kLoss:
-    case schedule::Op::kBackwardInput:
-    case schedule::Op::kBackwardWeight:
-      return true;
-    default:
-      return false;
-  }
+  using schedule::Op;
+  static constexpr std::array kPasses{Op::kForward, Op::kRecompute, Op::kLoss, Op::kBackwardInput,
+                                      Op::kBackwardWeight};
+  return std::find(kPasses.begin(), kPasses.end(), instruction.op) != kPasses.end();
 }
 
 // A host framework: runs passes on a thread of its own, and knows which pass each External is.
@@ -105,16 +102,10 @@ class ForeignFramework {
 };
 
 // One schedule for all steps: it is changed.
-const Overrides kGpt2{"optimizer.placement=after_backward",
-                      "model.layers=3",
-                      "model.hidden=64",
-                      "model.heads=4",
-                      "train.seq=32",
-                      "train.micro_batch=2",
-                      "train.accumulate=2",
-                      "train.clip=0.5",
-                      "recompute.policy=unit",
-                      "memory.prefetch=1"};
+const Overrides kGpt2 =
+    Overrides{"optimizer.placement=after_backward", "recompute.policy=unit", "memory.prefetch=1"} +
+    Overrides{"model.layers=3",      "model.hidden=64",    "model.heads=4", "train.seq=32",
+              "train.micro_batch=2", "train.accumulate=2", "train.clip=0.5"};
 const Overrides kLlama = kGpt2 + Overrides{"model.family=llama", "model.kv_heads=2"};
 
 TEST(ExternalCompute, HasTheSameBits) {
@@ -151,12 +142,8 @@ TEST(ExternalCompute, FailsWithTheErrorThatIsSignalled) {
   framework.attach(run.session().runner());
   run.step(0);
   framework.fail_after(framework.passes() + 5);
-  try {
-    run.step(1);
-    ADD_FAILURE() << "went on";
-  } catch (const DeviceError& error) {
-    EXPECT_STREQ(error.what(), "the framework lost its device");
-  }
+  EXPECT_EQ(testing::message_of<DeviceError>([&] { run.step(1); }),
+            "the framework lost its device");
 }
 
 TEST(ExternalCompute, WithoutAFrameworkIsRefused) {
@@ -168,40 +155,17 @@ TEST(ExternalCompute, WithoutAFrameworkIsRefused) {
 }
 
 // One External, then a download of its output.
-class OneExternal {
- public:
-  OneExternal() {
-    testing::ScheduleSketch sketch;
-    const schedule::BufferId out =
-        sketch.buffer(schedule::BufferRole::kActivation, Tier::kDevice, 4096);
-    const schedule::BufferId host =
-        sketch.buffer(schedule::BufferRole::kActivation, Tier::kPinned, 4096);
-    sketch.emit(schedule::Op::kExternal, schedule::Lane::kCompute, {}, {testing::all(out)});
-    sketch.emit(schedule::Op::kDownload, schedule::Lane::kD2H, {testing::all(out)},
-                {testing::all(host)});
-    sketch.release(schedule::Lane::kD2H, out);
-    sketch.release(schedule::Lane::kD2H, host);
-    schedule_ = sketch.compiled();
-    const std::array<const schedule::Schedule*, 1> schedules{&schedule_};
-    need_ = memory_need(schedules, 0);
-    device_ = device::make_host_device({});
-    memory_ = std::make_unique<RunMemory>(*device_, ledger_, nullptr, std::vector<std::string>{},
-                                          need_, make_run_id());
-    program_ = std::make_unique<Program>(schedule_, *memory_);
-  }
-
-  void run(OperationRunner& runner, double deadline_seconds) {
-    Executor(*device_, memory_->storage(), runner, deadline_seconds).run(*program_);
-  }
-
- private:
-  schedule::Schedule schedule_;
-  MemoryNeed need_;
-  allocator::Ledger ledger_{{kGiB, kGiB, kGiB}};
-  std::unique_ptr<device::Device> device_;
-  std::unique_ptr<RunMemory> memory_;
-  std::unique_ptr<Program> program_;
-};
+schedule::Schedule one_external() {
+  testing::ScheduleSketch sketch;
+  const schedule::BufferId out =
+      sketch.buffer(schedule::BufferRole::kActivation, Tier::kDevice, 4096);
+  const schedule::BufferId host =
+      sketch.buffer(schedule::BufferRole::kActivation, Tier::kPinned, 4096);
+  sketch.emit(schedule::Op::kExternal, schedule::Lane::kCompute, {}, {testing::all(out)});
+  sketch.emit(schedule::Op::kDownload, schedule::Lane::kD2H, {testing::all(out)},
+              {testing::all(host)});
+  return finished(sketch);
+}
 
 class SignalRunner final : public OperationRunner {
  public:
@@ -221,28 +185,25 @@ class SignalRunner final : public OperationRunner {
 TEST(ExternalCompute, EndsAtTheDeadlineIfNeverSignalled) {
   Signal late;
   {
-    OneExternal external;
+    RuntimeBench external(one_external());
     SignalRunner runner([&](const Signal& signal) { late = signal; });
-    try {
-      external.run(runner, 0.2);
-      ADD_FAILURE() << "went on";
-    } catch (const TimeoutError& error) {
-      EXPECT_NE(std::string(error.what()).find("External"), std::string::npos) << error.what();
-    }
+    const std::string words =
+        testing::message_of<TimeoutError>([&] { external.run_with(runner, 0.2); });
+    EXPECT_TRUE(testing::holds(words, "External"));
   }
   late(nullptr);
 }
 
 // The signal may come before the executor waits for it, and from any thread.
 TEST(ExternalCompute, MayBeSignalledAtAnyTime) {
-  OneExternal external;
+  RuntimeBench external(one_external());
   SignalRunner at_once([](const Signal& signal) { signal(nullptr); });
   std::jthread other;
   SignalRunner elsewhere(
       [&](const Signal& signal) { other = std::jthread([done = signal] { done(nullptr); }); });
   for (int i = 0; i < 200; ++i) {
-    external.run(at_once, 30);
-    external.run(elsewhere, 30);
+    external.run_with(at_once, 30);
+    external.run_with(elsewhere, 30);
   }
 }
 

@@ -41,6 +41,13 @@ MemoryNeed need_of(const schedule::Schedule& schedule) {
   return memory_need(schedules, 0);
 }
 
+void expect_nothing_live(const allocator::Ledger& ledger, const device::Device& device) {
+  for (std::size_t tier = 0; tier < kTierCount; ++tier) {
+    EXPECT_EQ(ledger.totals(static_cast<Tier>(tier)).live_bytes, 0u) << tier;
+  }
+  EXPECT_EQ(device.counters().live_bytes, 0u);
+}
+
 TEST(RunMemory, ChargesExactlyTheNeed) {
   RuntimeBench bench(mixed_schedule());
   const std::array<std::uint64_t, kTierCount> peak = bench.need.peak_bytes();
@@ -74,10 +81,7 @@ TEST(RunMemory, IsRefusedWhereATierHasAByteTooFew) {
     } catch (const OutOfMemory& error) {
       EXPECT_EQ(error.tier, static_cast<Tier>(tier));
     }
-    for (std::size_t each = 0; each < kTierCount; ++each) {
-      EXPECT_EQ(ledger.totals(static_cast<Tier>(each)).live_bytes, 0u);
-    }
-    EXPECT_EQ(device->counters().live_bytes, 0u);
+    expect_nothing_live(ledger, *device);
     EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
   }
 }
@@ -100,10 +104,7 @@ TEST(RunMemory, ReleasesEverythingWhenTheDeviceFails) {
       fails = false;
     } catch (const DeviceError&) {
     }
-    for (std::size_t tier = 0; tier < kTierCount; ++tier) {
-      EXPECT_EQ(ledger.totals(static_cast<Tier>(tier)).live_bytes, 0u) << failures;
-    }
-    EXPECT_EQ(inner->counters().live_bytes, 0u) << failures;
+    expect_nothing_live(ledger, *inner);
   }
   EXPECT_GT(failures, 4);  // a block and its mapping for slots and arena, the registration
 }

@@ -77,6 +77,10 @@ class RuntimeBench {
   }
 
   RunStatistics run(TraceRecorder* trace = nullptr) { return executor->run(*program, trace); }
+  // With another runner than the scripted one.
+  void run_with(OperationRunner& other, double deadline_seconds = 60.0) {
+    Executor(*device, memory->storage(), other, deadline_seconds).run(*program);
+  }
 
  private:
   const testing::TempDirectory directory_;

@@ -7,28 +7,16 @@
 
 #include "base/log.hpp"
 #include "offload/integrity_error.hpp"
+#include "tests/support/holds.hpp"
 #include "tests/support/training_example.hpp"
 
 namespace sluice::runtime {
 namespace {
 
-using testing::Overrides;
-using testing::places;
-using testing::TrainingBench;
-using testing::TrainingRecord;
-using testing::operator+;
+using namespace testing;
 
 class StorageIntegrity : public ::testing::Test {
  protected:
-  static Overrides storage_settings() {
-    return Overrides{"model.layers=1", "model.hidden=32",     "model.heads=2",
-                     "train.seq=16",   "train.micro_batch=1", "train.steps=3"} +
-           places("storage", "storage", "storage");
-  }
-  config::Config config(const std::string& run) const {
-    return bench_.config(run, storage_settings());
-  }
-
   // Operations that the engine had seen when each step ended, in a healthy run.
   TrainingRecord run(const offload::FaultPlan& plan,
                      std::vector<std::uint64_t>* operations = nullptr) const {
@@ -39,9 +27,10 @@ class StorageIntegrity : public ::testing::Test {
       engine = faulty.get();
       return faulty;
     };
-    return TrainingBench::run(config("run"), options, [&](const train::StepReport&) {
+    const auto note = [&](const train::StepReport&) {
       if (operations != nullptr) operations->push_back(offload::faulty_engine_operations(*engine));
-    });
+    };
+    return TrainingBench::run(bench_.config("run", tiny_stored_model(3)), options, note);
   }
 
   // Reads and writes of a step alternate as they like, with long rows of either: a fault of one of
@@ -73,9 +62,8 @@ TEST_F(StorageIntegrity, EveryByteOfAStepIsHashedOnce) {
                                 {"optimizer.name=adafactor"},
                                 {"optimizer.placement=next_forward"}}) {
     const auto counts = [&](int steps) {
-      const TrainingRecord record = TrainingBench::run(bench_.config(
-          "run" + std::to_string(steps),
-          storage_settings() + rule + Overrides{"train.steps=" + std::to_string(steps)}));
+      const TrainingRecord record = TrainingBench::run(
+          bench_.config("run" + std::to_string(steps), tiny_stored_model(steps) + rule));
       const auto& moved = record.done.at("bytes_moved");
       return std::pair(record.done.at("storage_tags").at("hashed_bytes").get<std::uint64_t>(),
                        moved.at("storage_read").get<std::uint64_t>() +
@@ -109,7 +97,7 @@ TEST_F(StorageIntegrity, AReadThatIsWrongOnceIsReadAgainAndTheResultIsTheSame) {
   set_log_sink([](LogLevel, const std::string&) {});
   EXPECT_GE(mended, 1u);
   EXPECT_EQ(static_cast<std::uint64_t>(std::count(said.begin(), said.end(), '\n')), mended) << said;
-  EXPECT_NE(said.find("was wrong when it was read from storage"), std::string::npos) << said;
+  EXPECT_TRUE(holds(said, "was wrong when it was read from storage"));
 }
 
 TEST_F(StorageIntegrity, ABlockThatIsCorruptOnDiskEndsTheRunWithItsPlace) {
@@ -123,9 +111,8 @@ TEST_F(StorageIntegrity, ABlockThatIsCorruptOnDiskEndsTheRunWithItsPlace) {
     } catch (const offload::IntegrityError& error) {
       ++found;
       EXPECT_EQ(error.exit_status(), 3);
-      const std::string message = error.what();
       for (const char* word : {"block ", " of unit ", "bytes at offset", "/storage/sluice-"}) {
-        EXPECT_NE(message.find(word), std::string::npos) << message;
+        EXPECT_TRUE(holds(error.what(), word));
       }
     }
   }

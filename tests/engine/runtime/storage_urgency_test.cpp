@@ -12,10 +12,7 @@
 namespace sluice::runtime {
 namespace {
 
-using testing::Overrides;
-using testing::places;
 using testing::TrainingBench;
-using testing::operator+;
 
 struct Submitted {
   offload::StorageOp op;
@@ -56,11 +53,7 @@ TEST(StorageUrgency, EveryTransferSaysWhenItsEndIsWaitedFor) {
   options.wrap_storage = [&](std::unique_ptr<offload::StorageEngine> inner) {
     return std::make_unique<NotingEngine>(std::move(inner), notes);
   };
-  const config::Config config =
-      bench.config("run", Overrides{"model.layers=2", "model.hidden=32", "model.heads=2",
-                                    "train.seq=16", "train.micro_batch=1", "train.steps=3"} +
-                              places("storage", "storage", "storage"));
-  TrainingBench::run(config, options,
+  TrainingBench::run(bench.config("run", testing::tiny_stored_model(3)), options,
                      [&](const train::StepReport&) { ends.push_back(notes.size()); });
   ASSERT_GE(ends.size(), 2u);
   const std::vector<Submitted> step(notes.begin() + static_cast<std::ptrdiff_t>(ends[0]),

@@ -2,23 +2,21 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <chrono>
 #include <memory>
 #include <thread>
 #include <vector>
 
-#include "device/host/host_device.hpp"
-#include "engine/runtime/executor.hpp"
-#include "engine/runtime/program.hpp"
-#include "engine/runtime/run_memory.hpp"
+#include "tests/engine/runtime/runtime_bench.hpp"
 #include "tests/support/passing_engine.hpp"
-#include "tests/support/schedule_sketch.hpp"
-#include "tests/support/temp_directory.hpp"
 
 namespace sluice::runtime {
 namespace {
+
+using schedule::Lane;
+using schedule::Op;
+using testing::all;
 
 constexpr int kUpdates = 16;
 constexpr std::uint64_t kElems = 16384;
@@ -48,7 +46,7 @@ class NotingRunner final : public OperationRunner {
   void run_on_device(const Program&, const schedule::Instruction&, device::Stream&) override {}
   void run_on_host(const Program&, const schedule::Instruction& instruction,
                    const kernels::HostUpdate& how) override {
-    if (instruction.op != schedule::Op::kOptimizerStep) return;
+    if (instruction.op != Op::kOptimizerStep) return;
     if (one_thread.empty()) {
       while (engine_.ended < kUpdates) std::this_thread::yield();
       std::this_thread::sleep_for(std::chrono::milliseconds(20));  // until their lane has seen it
@@ -68,41 +66,34 @@ schedule::Schedule updates_of_stored_state() {
   for (int i = 0; i < kUpdates; ++i) {
     homes.push_back(sketch.home(StateKind::kMaster, Tier::kStorage, kElems, 0, i));
     const schedule::BufferId seed = sketch.state(StateKind::kMaster, Tier::kPinned, 0, kElems, i);
-    sketch.emit(schedule::Op::kForward, schedule::Lane::kCompute, {}, {testing::all(seed)});
-    sketch.emit(schedule::Op::kStorageWrite, schedule::Lane::kStorageWrite, {testing::all(seed)},
-                {testing::all(homes.back())});
-    sketch.release(schedule::Lane::kStorageWrite, seed);
+    sketch.emit(Op::kForward, Lane::kCompute, {}, {all(seed)});
+    sketch.emit(Op::kStorageWrite, Lane::kStorageWrite, {all(seed)}, {all(homes.back())});
+    sketch.release(Lane::kStorageWrite, seed);
   }
   for (int i = 0; i < kUpdates; ++i) {
     pieces.push_back(sketch.state(StateKind::kMaster, Tier::kPinned, 0, kElems, i));
-    sketch.emit(schedule::Op::kStorageRead, schedule::Lane::kStorageRead, {testing::all(homes[i])},
-                {testing::all(pieces.back())});
+    sketch.emit(Op::kStorageRead, Lane::kStorageRead, {all(homes[i])}, {all(pieces.back())});
   }
   for (const schedule::BufferId piece : pieces) {
-    sketch.emit(schedule::Op::kOptimizerStep, schedule::Lane::kOptimizer, {testing::all(piece)},
-                {testing::all(piece)});
-    sketch.release(schedule::Lane::kOptimizer, piece);
+    sketch.emit(Op::kOptimizerStep, Lane::kOptimizer, {all(piece)}, {all(piece)});
+    sketch.release(Lane::kOptimizer, piece);
   }
   return sketch.compiled();
 }
 
 std::vector<bool> threads_given() {
-  const schedule::Schedule schedule = updates_of_stored_state();
-  const std::array<const schedule::Schedule*, 1> schedules{&schedule};
-  allocator::Ledger ledger({kGiB, kGiB, kGiB});
-  const auto device = device::make_host_device({});
-  HeldEngine engine(offload::make_storage_engine("posix", {}));
-  const testing::TempDirectory directory;
-  RunMemory memory(*device, ledger, &engine, {directory.path().string()}, memory_need(schedules, 0),
-                   make_run_id());
-  const Program program(schedule, memory);
-  NotingRunner runner(engine);
-  Executor executor(*device, memory.storage(), runner, 60.0);
+  HeldEngine* engine = nullptr;
+  RuntimeBench bench(updates_of_stored_state(), 60.0, [&](auto inner) {
+    auto held = std::make_unique<HeldEngine>(std::move(inner));
+    engine = held.get();
+    return held;
+  });
+  NotingRunner runner(*engine);
   std::jthread later([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    engine.may_end = true;
+    engine->may_end = true;
   });
-  executor.run(program);
+  bench.run_with(runner);
   return runner.one_thread;
 }
 

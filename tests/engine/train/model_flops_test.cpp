@@ -7,26 +7,15 @@ namespace {
 
 // GPT-2 small: 84.9 M parameters in its blocks' matrices, 38.6 M in its (tied) head.
 TEST(ModelFlops, CountsTheProductsOfGpt2Small) {
-  model::ModelShape shape;
-  shape.layers = 12;
-  shape.hidden = 768;
-  shape.heads = shape.kv_heads = 12;
-  shape.ffn = 4 * 768;
-  shape.vocab = 50257;
-  shape.max_seq = 1024;
+  // Layers, hidden, heads, kv_heads, ffn, vocab, max_seq.
+  const model::ModelShape shape{model::ModelFamily::kGpt2, 12, 768, 12, 12, 4 * 768, 50257, 1024};
   const double parameters = 12.0 * 12 * 768 * 768 + 50257.0 * 768;
   EXPECT_DOUBLE_EQ(train::flops_per_token(shape, 1024), 6 * parameters + 12.0 * 12 * 768 * 1024);
 }
 
 TEST(ModelFlops, CountsLlamasGateAndItsFewerKeyHeads) {
-  model::ModelShape shape;
-  shape.family = model::ModelFamily::kLlama;
-  shape.layers = 1;
-  shape.hidden = 64;
-  shape.heads = 4;
-  shape.kv_heads = 2;
-  shape.ffn = 100;
-  shape.vocab = 10;
+  // Layers, hidden, heads, kv_heads, ffn, vocab, max_seq.
+  const model::ModelShape shape{model::ModelFamily::kLlama, 1, 64, 4, 2, 100, 10};
   // q 64, k and v 32 each, output 64; gate, up and down 100 each.
   const double parameters = 64.0 * (64 + 64 + 64 + 300 + 10);
   EXPECT_DOUBLE_EQ(train::flops_per_token(shape, 8), 6 * parameters + 12.0 * 64 * 8);

@@ -21,10 +21,8 @@ using testing::operator+;
 void sweep(const std::string& engine) {
   const TrainingBench bench;
   const config::Config config =
-      bench.config("run", Overrides{"model.layers=1", "model.hidden=32", "model.heads=2",
-                                    "train.seq=16", "train.micro_batch=1", "train.steps=2",
-                                    "memory.backend=host", "memory.storage_engine=" + engine} +
-                              testing::places("storage", "storage", "storage"));
+      bench.config("run", testing::tiny_stored_model(2) +
+                              Overrides{"memory.backend=host", "memory.storage_engine=" + engine});
   std::uint64_t starts = 0;
   std::string healthy_hash;
   {

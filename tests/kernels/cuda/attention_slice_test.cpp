@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "base/error.hpp"
+#include "kernels/cuda/attention.hpp"
 #include "kernels/cuda/fused_attention.hpp"
 
 namespace sluice::kernels::cuda {
@@ -54,6 +55,14 @@ TEST(FusedAttentionBytes, FollowTheSlice) {
             256 * kMiB + 8 * 4096 * 4 + 2 * 8 * 4096 * 128 * 4 + 64 * 1024);
   // Here the forward pass alone is fused.
   EXPECT_EQ(fused_attention_bytes(shape_of(1, 65536, 8, 8)), 64u * 1024);
+}
+
+TEST(CudaAttentionShapes, WorkspaceIsOneNumberPerQueryAndHead) {
+  EXPECT_EQ(attention_workspace_bytes({8, 4096, 16, 8, 64, DType::kBF16}), 8u * 4096 * 16 * 4);
+}
+
+TEST(CudaAttentionShapes, RefusesHeadsPastTheLargest) {
+  EXPECT_THROW(attention_workspace_bytes({1, 4, 2, 2, 257, DType::kF32}), InternalError);
 }
 
 TEST(BackwardSlice, RefusesShapesWithoutElements) {

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "kernels/backend/cuda_kernels.hpp"
+#include "tests/contract/kernels_contract.hpp"
 #include "tests/kernels/cuda/device_array.hpp"
 
 namespace sluice::kernels::cuda {
@@ -14,9 +15,14 @@ struct CudaBackend {
   using Memory = DeviceBytes;
 #ifdef SLUICE_CUDA_EMULATION
   static constexpr bool kSlow = true;
+  static constexpr bool kFindsWrongTokens = true;
 #else
   static constexpr bool kSlow = false;
+  static constexpr bool kFindsWrongTokens = false;  // a trap takes the process's context with it
 #endif
+  using WrongToken = DeviceError;
+  static constexpr bool kKeepsNanBits = false;
+  static constexpr bool kOneSumOrder = false;
   static constexpr double kLseError = 4e-6;
   static std::string missing() {
     return missing_gpu();
@@ -27,6 +33,14 @@ struct CudaBackend {
   static void copy(void* to, const void* from, std::size_t bytes) {
     copy_bytes(to, from, bytes);
   }
+  // Addresses of whole packs, and others.
+  template <class Run>
+  static void for_each_variation(const Run& run) {
+    const std::unique_ptr<Kernels> kernels = make();
+    for (const std::int64_t offset : {0, 1}) {
+      run(testing::Variation{*kernels, offset, "offset " + std::to_string(offset)});
+    }
+  }
   // Tensor cores take probabilities in the dtype.
   static double probability_error(DType dtype) {
     return dtype == DType::kF32 ? 0.0 : 4.0 * host::rounding_of(dtype);
@@ -34,5 +48,9 @@ struct CudaBackend {
 };
 using OwnCuda = CudaBackend<CudaLibraries::kNone>;
 using InstalledCuda = CudaBackend<CudaLibraries::kInstalled>;  // cuBLASLt, cuDNN
+
+using DeviceDTypeArray = testing::BackendArray<OwnCuda>;
+template <class T>
+using DeviceArray = testing::BackendNumbers<OwnCuda, T>;
 
 }  // namespace sluice::kernels::cuda

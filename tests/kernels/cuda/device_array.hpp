@@ -16,7 +16,6 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "tests/support/dtype_array.hpp"
 
 namespace sluice::kernels::cuda {
 
@@ -89,61 +88,6 @@ class DeviceBytes {
  private:
   void* data_;
   std::size_t bytes_;
-};
-
-// `elems` numbers of type T on the device.
-template <class T>
-class DeviceArray {
- public:
-  explicit DeviceArray(std::int64_t elems) : bytes_(static_cast<std::size_t>(elems) * sizeof(T)) {}
-  explicit DeviceArray(const std::vector<T>& values)
-      : bytes_(values.data(), values.size() * sizeof(T)) {}
-
-  T* data() { return static_cast<T*>(bytes_.data()); }
-  const T* data() const { return static_cast<const T*>(bytes_.data()); }
-  std::int64_t size() const { return static_cast<std::int64_t>(bytes_.size() / sizeof(T)); }
-  std::vector<T> read() const {
-    std::vector<T> values(bytes_.size() / sizeof(T));
-    bytes_.read(values.data());
-    return values;
-  }
-
- private:
-  DeviceBytes bytes_;
-};
-
-// The same of an act dtype, on the device: made from a host::DTypeArray, read back as one.
-// offset_elems: elements before the first one, so that it is not aligned to 256 bytes.
-class DeviceDTypeArray {
- public:
-  DeviceDTypeArray(DType type, std::int64_t elems, std::int64_t offset_elems = 0)
-      : DeviceDTypeArray(
-            host::DTypeArray(type, std::vector<float>(static_cast<std::size_t>(elems), kUnwritten)),
-            offset_elems) {}
-  explicit DeviceDTypeArray(const host::DTypeArray& values, std::int64_t offset_elems = 0)
-      : type_(values.type()),
-        elems_(values.size()),
-        offset_bytes_(static_cast<std::size_t>(offset_elems) * dtype_bytes(type_)),
-        bytes_(offset_bytes_ + elems_ * dtype_bytes(type_)) {
-    copy_bytes(data(), values.data(), elems_ * dtype_bytes(type_));
-  }
-
-  void* data() { return static_cast<std::byte*>(bytes_.data()) + offset_bytes_; }
-  const void* data() const { return static_cast<const std::byte*>(bytes_.data()) + offset_bytes_; }
-  DType type() const { return type_; }
-  std::int64_t size() const { return static_cast<std::int64_t>(elems_); }
-  host::DTypeArray read() const {
-    host::DTypeArray values(type_, size());
-    copy_bytes(values.data(), data(), elems_ * dtype_bytes(type_));
-    return values;
-  }
-
- private:
-  static constexpr float kUnwritten = -12345.0f;
-  DType type_;
-  std::size_t elems_;
-  std::size_t offset_bytes_;
-  DeviceBytes bytes_;
 };
 
 // Skips where there is no GPU to run on. Kernels are queued on the default stream.

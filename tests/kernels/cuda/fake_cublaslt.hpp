@@ -4,7 +4,6 @@
 // the Nth call.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <set>
@@ -14,6 +13,7 @@
 #include "base/dtype.hpp"
 #include "base/error.hpp"
 #include "kernels/cuda/cublaslt.hpp"
+#include "tests/contract/activations_contract.hpp"
 
 namespace sluice::kernels::cuda {
 
@@ -90,13 +90,6 @@ struct FakeCublasLt {
     return epilogue == CUBLASLT_EPILOGUE_GELU_AUX || epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS ||
            epilogue == CUBLASLT_EPILOGUE_DGELU;
   }
-  static double gelu(double x) { return 0.5 * x * (1.0 + std::tanh(inner(x))); }
-  static double gelu_slope(double x) {
-    const double t = std::tanh(inner(x));
-    return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * kInner * (1.0 + 3.0 * 0.044715 * x * x);
-  }
-  static constexpr double kInner = 0.79788456080286535588;  // sqrt(2 / pi)
-  static double inner(double x) { return kInner * (x + 0.044715 * x * x * x); }
   static double element(const void* data, const Layout& layout, std::uint64_t row,
                         std::uint64_t col) {
     return number(data, layout.type, col * static_cast<std::uint64_t>(layout.stride) + row);
@@ -231,10 +224,10 @@ inline cublasStatus_t FakeCublasLt::multiply(
       if (aux) {
         const std::uint64_t at = col * static_cast<std::uint64_t>(operation.aux_stride) + row;
         if (operation.epilogue == CUBLASLT_EPILOGUE_DGELU) {
-          sum *= gelu_slope(number(operation.aux, to.type, at));
+          sum *= testing::slope_at(testing::gelu_in_fp64, number(operation.aux, to.type, at));
         } else {
           store(operation.aux, to.type, at, sum);
-          sum = gelu(sum);
+          sum = testing::gelu_in_fp64(sum);
         }
       }
       store(d, to.type, col * static_cast<std::uint64_t>(to.stride) + row, sum);

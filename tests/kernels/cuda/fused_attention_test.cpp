@@ -8,7 +8,7 @@
 #include <memory>
 
 #include "kernels/cuda/attention.hpp"
-#include "tests/kernels/cuda/device_array.hpp"
+#include "tests/kernels/cuda/cuda_backend.hpp"
 
 namespace sluice::kernels::cuda {
 namespace {

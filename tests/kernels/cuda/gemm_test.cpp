@@ -12,7 +12,11 @@
 #include "base/error.hpp"
 #include "kernels/cuda/gemm_plain.hpp"
 #include "tests/contract/gemm_contract.hpp"
-#include "tests/kernels/cuda/device_array.hpp"
+#include "tests/kernels/cuda/cuda_backend.hpp"
+#ifdef SLUICE_CUDA_EMULATION
+#include "kernels/cuda/gemm_cublaslt.hpp"
+#include "tests/kernels/cuda/fake_cublaslt.hpp"
+#endif
 
 namespace sluice::kernels::cuda {
 namespace {
@@ -61,12 +65,11 @@ TEST_F(CudaGemm, PlainDoesNotDependOnTheAlignmentOfItsFactors) {
 
 // Rows further apart than they are long: the elements between are neither read into a sum nor
 // written.
-TEST_F(CudaGemm, PlainReadsAndWritesByStrides) {
-  const auto backend = make_plain_gemm();
+void expect_strides_kept(GemmBackend& backend) {
   for (const std::int64_t extra : {8, 3}) {
     for_each_gemm({20, 27, 37}, [&](const GemmShape& shape) {
       const GemmFactors in(shape);
-      const kernels::host::DTypeArray dense = multiply(*backend, shape, in, true);
+      const kernels::host::DTypeArray dense = multiply(backend, shape, in, true);
       const auto spread = [&](const kernels::host::DTypeArray& from, std::int64_t cols) {
         const std::int64_t stride = (cols + 7) / 8 * 8 + extra;
         const auto rows = static_cast<std::int64_t>(from.size()) / cols;
@@ -85,11 +88,19 @@ TEST_F(CudaGemm, PlainReadsAndWritesByStrides) {
       const DeviceDTypeArray device_a(a), device_b(b), bias(in.bias);
       DeviceDTypeArray c(kernels::host::DTypeArray(
           shape.output, std::vector<float>(want.size(), std::numeric_limits<float>::quiet_NaN())));
-      gemm(nullptr, *backend, shape, device_a.data(), device_b.data(), bias.data(), c.data(),
+      gemm(nullptr, backend, shape, device_a.data(), device_b.data(), bias.data(), c.data(),
            nullptr, {a_stride, b_stride, c_stride});
       EXPECT_TRUE(c.read() == want) << shape.transpose_a << shape.transpose_b;
     });
   }
+}
+
+TEST_F(CudaGemm, ReadsAndWritesByStrides) {
+  expect_strides_kept(*make_plain_gemm());
+#ifdef SLUICE_CUDA_EMULATION
+  FakeCublasLt fake;
+  expect_strides_kept(*make_cublaslt_gemm(FakeCublasLt::table()));
+#endif
 }
 
 TEST_F(CudaGemm, RefusesStridesShorterThanRows) {

@@ -12,7 +12,7 @@
 #include "base/error.hpp"
 #include "kernels/cuda/gemm_plain.hpp"
 #include "tests/contract/head_contract.hpp"
-#include "tests/kernels/cuda/device_array.hpp"
+#include "tests/kernels/cuda/cuda_backend.hpp"
 
 namespace sluice::kernels::cuda {
 namespace {
@@ -32,7 +32,7 @@ HeadResult run(const HeadBatch& in, const HeadSlices& slices = kNarrow) {
   const DeviceArray<std::int32_t> targets(in.targets);
   DeviceDTypeArray lse(DType::kF32, s.rows), dx(s.dtype, s.rows * s.hidden);
   DeviceDTypeArray dw(s.dtype, s.vocab * s.hidden);
-  DeviceArray<double> loss_sum(1);
+  DeviceArray<double> loss_sum(std::vector<double>(1));
   const std::uint64_t bytes = head_workspace_bytes(*gemm, s, slices);
   {
     DeviceBytes workspace(bytes);

@@ -6,7 +6,7 @@
 #include <numeric>
 #include <vector>
 
-#include "tests/kernels/cuda/device_array.hpp"
+#include "tests/kernels/cuda/cuda_backend.hpp"
 #include "tests/kernels/cuda/simt_kernels.hpp"
 
 namespace sluice::kernels::cuda {
@@ -15,7 +15,7 @@ namespace {
 using CudaSimt = CudaKernelTest;
 
 TEST_F(CudaSimt, WarpWideCallsExchangeLanes) {
-  DeviceArray<WarpResults> device(64);
+  DeviceArray<WarpResults> device(std::vector<WarpResults>(64));
   warp_calls(device.data());
   const std::vector<WarpResults> results = device.read();
   for (int thread = 0; thread < 64; ++thread) {
@@ -39,7 +39,8 @@ TEST_F(CudaSimt, BarriersOrderSharedMemory) {
     std::vector<float> in(static_cast<std::size_t>(threads));
     std::iota(in.begin(), in.end(), 1.0f);
     const DeviceArray<float> device_in(in);
-    DeviceArray<float> out(threads), sums(threads);
+    DeviceArray<float> out(std::vector<float>(in.size(), -1.0f));
+    DeviceArray<float> sums(std::vector<float>(in.size(), -1.0f));
     reverse_and_sum(device_in.data(), threads, out.data(), sums.data());
     EXPECT_EQ(out.read(), std::vector<float>(in.rbegin(), in.rend()));
     const float sum = static_cast<float>(threads) * static_cast<float>(threads + 1) / 2.0f;
@@ -87,7 +88,7 @@ TEST_F(CudaSimt, AsynchronousCopiesLandInGroups) {
   std::iota(in.begin(), in.end(), std::uint16_t{100});
   for (const int valid : {0, 6, 16}) {
     const DeviceArray<std::uint16_t> device_in(in);
-    DeviceArray<std::uint16_t> out(16);
+    DeviceArray<std::uint16_t> out(std::vector<std::uint16_t>(16, 0xffff));
     copy_in_groups(device_in.data(), valid, out.data());
     std::vector<std::uint16_t> want = in;
     std::fill(want.begin() + 8 + valid / 2, want.end(), std::uint16_t{0});

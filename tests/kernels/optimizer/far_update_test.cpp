@@ -3,12 +3,22 @@
 #include <array>
 #include <utility>
 
+#include "tests/contract/update_chunk.hpp"
+#include "tests/kernels/host_backend.hpp"
 #include "tests/kernels/optimizer/sparse_memory.hpp"
-#include "tests/kernels/optimizer/tensor_chunk.hpp"
-#include "tests/kernels/optimizer/update_state.hpp"
 
 namespace sluice::kernels::host {
 namespace {
+
+using testing::all_formats;
+using testing::format_name;
+using testing::odd_shapes;
+using testing::options_of;
+using testing::scalars_of;
+using testing::statistics_of;
+using testing::tensor_rules;
+using testing::UpdateChunk;
+using testing::UpdateFormats;
 
 // The same elements at the beginning of small arrays, and at element `base` of large ones.
 class FarCopy {
@@ -75,87 +85,44 @@ class FarCopy {
 constexpr std::array<std::int64_t, 2> kBases{(std::int64_t{1} << 31) - 4096,
                                              (std::int64_t{1} << 32) - 4096};
 
-UpdateScalars scalars_at(std::int64_t step) {
-  UpdateScalars scalars;
-  scalars.lr = 1e-2f;
-  scalars.grad_scale = 0.731f;
-  scalars.step = step;
-  return scalars;
-}
-
-void expect_same_far_away(const UpdateFormats& formats) {
-  constexpr std::int64_t kElems = 3 * 4096;
-  const std::vector<ParameterSegment> segments{
-      {.begin = 0, .end = 777, .weight_decay = 0.1f, .first_key = (1ull << 33) + 5},
-      {.begin = 1024, .end = kElems - 33, .lr_scale = 0.5f, .first_key = 1ull << 32}};
-  for (const std::int64_t base : kBases) {
-    UpdateState near(formats, kElems);
-    const std::vector<float> numbers = normal_floats(kElems, 3), moment = normal_floats(kElems, 4);
-    std::vector<float> square;
-    for (const float m : moment) square.push_back(m * m);
-    for (std::int64_t i = 0; i < kElems; ++i) {
-      near.set_number(i, numbers[static_cast<std::size_t>(i)]);
-    }
-    near.set_moment(1, moment, [](std::int64_t) { return std::uint16_t{0}; });
-    near.set_moment(2, square, [](std::int64_t) { return std::uint16_t{0}; });
-    const DTypeArray grad(formats.grad, normal_floats(kElems, 5));
-    const UpdateBuffers buffers = near.buffers(grad);
-    const FarCopy far(formats.options, buffers, base, 0);
-    ASSERT_TRUE(far.whole());
-    EXPECT_TRUE(far.equal());
-    const UpdateState before = near;
-    run_update(Parallel(2), formats, buffers, segments, scalars_at(7));
-    EXPECT_FALSE(near == before);
-    EXPECT_FALSE(far.equal());
-    run_update(Parallel(2), formats, far.buffers(), far.segments(segments), scalars_at(7));
-    EXPECT_TRUE(far.equal()) << format_name(formats) << " from element " << base;
-  }
+// The same update of the same elements, near and far.
+void expect_same_far_away(const UpdateChunk& start, std::int64_t base) {
+  UpdateChunk near = start;
+  near.draw_grad(5);
+  const OptimizerOptions& options = near.formats.options;
+  const ParameterSegment& last = near.segments.back();
+  const FarCopy far(options, near.buffers(), base,
+                    last.moment2_begin + statistics_of(options, last.tensor));
+  ASSERT_TRUE(far.whole());
+  EXPECT_TRUE(far.equal());
+  const auto kernels = make_host_kernels({.threads = 2});
+  run_update(*kernels, options, near.buffers(), near.segments, scalars_of(7));
+  EXPECT_FALSE(near == start);
+  EXPECT_FALSE(far.equal());
+  run_update(*kernels, options, far.buffers(), far.segments(near.segments), scalars_of(7));
+  EXPECT_TRUE(far.equal()) << format_name(near.formats) << " from element " << base;
 }
 
 TEST(FarUpdate, ElementwiseRulesInEveryFormat) {
+  const std::vector<ParameterSegment> segments{
+      {.begin = 0, .end = 777, .weight_decay = 0.1f, .first_key = (1ull << 33) + 5},
+      {.begin = 1024, .end = 3 * 4096 - 33, .lr_scale = 0.5f, .first_key = 1ull << 32}};
   for (const OptimizerRule rule :
        {OptimizerRule::kAdamW, OptimizerRule::kAdam, OptimizerRule::kSgd, OptimizerRule::kLion}) {
-    for (const DType moments : {DType::kF32, DType::kBF16, DType::kBlock8}) {
-      for (const auto& [weight, split] :
-           {std::pair(DType::kF32, false), std::pair(DType::kBF16, false),
-            std::pair(DType::kBF16, true), std::pair(DType::kF16, false)}) {
-        UpdateFormats formats;
-        formats.options.rule = rule;
-        formats.options.weight = weight;
-        formats.options.split_master = split;
-        formats.options.moments = moments;
-        formats.options.seed = 11;
-        formats.grad = weight == DType::kF32 ? DType::kF32 : weight;
-        expect_same_far_away(formats);
-      }
+    for (const UpdateFormats& formats : all_formats(options_of(rule))) {
+      if (formats.options.weight != formats.grad) continue;
+      UpdateChunk chunk(formats, 3 * 4096, segments);
+      chunk.draw_moments(4);
+      for (const std::int64_t base : kBases) expect_same_far_away(chunk, base);
     }
   }
 }
 
 TEST(FarUpdate, RulesOfWholeTensors) {
-  for (const OptimizerRule rule :
-       {OptimizerRule::kAdafactor, OptimizerRule::kSm3, OptimizerRule::kMuon}) {
+  for (const OptimizerOptions& options : tensor_rules()) {
+    const UpdateFormats formats{options, DType::kBF16, DType::kF32};
     for (const std::int64_t base : kBases) {
-      OptimizerOptions options;
-      options.rule = rule;
-      options.weight = DType::kBF16;
-      TensorChunk near(options, DType::kBF16, DType::kF32, odd_shapes(), 3);
-      near.set_grad(normal_floats(near.elems, 5, 1e-2f));
-      std::uint64_t statistics = 0;
-      for (const ParameterSegment& segment : near.segments) {
-        statistics =
-            segment.moment2_begin + state_elems(options, StateKind::kMoment2, segment.tensor);
-      }
-      const FarCopy far(options, near.buffers(), base, statistics);
-      ASSERT_TRUE(far.whole());
-      const Parallel parallel(2);
-      const Gemm gemm(parallel, Bf16Gemm::kViaF32);
-      near.update(parallel, scalars_at(7));
-      EXPECT_FALSE(far.equal());
-      const std::vector<ParameterSegment> segments = far.segments(near.segments);
-      GuardedWorkspace workspace(update_workspace_bytes(gemm, options, segments));
-      update(parallel, gemm, options, far.buffers(), segments, scalars_at(7), workspace.data());
-      EXPECT_TRUE(far.equal()) << optimizer_rule_name(rule) << " from element " << base;
+      expect_same_far_away(UpdateChunk(formats, odd_shapes()), base);
     }
   }
 }

@@ -6,92 +6,57 @@
 #include <thread>
 #include <utility>
 
-#include "tests/kernels/optimizer/tensor_chunk.hpp"
+#include "tests/contract/update_chunk.hpp"
+#include "tests/kernels/host_backend.hpp"
 
 namespace sluice::kernels::host {
 namespace {
 
-// An fp32 chunk of three tensors with gaps, for any rule.
-struct Chunk {
-  explicit Chunk(OptimizerRule rule) {
-    options.rule = rule;
-    options.weight = DType::kF32;
-    std::int64_t end = 0;
-    std::uint64_t of_tensors = 0;
-    for (const TensorView& shape :
-         {TensorView{130, 1100, true}, TensorView{1, 2300, false}, TensorView{37, 129, true}}) {
-      ParameterSegment segment;
-      segment.begin = round_up(end, 128);
-      segment.end = end = segment.begin + shape.rows * shape.cols;
-      segment.tensor = shape;
-      segment.moment2_begin = of_tensors;
-      if (state_layout(options, StateKind::kMoment2).extent == StateExtent::kPerTensor) {
-        of_tensors += state_elems(options, StateKind::kMoment2, shape);
-      }
-      segments.push_back(segment);
-    }
-    elems = end + 77;  // its last block is short
-    grad = normal_floats(elems, 1, 0.1f);
-    weight = normal_floats(elems, 2, 1.0f);
-    moment1.resize(size_of(StateKind::kMoment1, of_tensors));
-    moment2.resize(size_of(StateKind::kMoment2, of_tensors));
-  }
+using testing::fp32_formats;
+using testing::options_of;
+using testing::scalars_of;
+using testing::tensor_segments;
+using testing::UpdateChunk;
 
-  static std::int64_t round_up(std::int64_t value, std::int64_t to) {
-    return (value + to - 1) / to * to;
-  }
-  std::size_t size_of(StateKind kind, std::uint64_t of_tensors) const {
-    switch (state_layout(options, kind).extent) {
-      case StateExtent::kAbsent:
-        return 0;
-      case StateExtent::kPerElement:
-        return static_cast<std::size_t>(elems);
-      default:
-        return of_tensors;
-    }
-  }
+// An fp32 chunk of three tensors with gaps, for any rule; its last block is short.
+UpdateChunk chunk_of(OptimizerRule rule) {
+  const std::vector<ParameterSegment> segments =
+      tensor_segments(options_of(rule), {{130, 1100, true}, {1, 2300, false}, {37, 129, true}});
+  UpdateChunk chunk(fp32_formats(options_of(rule)), segments.back().end + 77, segments, 2);
+  chunk.draw_grad(1, 0.1f);
+  return chunk;
+}
 
-  void update(const Parallel& parallel, const HostUpdate& how) {
-    UpdateBuffers buffers;
-    buffers.grad = grad.data();
-    buffers.grad_dtype = DType::kF32;
-    buffers.weight = weight.data();
-    buffers.moment1 = moment1.empty() ? nullptr : moment1.data();
-    buffers.moment2 = moment2.empty() ? nullptr : moment2.data();
-    buffers.elems = elems;
-    buffers.host = how;
-    const Gemm gemm(parallel, Bf16Gemm::kViaF32);
-    GuardedWorkspace workspace(update_workspace_bytes(gemm, options, segments));
-    host::update(parallel, gemm, options, buffers, segments, scalars_of(1), workspace.data());
-  }
-
-  OptimizerOptions options;
-  std::vector<ParameterSegment> segments;
-  std::int64_t elems = 0;
-  std::vector<float> grad, weight, moment1, moment2;
-};
+void update(UpdateChunk& chunk, int threads, const HostUpdate& how) {
+  UpdateBuffers buffers = chunk.buffers();
+  buffers.host = how;
+  run_update(*make_host_kernels({.threads = threads}), chunk.formats.options, buffers,
+             chunk.segments, scalars_of(1));
+}
 
 // Keeps the weights that it sees.
 class SeeingGuard final : public UpdateGuard {
  public:
-  explicit SeeingGuard(const Chunk& chunk)
-      : found(chunk.weight.size(), -1.0f), left(chunk.weight.size(), -1.0f), chunk_(chunk) {}
+  explicit SeeingGuard(const UpdateChunk& chunk)
+      : found(chunk.weights().size()), left(found), chunk_(chunk) {}
 
   void before(std::int64_t begin, std::int64_t end) override { see(begin, end, found); }
   void after(std::int64_t begin, std::int64_t end) override { see(begin, end, left); }
 
-  std::vector<float> found, left;
+  UpdateChunk::Bytes found, left;
   std::atomic<std::int64_t> elems_seen = 0;  // each twice: found and left
   std::atomic<std::int64_t> off_the_grid = 0;
 
  private:
-  void see(std::int64_t begin, std::int64_t end, std::vector<float>& into) {
+  void see(std::int64_t begin, std::int64_t end, UpdateChunk::Bytes& into) {
     if (begin % kElems != 0 || (end % kElems != 0 && end != chunk_.elems)) ++off_the_grid;
-    std::copy(chunk_.weight.begin() + begin, chunk_.weight.begin() + end, into.begin() + begin);
+    const auto first = begin * 4, last = end * 4;
+    std::copy(chunk_.weights().begin() + first, chunk_.weights().begin() + last,
+              into.begin() + first);
     elems_seen += end - begin;
   }
 
-  const Chunk& chunk_;
+  const UpdateChunk& chunk_;
 };
 
 class UpdateGuardTest : public ::testing::TestWithParam<OptimizerRule> {};
@@ -105,22 +70,20 @@ INSTANTIATE_TEST_SUITE_P(Rules, UpdateGuardTest,
                          });
 
 TEST_P(UpdateGuardTest, SeesWeightsBeforeAndAfterAndChangesNothing) {
-  Chunk alone(GetParam());
-  const std::vector<float> start = alone.weight;
-  alone.update(Parallel(1), {});
-  ASSERT_NE(alone.weight, start);
+  const UpdateChunk start = chunk_of(GetParam());
+  UpdateChunk alone = start;
+  update(alone, 1, {});
+  ASSERT_NE(alone.weights(), start.weights());
   for (const auto& [threads, one_thread] :
        {std::pair(1, false), std::pair(3, false), std::pair(3, true)}) {
-    Chunk guarded(GetParam());
+    UpdateChunk guarded = start;
     SeeingGuard guard(guarded);
-    guarded.update(Parallel(threads), {&guard, one_thread});
+    update(guarded, threads, {&guard, one_thread});
     EXPECT_EQ(guard.elems_seen, 2 * guarded.elems);
     EXPECT_EQ(guard.off_the_grid, 0);
-    EXPECT_EQ(guard.found, start);
-    EXPECT_EQ(guard.left, alone.weight);
-    EXPECT_EQ(guarded.weight, alone.weight);
-    EXPECT_EQ(guarded.moment1, alone.moment1);
-    EXPECT_EQ(guarded.moment2, alone.moment2);
+    EXPECT_EQ(guard.found, start.weights());
+    EXPECT_EQ(guard.left, alone.weights());
+    EXPECT_TRUE(guarded == alone);
   }
 }
 
@@ -138,10 +101,10 @@ TEST_P(UpdateGuardTest, OneThreadIsTheCaller) {
     }
     const std::thread::id caller_ = std::this_thread::get_id();
   };
-  Chunk chunk(GetParam());
-  if (needs_whole_tensors(chunk.options)) GTEST_SKIP() << "sees whole tensors";
+  UpdateChunk chunk = chunk_of(GetParam());
+  if (needs_whole_tensors(chunk.formats.options)) GTEST_SKIP() << "sees whole tensors";
   NamingGuard guard;
-  for (int i = 0; i < 20; ++i) chunk.update(Parallel(3), {&guard, true});
+  for (int i = 0; i < 20; ++i) update(chunk, 3, {&guard, true});
   EXPECT_EQ(guard.elsewhere, 0);
 }
 
@@ -153,18 +116,17 @@ TEST_P(UpdateGuardTest, ItsExceptionEndsTheUpdateBeforeTheBlockIsUsed) {
     }
     void after(std::int64_t, std::int64_t) override {}
   };
-  Chunk chunk(GetParam());
-  const std::vector<float> start = chunk.weight;
+  UpdateChunk chunk = chunk_of(GetParam());
+  const UpdateChunk::Bytes start = chunk.weights();
   RefusingGuard guard;
   try {
-    chunk.update(Parallel(2), {&guard});
+    update(chunk, 2, {&guard});
     FAIL() << "updated a block that was refused";
   } catch (const std::runtime_error& error) {
     EXPECT_STREQ(error.what(), "a wrong block");
   }
-  constexpr std::size_t kBegin = 8 * UpdateGuard::kElems;
-  EXPECT_EQ(std::memcmp(chunk.weight.data() + kBegin, start.data() + kBegin,
-                        UpdateGuard::kElems * sizeof(float)),
+  constexpr std::size_t kBlockBytes = UpdateGuard::kElems * sizeof(float);
+  EXPECT_EQ(std::memcmp(&chunk.weights()[8 * kBlockBytes], &start[8 * kBlockBytes], kBlockBytes),
             0);
 }
 

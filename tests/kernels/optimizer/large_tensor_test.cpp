@@ -61,9 +61,9 @@ TEST_P(LargeTensor, RepeatedRowsAreUpdatedAsOnePeriod) {
   buffers.master = remainder.data();
   buffers.moment1 = moment1.data();
   buffers.moment2 = statistics.data();
-  update_matrix(Parallel(0), options, kRepeated, buffers);
+  update_matrix(0, options, kRepeated, buffers);
   Period once = start;
-  update_matrix(Parallel(2), options, once);
+  update_matrix(2, options, once);
   EXPECT_NE(once.statistics, start.statistics);
   EXPECT_NE(once.remainder, start.remainder);
   EXPECT_TRUE(statistics == once.repeated_statistics());

@@ -1,7 +1,7 @@
 // A segment of more elements than 31 bits count: wants 9 GiB of memory and some seconds, so it does
 // not run by default (label long).
+#include "tests/kernels/host_backend.hpp"
 #include "tests/kernels/optimizer/sparse_memory.hpp"
-#include "tests/kernels/optimizer/update_state.hpp"
 
 namespace sluice::kernels::host {
 namespace {
@@ -14,10 +14,10 @@ TEST(LargeUpdate, TakesOneSegmentOfMoreThan2To31Elements) {
   ASSERT_TRUE(grads.whole() && weights.whole());
   for (std::int64_t i = 0; i < kElems; i += 65537) grads.as<bf16>()[i] = bf16_from_float(2.0f);
   grads.as<bf16>()[kElems - 1] = bf16_from_float(2.0f);
-  UpdateFormats formats;
-  formats.options.rule = OptimizerRule::kSgd;
-  formats.options.momentum = 0;
-  formats.options.weight = DType::kF32;
+  OptimizerOptions options;
+  options.rule = OptimizerRule::kSgd;
+  options.momentum = 0;
+  options.weight = DType::kF32;
   UpdateBuffers buffers;
   buffers.grad = grads.as<bf16>();
   buffers.weight = weights.as<float>();
@@ -25,7 +25,7 @@ TEST(LargeUpdate, TakesOneSegmentOfMoreThan2To31Elements) {
   UpdateScalars scalars;
   scalars.lr = 0.5f;
   const ParameterSegment whole[] = {{0, kElems}};
-  run_update(Parallel(0), formats, buffers, whole, scalars);
+  run_update(*make_host_kernels({.threads = 0}), options, buffers, whole, scalars);
   std::int64_t changed = 0;
   for (std::int64_t i = 0; i < kElems; ++i) {
     const float w = weights.as<float>()[i];

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "kernels/split_master.hpp"
+#include "tests/kernels/host_backend.hpp"
 #include "tests/kernels/optimizer/sparse_memory.hpp"
-#include "tests/kernels/optimizer/tensor_chunk.hpp"
 
 namespace sluice::kernels::host {
 
@@ -108,28 +108,26 @@ inline UpdateScalars repeated_scalars() {
 }
 
 // One tensor of `shape` from its beginning.
-inline void update_matrix(const Parallel& parallel, const OptimizerOptions& options,
-                          const TensorView& shape, UpdateBuffers buffers) {
+inline void update_matrix(int threads, const OptimizerOptions& options, const TensorView& shape,
+                          UpdateBuffers buffers) {
   buffers.elems = shape.rows * shape.cols;
   if (state_layout(options, StateKind::kMoment1).extent == StateExtent::kAbsent) {
     buffers.moment1 = nullptr;
   }
   const ParameterSegment segments[] = {
       {.begin = 0, .end = buffers.elems, .weight_decay = kRepeatedDecay, .tensor = shape}};
-  const Gemm gemm(parallel, Bf16Gemm::kViaF32);
-  GuardedWorkspace workspace(update_workspace_bytes(gemm, options, segments));
-  update(parallel, gemm, options, buffers, segments, repeated_scalars(), workspace.data());
+  run_update(*make_host_kernels({.threads = threads}), options, buffers, segments,
+             repeated_scalars());
 }
 
-inline void update_matrix(const Parallel& parallel, const OptimizerOptions& options,
-                          Period& period) {
+inline void update_matrix(int threads, const OptimizerOptions& options, Period& period) {
   UpdateBuffers buffers;
   buffers.grad = period.grad.data();
   buffers.weight = period.weight.data();
   buffers.master = period.remainder.data();
   buffers.moment1 = period.moment1.data();
   buffers.moment2 = period.statistics.data();
-  update_matrix(parallel, options, kPeriod, buffers);
+  update_matrix(threads, options, kPeriod, buffers);
 }
 
 }  // namespace sluice::kernels::host

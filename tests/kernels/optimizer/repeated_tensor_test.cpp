@@ -17,7 +17,7 @@ INSTANTIATE_TEST_SUITE_P(Rules, RepeatedTensor,
 std::vector<float> steps_of(const OptimizerOptions& options, Period period) {
   std::fill(period.weight.begin(), period.weight.end(), bf16_from_float(0.0f));
   std::fill(period.remainder.begin(), period.remainder.end(), std::int16_t{0});
-  update_matrix(Parallel(2), options, period);
+  update_matrix(2, options, period);
   std::vector<float> steps;
   for (std::size_t i = 0; i < period.weight.size(); ++i) steps.push_back(-period.master(i));
   return steps;
@@ -44,10 +44,10 @@ TEST_P(RepeatedTensor, TakesTheStepsOfItsRowsBeyond2To31Elements) {
   buffers.master = remainder.data();
   buffers.moment1 = moment1.data();
   buffers.moment2 = statistics.data();
-  update_matrix(Parallel(1), options, kRepeated, buffers);
+  update_matrix(1, options, kRepeated, buffers);
 
   Period once = start;
-  update_matrix(Parallel(2), options, once);
+  update_matrix(2, options, once);
   EXPECT_NE(once.statistics, start.statistics);
   EXPECT_TRUE(statistics == once.repeated_statistics());
   EXPECT_EQ(std::memcmp(moment1.data(), once.moment1.data(), once.moment1.size()), 0);

@@ -5,7 +5,6 @@
 
 #include <chrono>
 #include <csignal>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -16,12 +15,16 @@
 
 #include "base/error.hpp"
 #include "kernels/host/optimizer/rules.hpp"
+#include "tests/support/holds.hpp"
+#include "tests/support/set_variable.hpp"
 #include "tests/support/temp_directory.hpp"
 #include "tools/bench/bench_adam.hpp"
 #include "tools/bench/bench_table.hpp"
 
 namespace sluice::bench {
 namespace {
+
+using testing::holds;
 
 constexpr std::int64_t kElems = 4096;
 constexpr AdamPeers::Deadlines kShort{.start_seconds = 20, .step_seconds = 20};
@@ -74,9 +77,6 @@ class FakePeers : public ::testing::Test {
     AdamPeers peers = open(kIntroduction + "\n" + commands);
     return failure([&] { peers.seconds("one"); });
   }
-  static bool holds(const std::string& text, const std::string& part) {
-    return text.find(part) != std::string::npos;
-  }
 
   testing::TempDirectory directory_;
 };
@@ -114,10 +114,10 @@ TEST_F(FakePeers, AreAbsentWithoutAnInterpreter) {
 TEST_F(FakePeers, DeadPeersAreReportedWithTheirLastWords) {
   const std::string at_start =
       failure([&] { open("echo 'Traceback' >&2\necho 'ImportError: torch' >&2\nexit 7"); });
-  EXPECT_TRUE(holds(at_start, "ended with status 7: ImportError: torch")) << at_start;
-  EXPECT_FALSE(holds(at_start, "Traceback")) << at_start;
+  EXPECT_TRUE(holds(at_start, "ended with status 7: ImportError: torch"));
+  EXPECT_FALSE(holds(at_start, "Traceback"));
   const std::string in_a_step = failure_of_step("read -r line; kill -9 $$");
-  EXPECT_TRUE(holds(in_a_step, "was ended by signal 9")) << in_a_step;
+  EXPECT_TRUE(holds(in_a_step, "was ended by signal 9"));
 }
 
 TEST_F(FakePeers, DeathBetweenStepsDoesNotEndTheBench) {
@@ -194,8 +194,8 @@ TEST_F(FakePeers, StandInTheBenchBesideOurs) {
                 theirs * 1e-9);
   }
   const std::string table = bench_table(event);
-  EXPECT_TRUE(holds(table, "\none ")) << table;
-  EXPECT_TRUE(holds(table, "torch 9")) << table;
+  EXPECT_TRUE(holds(table, "\none "));
+  EXPECT_TRUE(holds(table, "torch 9"));
 }
 
 TEST_F(FakePeers, FailedPeersEndTheBenchWithASentence) {
@@ -210,9 +210,8 @@ TEST_F(FakePeers, FailedPeersEndTheBenchWithASentence) {
 }
 
 TEST_F(FakePeers, AreFoundInTheCacheOnceTheyAreReady) {
-  const char* const before = std::getenv("XDG_CACHE_HOME");
-  const std::string saved = before == nullptr ? "" : before;
-  ::setenv("XDG_CACHE_HOME", std::filesystem::absolute(directory_.path()).c_str(), 1);
+  const testing::SetVariable cache("XDG_CACHE_HOME",
+                                   std::filesystem::absolute(directory_.path()).string());
   const std::filesystem::path venv =
       std::filesystem::absolute(directory_.path()) / "sluice" / "bench_peers";
   std::filesystem::create_directories(venv / "bin");
@@ -222,11 +221,6 @@ TEST_F(FakePeers, AreFoundInTheCacheOnceTheyAreReady) {
   write_file(venv / "ready", "torch\n");
   EXPECT_EQ(default_peers_python(), (venv / "bin" / "python").string());
   EXPECT_EQ(python_of(venv.string()), (venv / "bin" / "python").string());
-  if (before == nullptr) {
-    ::unsetenv("XDG_CACHE_HOME");
-  } else {
-    ::setenv("XDG_CACHE_HOME", saved.c_str(), 1);
-  }
 }
 
 }  // namespace

@@ -2,13 +2,13 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
 #include "base/units.hpp"
+#include "tests/support/set_variable.hpp"
 #include "tests/support/temp_directory.hpp"
 #include "tools/bench/own_directory.hpp"
 
@@ -28,20 +28,10 @@ bench::StepBenchOptions small_run(const TempDirectory& directory) {
   return options;
 }
 
-// No program is found while it lives.
-class NoPrograms {
- public:
-  NoPrograms() : before_(std::getenv("PATH")) { ::setenv("PATH", "/nonexistent", 1); }
-  ~NoPrograms() { ::setenv("PATH", before_.c_str(), 1); }
-
- private:
-  std::string before_;
-};
-
 // Counted by the storage engine, not taken from the schedule.
 TEST(StepBench, MovesTheBytesOfEachLayoutAndLeavesNothing) {
   const TempDirectory directory;
-  const NoPrograms no_fio;
+  const SetVariable no_fio("PATH", "/nonexistent");
   const json event = bench::run_step_bench(small_run(directory));
   EXPECT_EQ(event.at("name"), "step");
   const json& figures = event.at("figures");
@@ -61,7 +51,7 @@ TEST(StepBench, MovesTheBytesOfEachLayoutAndLeavesNothing) {
 
 TEST(StepBench, GivesEveryFigureOfAVariant) {
   const TempDirectory directory;
-  const NoPrograms no_fio;
+  const SetVariable no_fio("PATH", "/nonexistent");
   bench::StepBenchOptions options = small_run(directory);
   options.variants = {"split"};
   const json event = bench::run_step_bench(options);
@@ -137,11 +127,11 @@ TEST(OwnDirectory, RemovesOnlyFilesOfAKilledBench) {
   const bench::OwnDirectory living(parent.path().string());
   const bench::OwnDirectory other(parent.path().string());
   EXPECT_FALSE(std::filesystem::exists(killed));
-  EXPECT_TRUE(std::filesystem::exists(living.path()));
-  EXPECT_TRUE(std::filesystem::exists(other.path()));
-  EXPECT_TRUE(std::filesystem::exists(parent.file("sluice_bench_mine.txt")));
-  EXPECT_TRUE(std::filesystem::exists(results / ".sluice_bench"));
-  EXPECT_TRUE(std::filesystem::exists(parent.file("sluice_bench_ABCDEF")));
+  for (const std::filesystem::path& kept : std::vector<std::filesystem::path>{
+           living.path(), other.path(), parent.path() / "sluice_bench_mine.txt",
+           results / ".sluice_bench", parent.path() / "sluice_bench_ABCDEF"}) {
+    EXPECT_TRUE(std::filesystem::exists(kept)) << kept;
+  }
 }
 
 TEST(StepBench, BadOptionsAreRefused) {

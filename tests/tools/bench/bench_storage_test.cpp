@@ -13,6 +13,7 @@
 
 #include "base/error.hpp"
 #include "base/units.hpp"
+#include "tests/support/set_variable.hpp"
 #include "tests/support/temp_directory.hpp"
 #include "tools/bench/fio.hpp"
 #include "tools/bench/median.hpp"
@@ -34,19 +35,24 @@ bench::StorageBenchOptions small_run(const TempDirectory& directory) {
   return options;
 }
 
-// No program is found while it lives.
-class NoPrograms {
+// An executable `fio` with this script, found before any other program.
+class FakeFio {
  public:
-  NoPrograms() : before_(std::getenv("PATH")) { ::setenv("PATH", "/nonexistent", 1); }
-  ~NoPrograms() { ::setenv("PATH", before_.c_str(), 1); }
+  explicit FakeFio(const std::string& script) {
+    std::ofstream(programs_.file("fio")) << "#!/bin/sh\n" << script;
+    std::filesystem::permissions(programs_.file("fio"), std::filesystem::perms::owner_all);
+  }
+
+ protected:
+  const TempDirectory programs_;
 
  private:
-  std::string before_;
+  const SetVariable path_{"PATH", programs_.path().string() + ":" + std::getenv("PATH")};
 };
 
 TEST(StorageBench, GivesEveryFigureAndLeavesNothing) {
   const TempDirectory directory;
-  const NoPrograms no_fio;
+  const SetVariable no_fio("PATH", "/nonexistent");
   for (const char* engine : {"auto", "posix"}) {
     bench::StorageBenchOptions options = small_run(directory);
     options.engine = engine;
@@ -72,24 +78,19 @@ TEST(StorageBench, GivesEveryFigureAndLeavesNothing) {
 
 // A fio that cannot run (no io_uring for it, no direct I/O) costs its own figures only.
 TEST(StorageBench, AFailedFioIsReported) {
-  const TempDirectory programs;
-  std::ofstream(programs.file("fio")) << "#!/bin/sh\nexit 7\n";
-  std::filesystem::permissions(programs.file("fio"), std::filesystem::perms::owner_all);
+  const FakeFio fio("exit 7\n");
   const TempDirectory directory;
-  const std::string before = std::getenv("PATH");
-  ::setenv("PATH", (programs.path().string() + ":" + before).c_str(), 1);
   const json event = bench::run_storage_bench(small_run(directory));
-  ::setenv("PATH", before.c_str(), 1);
   EXPECT_GT(event.at("figures").at("read_gib_per_s").get<double>(), 0);
   EXPECT_EQ(event.at("figures").at("fio"), "failed: fio ended with status 7");
 }
 
 // A fio that reports its arguments and answers with made-up rates: 512 KiB blocks, 16 in flight,
 // are its fastest.
-class MadeUpFio {
+class MadeUpFio : public FakeFio {
  public:
-  MadeUpFio() : before_(std::getenv("PATH")) {
-    std::ofstream(programs_.file("fio")) << R"(#!/bin/sh
+  MadeUpFio()
+      : FakeFio(R"(calls=$(dirname "$0")/calls
 for word in "$@"; do
   case "$word" in
     --bs=*) bs=${word#*=} ;;
@@ -97,34 +98,24 @@ for word in "$@"; do
     --output=*) out=${word#*=} ;;
   esac
 done
-echo "$@" >> )" << log() << R"(
+echo "$@" >> "$calls"
 bytes=1000000
 [ "$bs" = 524288 ] && [ "$depth" = 16 ] && bytes=3000000
 [ "$bs" = 524288 ] && [ "$depth" = 8 ] && bytes=2000000
 # Depth 6 is fast from its fourth measurement of a mix on: slow in the three passes of a sweep.
 [ "$bs" = 524288 ] && [ "$depth" = 6 ] && {
   mix=${*##*--rw=}
-  [ $(grep -c -- "--iodepth=6 .*--rw=$mix" )"
-                                         << log() << R"() -gt 3 ] && bytes=4000000
+  [ $(grep -c -- "--iodepth=6 .*--rw=$mix" "$calls") -gt 3 ] && bytes=4000000
 }
 echo '{"jobs":[{"usr_cpu":10.0,"sys_cpu":15.0,"job_runtime":1000,' > "$out"
 echo '"read":{"io_bytes":'$bytes',"runtime":1000},"write":{"io_bytes":0,"runtime":0}}]}' >> "$out"
-)";
-    std::filesystem::permissions(programs_.file("fio"), std::filesystem::perms::owner_all);
-    ::setenv("PATH", (programs_.path().string() + ":" + before_).c_str(), 1);
-  }
-  ~MadeUpFio() { ::setenv("PATH", before_.c_str(), 1); }
+)") {}
   std::vector<std::string> calls() const {
     std::vector<std::string> lines;
-    std::ifstream file(log());
+    std::ifstream file(programs_.file("calls"));
     for (std::string line; std::getline(file, line);) lines.push_back(line);
     return lines;
   }
-
- private:
-  std::string log() const { return programs_.file("calls"); }
-  TempDirectory programs_;
-  std::string before_;
 };
 
 std::ptrdiff_t calls_with(const MadeUpFio& fio, const std::string& words) {

@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "device/host/host_device.hpp"
+#include "tests/support/holds.hpp"
 #include "tests/support/temp_directory.hpp"
 #include "tools/doctor/checks.hpp"
 
@@ -126,7 +127,7 @@ TEST_F(DoctorRun, KeepsASavedProfileWithBetterRates) {
   planner::save_profile(better, options_.profile_path);
   const std::string kept = planner::to_json(better);
   const json event = last_event(0);
-  EXPECT_NE(event.at("detail").get<std::string>().find("is kept"), std::string::npos) << event;
+  EXPECT_TRUE(holds(event.at("detail"), "is kept"));
   EXPECT_EQ(planner::to_json(planner::load_profile(options_.profile_path)), kept);
   options_.replaces_better = true;
   last_event(0);
@@ -172,7 +173,7 @@ TEST_F(DoctorRun, AGpuIsMeasuredIntoAProfileOfItsOwn) {
 TEST_F(DoctorRun, AStorageDirectoryThatIsNotThereIsBadInput) {
   options_.measure.disk.directory = directory_.file("absent");
   const json event = last_event(2);
-  EXPECT_NE(event.at("detail").get<std::string>().find("absent"), std::string::npos);
+  EXPECT_TRUE(holds(event.at("detail"), "absent"));
   EXPECT_FALSE(std::filesystem::exists(options_.profile_path));
 }
 
@@ -186,7 +187,7 @@ TEST_F(DoctorRun, TextNamesTheChecksAndTheRates) {
   std::stringstream out;
   EXPECT_EQ(doctor::run_doctor(options_, out), 0);
   for (const char* word : {"io_uring", "memlock", "storage duplex", "GFLOP/s", "hardware.json"}) {
-    EXPECT_NE(out.str().find(word), std::string::npos) << word;
+    EXPECT_TRUE(holds(out.str(), word));
   }
 }
 

@@ -11,12 +11,15 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "tests/support/holds.hpp"
+#include "tests/support/scratch_directory.hpp"
 #include "tests/tools/report/run_fixture.hpp"
 #include "tools/palette/palette.hpp"
 
 namespace sluice::report {
 namespace {
 
+using testing::holds;
 using testing::RunFixture;
 using Json = nlohmann::json;
 
@@ -37,19 +40,26 @@ std::size_t occurrences(const std::string& text, const std::string& part) {
 
 // Expects that both renderers refuse the directory, and returns the message of the InputError.
 std::string refusal(const std::filesystem::path& run_dir) {
-  std::string message;
-  try {
-    render_html_report(run_dir);
-  } catch (const InputError& error) {
-    message = error.what();
-  }
   EXPECT_THROW(render_perfetto(run_dir), InputError);
-  return message;
+  return testing::message_of<InputError>([&] { render_html_report(run_dir); });
 }
 
-TEST(Report, PageHoldsTheFactsOfTheRun) {
-  const RunFixture run;
-  const Json data = data_of(render_html_report(run.path()));
+// The made-up run, whose files a test may replace.
+class Report : public ::testing::Test {
+ protected:
+  Json data() const { return data_of(render_html_report(run_.path())); }
+  // Rows of the comparison: what the plan and the run say of a quantity.
+  std::map<std::string, std::pair<Json, Json>> comparison() const {
+    std::map<std::string, std::pair<Json, Json>> rows;
+    const Json compared = data()["comparison"];
+    for (const Json& row : compared) rows[row["quantity"]] = {row["plan"], row["run"]};
+    return rows;
+  }
+  const RunFixture run_;
+};
+
+TEST_F(Report, PageHoldsTheFactsOfTheRun) {
+  const Json data = this->data();
   EXPECT_EQ(data["parameters"], 1000000);
   EXPECT_EQ(data["bound_by"], "storage");
   EXPECT_EQ(data["weights_hash"], "00112233445566778899aabbccddeeff");
@@ -60,35 +70,12 @@ TEST(Report, PageHoldsTheFactsOfTheRun) {
   EXPECT_EQ(data["memory"][2]["budget"], 1u << 30);  // an integer in the config
   // Two units' weights and three activations are the most that the fixture samples at once.
   EXPECT_EQ(data["memory"][0]["run"]["peak"], 2 * (2u << 20) + 3 * 262144);
-}
-
-// The last ten steps of the fixture are speculative.
-TEST(Report, CountsUpdatesThatWereMadeTwice) {
-  const RunFixture run;
-  const Json redone = data_of(render_html_report(run.path()))["redone"];
-  EXPECT_EQ(redone["steps"], 3);
-  EXPECT_EQ(redone["of"], 10);
-  EXPECT_DOUBLE_EQ(redone["seconds"].get<double>(), 0.75);
-}
-
-TEST(Report, ComparesPlanWithRun) {
-  const RunFixture run;
-  const Json data = data_of(render_html_report(run.path()));
-  std::map<std::string, std::pair<Json, Json>> rows;
-  for (const Json& row : data["comparison"]) rows[row["quantity"]] = {row["plan"], row["run"]};
-  EXPECT_EQ(rows["Moved in one step: upload"], std::pair(Json(8388608), Json(8388608)));
-  EXPECT_EQ(rows["Moved in one step: storage write"], std::pair(Json(0), Json(4096)));
   // The ledger's peaks are the plan's by construction, so the page shows the measured ones.
-  EXPECT_EQ(rows["Peak, measured: storage"], std::pair(Json(50331648), Json(50000000)));
   EXPECT_EQ(data["memory"][2]["measured_peak"], 50000000);
-  // The first step took 0.9 s and is not typical.
-  EXPECT_EQ(rows["Step time, median after the first"], std::pair(Json(0.02), Json(0.021)));
-}
-
-// The engine's account, not a guess from the trace.
-TEST(Report, StallsAreThoseOfTheTracedStepsEvent) {
-  const RunFixture run;
-  const Json traced = data_of(render_html_report(run.path()))["traced_step"];
+  // The last ten steps of the fixture are speculative, and some of them were made twice.
+  EXPECT_EQ(data["redone"], Json({{"steps", 3}, {"of", 10}, {"seconds", 0.75}}));
+  // The engine's account of the stalls, not a guess from the trace.
+  const Json& traced = data["traced_step"];
   EXPECT_EQ(traced["step"], testing::kFixtureTracedStep);
   EXPECT_EQ(traced["commits"], false);
   EXPECT_DOUBLE_EQ(traced["compute_s"].get<double>(), 0.0095);
@@ -97,9 +84,17 @@ TEST(Report, StallsAreThoseOfTheTracedStepsEvent) {
                                                {"cause":"storage_read","seconds":0.0053}])"));
 }
 
+TEST_F(Report, ComparesPlanWithRun) {
+  std::map<std::string, std::pair<Json, Json>> rows = comparison();
+  EXPECT_EQ(rows["Moved in one step: upload"], std::pair(Json(8388608), Json(8388608)));
+  EXPECT_EQ(rows["Moved in one step: storage write"], std::pair(Json(0), Json(4096)));
+  EXPECT_EQ(rows["Peak, measured: storage"], std::pair(Json(50331648), Json(50000000)));
+  // The first step took 0.9 s and is not typical.
+  EXPECT_EQ(rows["Step time, median after the first"], std::pair(Json(0.02), Json(0.021)));
+}
+
 // A durable run with checkpoint.every = 2: its third step commits, and so do all odd ones.
-TEST(Report, ACommittingStepIsNamedAndNotComparedWithThePlan) {
-  const RunFixture run;
+TEST_F(Report, ACommittingStepIsNamedAndNotComparedWithThePlan) {
   std::string events;
   for (int step = 1; step <= 5; ++step) {
     const bool commits = step % 2 == 1 && step > 1;
@@ -109,35 +104,28 @@ TEST(Report, ACommittingStepIsNamedAndNotComparedWithThePlan) {
               (step == 3 ? R"(,"stalls":{"compute_s":1.0,"stalled_s":1.0,"by_cause_s":{}})" : "") +
               "}\n";
   }
-  run.write("events.jsonl", events);
-  const Json data = data_of(render_html_report(run.path()));
-  EXPECT_EQ(data["traced_step"]["step"], 3);
-  EXPECT_EQ(data["traced_step"]["commits"], true);
-  const auto upload =
-      std::find_if(data["comparison"].begin(), data["comparison"].end(),
-                   [](const Json& row) { return row["quantity"] == "Moved in one step: upload"; });
-  EXPECT_EQ((*upload)["run"], 8388608);
+  run_.write("events.jsonl", events);
+  EXPECT_EQ(data()["traced_step"]["step"], 3);
+  EXPECT_EQ(data()["traced_step"]["commits"], true);
+  EXPECT_EQ(comparison()["Moved in one step: upload"].second, 8388608);
 }
 
 // A storage lane may have more transfers in flight than a screen has room for.
-TEST(Report, ALaneIsNeverHigherThanSixRows) {
-  const RunFixture run;
+TEST_F(Report, ALaneIsNeverHigherThanSixRows) {
+  EXPECT_EQ(data()["run"]["tracks"][0]["row_pixels"], 17.0);
   std::string spans;
   for (int i = 0; i < 40; ++i) {
     spans += (i == 0 ? "" : ",") + ("[0,1," + std::to_string(i) + ",100,0,0,0,1]");
   }
-  run.write("trace.json", R"({"names":["storage_write","StorageWrite"],"spans":[)" + spans +
-                              R"(],"counters":[]})");
-  const Json lane = data_of(render_html_report(run.path()))["run"]["tracks"][0];
+  run_.write("trace.json", R"({"names":["storage_write","StorageWrite"],"spans":[)" + spans +
+                               R"(],"counters":[]})");
+  const Json lane = data()["run"]["tracks"][0];
   EXPECT_EQ(lane["rows"], 40);
   EXPECT_LE(40 * lane["row_pixels"].get<double>(), 6 * 17 + 1e-9);
-  const Json other = data_of(render_html_report(RunFixture().path()))["run"]["tracks"][0];
-  EXPECT_EQ(other["row_pixels"], 17.0);
 }
 
-TEST(Report, CategoriesHaveTheColoursOfThePalette) {
-  const RunFixture run;
-  const Json colors = data_of(render_html_report(run.path()))["category_colors"];
+TEST_F(Report, CategoriesHaveTheColoursOfThePalette) {
+  const Json colors = data()["category_colors"];
   ASSERT_EQ(colors.size(), kCategoryCount);
   for (std::size_t c = 0; c < kCategoryCount; ++c) {
     const auto category = static_cast<Category>(c);
@@ -145,9 +133,8 @@ TEST(Report, CategoriesHaveTheColoursOfThePalette) {
   }
 }
 
-TEST(Report, PageNeedsNothingBesideIt) {
-  const RunFixture run;
-  const std::string page = render_html_report(run.path());
+TEST_F(Report, PageNeedsNothingBesideIt) {
+  const std::string page = render_html_report(run_.path());
   for (const char* outside : {"src=", "href=", "url(", "@import", "fetch(", "XMLHttpRequest"}) {
     EXPECT_EQ(page.find(outside), std::string::npos) << outside;
   }
@@ -155,37 +142,33 @@ TEST(Report, PageNeedsNothingBesideIt) {
   EXPECT_EQ(occurrences(page, "://"), occurrences(page, "http://www.w3.org/2000/svg"));
 }
 
-TEST(Report, TextFromFilesCannotEndTheScript) {
-  const RunFixture run;
-  const std::string plain = render_html_report(run.path());
+TEST_F(Report, TextFromFilesCannotEndTheScript) {
+  const std::string plain = render_html_report(run_.path());
   const std::string hostile = "</script><script>alert(1)</script><!--";
-  run.write("config.toml", "# " + hostile + "\n");
-  run.write("trace.json", R"({"names":["compute",")" + hostile +
-                              R"("],"spans":[[0,1,0,5,0,0,0,1]],"counters":[]})");
-  const std::string page = render_html_report(run.path());
+  run_.write("config.toml", "# " + hostile + "\n");
+  run_.write("trace.json", R"({"names":["compute",")" + hostile +
+                               R"("],"spans":[[0,1,0,5,0,0,0,1]],"counters":[]})");
+  const std::string page = render_html_report(run_.path());
   EXPECT_EQ(occurrences(page, "</script>"), occurrences(plain, "</script>"));
   EXPECT_EQ(data_of(page)["config"], "# " + hostile + "\n");
 }
 
-TEST(Report, NamesTheFileThatIsMissing) {
+TEST_F(Report, NamesTheFileThatIsMissing) {
   for (const char* name : {"config.toml", "plan.json", "events.jsonl", "plan_trace.json"}) {
-    const RunFixture run;
-    std::filesystem::remove(run.path() / name);
-    const std::string message = refusal(run.path());
-    EXPECT_NE(message.find(std::string("/") + name + ": no such file"), std::string::npos)
-        << message;
+    const RunFixture fresh;
+    std::filesystem::remove(fresh.path() / name);
+    EXPECT_TRUE(holds(refusal(fresh.path()), std::string("/") + name + ": no such file"));
   }
-  EXPECT_NE(refusal("no/such/run").find("no/such/run"), std::string::npos);
+  EXPECT_TRUE(holds(refusal("no/such/run"), "no/such/run"));
 }
 
-TEST(Report, DoesNotWaitOnAPipe) {
-  const RunFixture run;
-  std::filesystem::remove(run.path() / "trace.json");
-  ASSERT_EQ(mkfifo((run.path() / "trace.json").c_str(), 0600), 0);
-  EXPECT_NE(refusal(run.path()).find("not a regular file"), std::string::npos);
+TEST_F(Report, DoesNotWaitOnAPipe) {
+  std::filesystem::remove(run_.path() / "trace.json");
+  ASSERT_EQ(mkfifo((run_.path() / "trace.json").c_str(), 0600), 0);
+  EXPECT_TRUE(holds(refusal(run_.path()), "not a regular file"));
 }
 
-TEST(Report, RefusesMalformedFiles) {
+TEST_F(Report, RefusesMalformedFiles) {
   const auto trace = [](const std::string& spans, const std::string& counters) {
     return R"({"names":["compute","Forward"],"spans":[)" + spans + R"(],"counters":[)" + counters +
            "]}";
@@ -222,39 +205,36 @@ TEST(Report, RefusesMalformedFiles) {
       {"plan_trace.json", trace("[0,1,0,5,0,0,0,1]", "").substr(0, 40)},
   };
   for (const auto& [name, text] : bad) {
-    const RunFixture run;
-    run.write(name, text);
-    const std::string message = refusal(run.path());
-    EXPECT_NE(message.find(std::string("/") + name + ": "), std::string::npos)
-        << name << " holding " << text.substr(0, 80) << " gave: " << message;
+    const RunFixture fresh;
+    fresh.write(name, text);
+    const std::string message = refusal(fresh.path());
+    EXPECT_TRUE(holds(message, std::string("/") + name + ": ")) << text.substr(0, 80);
     EXPECT_LT(message.size(), 400u);
   }
 }
 
 // A run that was killed in its second step: there is no trace, no `done`, and no finite loss; the
 // last event is cut.
-TEST(Report, ReadsARunThatEndedBeforeItsTracedStep) {
-  const RunFixture run;
-  run.write("events.jsonl",
-            "{\"event\":\"step\",\"step\":1,\"loss\":null}\n{\"event\":\"step\",\"st");
-  std::filesystem::remove(run.path() / "trace.json");
-  const Json data = data_of(render_html_report(run.path()));
+TEST_F(Report, ReadsARunThatEndedBeforeItsTracedStep) {
+  run_.write("events.jsonl",
+             "{\"event\":\"step\",\"step\":1,\"loss\":null}\n{\"event\":\"step\",\"st");
+  std::filesystem::remove(run_.path() / "trace.json");
+  const Json data = this->data();
   EXPECT_EQ(data["steps"]["step"], Json({1}));
   EXPECT_TRUE(data["steps"]["loss"][0].is_null());
   EXPECT_TRUE(data["weights_hash"].is_null());
   EXPECT_EQ(data["run"]["tracks"].size(), 0u);
   EXPECT_TRUE(data["traced_step"].is_null());
   EXPECT_TRUE(data["memory"][0]["measured_peak"].is_null());
-  EXPECT_NO_THROW(render_perfetto(run.path()));
+  EXPECT_NO_THROW(render_perfetto(run_.path()));
 }
 
 // Killed after its traced step: the measured peaks are those of that step's event.
-TEST(Report, ARunWithoutAnEndHasThePeaksOfItsTracedStep) {
-  const RunFixture run;
-  run.write("events.jsonl",
-            R"({"event":"step","step":3,"stalls":{},"measured_peak_bytes":{"device":5}})"
-            "\n");
-  const Json data = data_of(render_html_report(run.path()));
+TEST_F(Report, ARunWithoutAnEndHasThePeaksOfItsTracedStep) {
+  run_.write("events.jsonl",
+             R"({"event":"step","step":3,"stalls":{},"measured_peak_bytes":{"device":5}})"
+             "\n");
+  const Json data = this->data();
   EXPECT_EQ(data["memory"][0]["measured_peak"], 5);
   EXPECT_TRUE(data["memory"][1]["measured_peak"].is_null());
 }

@@ -25,33 +25,18 @@ class BadInput : public CliTest {
   std::string config() const { return read_file(path("config.toml")); }
 };
 
-TEST_F(BadInput, AnUnknownKeyIsAnsweredWithTheNearest) {
+// One value of each kind; config_test has them all.
+TEST_F(BadInput, AKeyOrAValueOfTheConfigurationIsNamed) {
   expect_set_refused("memory.devise=1GiB", {"'memory.devise'", "'memory.device'"});
-  expect_config_refused(config() + "[trian]\nsteps = 3\n", {"bad.toml:", "'train.steps'"});
-}
-
-TEST_F(BadInput, AMistypedValueIsAnsweredWithTheRightType) {
+  expect_set_refused("weather=fine", {"'weather'; sluice --help-config lists all keys"});
+  expect_set_refused("model=3", {"model is a section", "model.family"});
   expect_set_refused("train.steps=many", {"train.steps", "an integer", "\"many\""});
-  expect_set_refused("memory.device=64 apples", {"memory.device", "64MiB"});
   expect_set_refused("memory.storage=plenty", {"memory.storage", "\"auto\"", "64MiB"});
-  expect_set_refused("train.precision=bf15", {"train.precision", "\"bf16\""});
-  expect_set_refused("train.steps=-1", {"train.steps", "from 0"});
-  expect_config_refused("[model]\nlayers = \"two\"\n", {"bad.toml:2", "model.layers", "integer"});
-}
-
-TEST_F(BadInput, ALossScaleThatCannotBeIsRefused) {
-  expect_set_refused("train.loss_scale=0", {"train.loss_scale", "from 1 to 4294967296", "0"});
-  expect_set_refused("train.loss_scale=8589934592", {"train.loss_scale", "from 1 to 4294967296"});
   expect_set_refused("train.loss_scale=1000", {"train.loss_scale is 1000", "power of two", "512"});
-  expect_set_refused("train.loss_scale=dynamic", {"train.loss_scale", "an integer"});
-  expect_set_refused("train.loss_scaling=off", {"train.loss_scaling", "\"dynamic\"", "\"static\""});
-  expect_set_refused("train.loss_scale_window=0", {"train.loss_scale_window", "from 1"});
-  expect_set_refused("train.loss_scale_patience=0", {"train.loss_scale_patience", "from 1"});
-}
-
-TEST_F(BadInput, AnAssignmentWithoutItsSignIsRefused) {
   expect_set_refused("memory.device", {"key=value"});
-  expect_set_refused("=1GiB", {"key=value"});
+  expect_set_refused("model.heads=3", {"model.heads", "3", "64"});
+  expect_config_refused(config() + "[trian]\nsteps = 3\n", {"bad.toml:", "'train.steps'"});
+  expect_config_refused("[model]\nlayers = \"two\"\n", {"bad.toml:2", "model.layers", "integer"});
 }
 
 TEST_F(BadInput, AConfigurationThatCannotBeReadIsRefused) {
@@ -109,10 +94,6 @@ TEST_F(BadInput, AFileThatIsNotRegularIsRefusedWithoutWaiting) {
                  {"fifo'", "not a regular file"});
 }
 
-TEST_F(BadInput, ALogDirectoryThatTheKernelOwnsIsNamed) {
-  expect_set_refused("log.dir=/proc/x", {"log.dir", "'/proc/x'", "cannot be written"});
-}
-
 TEST_F(BadInput, AWorkingDirectoryThatIsGoneIsNamed) {
   const std::string config = path("config.toml").string();
   for (const char* command : {"train", "plan"}) {
@@ -120,20 +101,13 @@ TEST_F(BadInput, AWorkingDirectoryThatIsGoneIsNamed) {
         run_shell("/bin/mkdir gone && cd gone && /bin/rmdir ../gone && exec $SLUICE " +
                   std::string(command) + " " + config);
     EXPECT_EQ(outcome.exit_status, 2) << outcome.err;
-    EXPECT_NE(outcome.err.find("working directory"), std::string::npos) << outcome.err;
+    EXPECT_TRUE(holds(outcome.err, "working directory"));
   }
-}
-
-TEST_F(BadInput, ValuesThatDisagreeAreRefused) {
-  expect_set_refused("model.heads=3", {"model.heads", "3", "64"});
-  expect_set_refused("train.seq=100000", {"train"});
 }
 
 TEST_F(BadInput, DataThatIsMissingEmptyOrTooShortIsRefused) {
   expect_set_refused("data.paths=absent.txt", {"data.paths", "'absent.txt'", "does not exist"});
   expect_set_refused("data.paths=[]", {"data.paths", "empty"});
-  write_file(path("empty.txt"), "");
-  expect_set_refused("data.paths=empty.txt", {"'empty.txt'", "no text"});
   fs::create_directory(path("nothing"));
   expect_set_refused("data.paths=nothing", {"'nothing'", "no text"});
   write_file(path("short.txt"), "too short");
@@ -142,24 +116,17 @@ TEST_F(BadInput, DataThatIsMissingEmptyOrTooShortIsRefused) {
 }
 
 TEST_F(BadInput, TokenFilesAreCheckedBeforeTheStart) {
-  const auto refuse = [&](const std::string& bytes, const Words& words) {
-    write_file(path("tokens.bin"), bytes);
-    expect_refused(
-        {"train", "config.toml", "--json", "--set", "data.format=llmc", "data.paths=tokens.bin"},
-        words);
-  };
   std::vector<std::uint16_t> tokens(1000, 7);
-  const std::string good = llmc_bytes(tokens);
-  refuse(good.substr(0, good.size() - 1), {"tokens.bin", "truncated", "1000"});
-  refuse(good.substr(0, 100), {"tokens.bin", "header"});
-  refuse(good + "x", {"tokens.bin", "too long"});
-  refuse(std::string(good.size(), '\0'), {"tokens.bin", "magic"});
+  const auto train = [&](Words words) {
+    write_file(path("tokens.bin"), llmc_bytes(tokens));
+    words.insert(words.end(), {"--set", "data.format=llmc", "data.paths=tokens.bin"});
+    return words;
+  };
   tokens[600] = 256;
-  refuse(llmc_bytes(tokens), {"tokens.bin", "256", "600", "model.vocab"});
+  expect_refused(train({"train", "config.toml", "--json"}),
+                 {"tokens.bin", "256", "600", "model.vocab"});
   tokens[600] = 255;
-  write_file(path("tokens.bin"), llmc_bytes(tokens));
-  succeed({"train", "config.toml", "--steps", "1", "--set", "data.format=llmc",
-           "data.paths=tokens.bin"});
+  succeed(train({"train", "config.toml", "--steps", "1"}));
 }
 
 TEST_F(BadInput, DirectoriesThatCannotBeOnesAreRefused) {
@@ -167,6 +134,7 @@ TEST_F(BadInput, DirectoriesThatCannotBeOnesAreRefused) {
   expect_set_refused("memory.storage_paths=text.txt/below",
                      {"memory.storage_paths", "'text.txt/below'"});
   expect_set_refused("log.dir=text.txt", {"log.dir", "'text.txt'"});
+  expect_set_refused("log.dir=/proc/x", {"log.dir", "'/proc/x'", "cannot be written"});
   expect_set_refused("log.dir=text.txt/run", {"log.dir", "'text.txt/run'"});
   expect_set_refused("checkpoint.dir=text.txt", {"checkpoint.dir", "'text.txt'"});
 }
@@ -183,13 +151,7 @@ TEST_F(BadInput, BudgetsLargerThanTheMachineAreRefused) {
 }
 
 TEST_F(BadInput, FeaturesThatThisVersionLacksAreNamed) {
-  for (const char* setting :
-       {"parallel.data=2", "parallel.tensor=2", "parallel.pipeline=2", "parallel.context=2",
-        "parallel.zero=1", "parallel.schedule=1f1b", "data.format=megatron",
-        "train.reduction=sequential", "model.from=somewhere"}) {
-    const std::string key = std::string(setting).substr(0, std::string(setting).find('='));
-    expect_refused({"train", "config.toml", "--json", "--set", setting}, {key, "this version"});
-  }
+  expect_set_refused("parallel.zero=1", {"parallel.zero", "this version"});
   expect_refused({"plan", "config.toml", "--json", "--world", "2"}, {"--world 2"});
 }
 
@@ -203,18 +165,10 @@ TEST_F(BadInput, AGpuThatIsNotThereIsNotPretended) {
   expect_refused({"bench", "copy", "--backend", "tpu"}, {});
 }
 
-TEST_F(BadInput, ABenchOfStorageChecksItsOptions) {
-  expect_refused({"bench", "storage", "--json", "--block", "1000"}, {"block", "4096"});
-  expect_refused({"bench", "storage", "--json", "--block", "much"}, {"--block"});
-  expect_refused({"bench", "storage", "--depth", "1"}, {});
-  expect_refused({"bench", "storage", "--json", "--block", "8MiB", "--depth", "32"}, {"64MiB"});
-  expect_refused({"bench", "storage", "--json", "--rounds", "0"}, {"rounds"});
-}
-
 TEST_F(BadInput, AMistypedCommandIsAnsweredWithTheNearest) {
   expect_refused({"trian", "config.toml", "--json"}, {"'trian'", "'sluice train'"});
   expect_refused({"bench", "coppy", "--json"}, {"'coppy'", "'sluice bench copy'"});
-  expect_set_refused("model=3", {"model is a section", "model.family"});
+  expect_refused({"learn"}, {"'learn' is no command; see sluice --help"});
 }
 
 TEST_F(BadInput, NumbersThatAreNoneAreRefused) {
@@ -230,11 +184,9 @@ TEST_F(BadInput, NumbersThatAreNoneAreRefused) {
   }
   expect_refused({"bench", "copy", "--json", "--bytes", "99999TiB"}, {"--bytes", "device memory"});
   expect_refused({"bench", "allocator", "--json", "--seconds", "nan"}, {"--seconds"});
-}
-
-TEST_F(BadInput, AnOptionOfAnotherBenchIsRefused) {
+  expect_refused({"bench", "storage", "--json", "--block", "1000"}, {"block", "4096"});
+  expect_refused({"bench", "storage", "--json", "--block", "much"}, {"--block"});
   expect_refused({"bench", "adam", "--json", "--block", "1MiB"}, {"--block"});
-  expect_refused({"bench", "storage", "--json", "--elems", "1"}, {"--elems"});
 }
 
 TEST_F(BadInput, ACachedProfileThatIsDamagedIsPassedOver) {
@@ -243,8 +195,8 @@ TEST_F(BadInput, ACachedProfileThatIsDamagedIsPassedOver) {
   for (const Words& arguments :
        {Words{"plan", "config.toml", "--json"}, Words{"train", "config.toml", "--steps", "1"}}) {
     const ChildOutcome outcome = succeed(arguments);
-    EXPECT_NE(outcome.err.find("hardware.json"), std::string::npos) << outcome.err;
-    EXPECT_NE(outcome.err.find("default machine"), std::string::npos) << outcome.err;
+    EXPECT_TRUE(holds(outcome.err, "hardware.json"));
+    EXPECT_TRUE(holds(outcome.err, "default machine"));
   }
   expect_refused(
       {"plan", "config.toml", "--json", "--hardware", path("cache/sluice/hardware.json").string()},

@@ -1,6 +1,5 @@
 #include "tests/tools/sluice/cli_fixture.hpp"
 
-#include <csignal>
 #include <cstring>
 #include <fstream>
 #include <sstream>
@@ -62,6 +61,11 @@ std::vector<Json> events_of(const ChildOutcome& outcome, const std::string& kind
   return events;
 }
 
+std::string hash_of(const ChildOutcome& outcome) {
+  const std::vector<Json> done = events_of(outcome, "done");
+  return done.size() == 1 ? done[0].value("weights_hash", "") : "";
+}
+
 void write_file(const fs::path& path, const std::string& bytes) {
   std::ofstream file(path, std::ios::binary | std::ios::trunc);
   file << bytes;
@@ -101,9 +105,7 @@ std::unique_ptr<ChildProcess> CliTest::start_command(const Words& command) const
 }
 
 std::unique_ptr<ChildProcess> CliTest::start(const Words& arguments) const {
-  Words command{SLUICE_PROGRAM};
-  command.insert(command.end(), arguments.begin(), arguments.end());
-  return start_command(command);
+  return start_command(Words{SLUICE_PROGRAM} + arguments);
 }
 
 ChildOutcome CliTest::run_shell(const std::string& line) const {
@@ -137,6 +139,24 @@ ChildOutcome CliTest::run(const Words& arguments) const {
 ChildOutcome CliTest::succeed(const Words& arguments) const {
   ChildOutcome outcome = run(arguments);
   EXPECT_EQ(outcome.exit_status, 0) << "signal " << outcome.signal << ": " << outcome.err;
+  return outcome;
+}
+
+Words CliTest::train_words(const Words& settings) {
+  const Words train{"train", "config.toml", "--json"};
+  return settings.empty() ? train : train + Words{"--set"} + settings;
+}
+
+std::unique_ptr<ChildProcess> CliTest::begin_run(const Words& settings) const {
+  auto child = start(train_words(Words{kSlowLink, "train.steps=1000"} + settings));
+  child->wait_for_output(R"("event":"step")", kCliDeadline);
+  return child;
+}
+
+ChildOutcome CliTest::end_run(ChildProcess& child, int signal) {
+  child.send(signal);
+  ChildOutcome outcome = child.wait(kCliDeadline);
+  EXPECT_EQ(outcome.exit_status, 128 + signal) << outcome.err;
   return outcome;
 }
 
@@ -178,7 +198,7 @@ std::string CliTest::expect_refused(const Words& arguments, const Words& words) 
   std::string sentence = lines.empty() ? "" : lines.front();
   EXPECT_TRUE(sentence.starts_with("sluice: "));
   for (const std::string& word : words) {
-    EXPECT_NE(sentence.find(word), std::string::npos) << "no '" << word << "'";
+    EXPECT_TRUE(holds(sentence, word));
   }
   const bool json = std::find(arguments.begin(), arguments.end(), "--json") != arguments.end();
   const std::vector<Json> events = events_of(outcome);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <signal.h>
 
 #include <map>
 #include <nlohmann/json.hpp>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "tests/support/child_process.hpp"
+#include "tests/support/holds.hpp"
 #include "tests/support/temp_directory.hpp"
 
 namespace sluice::testing {
@@ -16,7 +18,14 @@ namespace sluice::testing {
 using Json = nlohmann::json;
 using Words = std::vector<std::string>;
 
+inline Words operator+(Words first, const Words& second) {
+  first.insert(first.end(), second.begin(), second.end());
+  return first;
+}
+
 inline constexpr std::chrono::seconds kCliDeadline{60};
+// A modelled link that slows a run: every copy takes this long, and no bit differs.
+inline constexpr const char* kSlowLink = "memory.link_latency=20ms";
 
 // Every line of text; a last one without its newline is a failure of the test.
 std::vector<std::string> lines_of(const std::string& text);
@@ -24,6 +33,9 @@ std::vector<std::string> lines_of(const std::string& text);
 std::vector<Json> events_of(const ChildOutcome& outcome);
 // The events of one kind.
 std::vector<Json> events_of(const ChildOutcome& outcome, const std::string& kind);
+
+// "weights_hash" of the done event; empty where the run did not end.
+std::string hash_of(const ChildOutcome& outcome);
 
 void write_file(const std::filesystem::path& path, const std::string& bytes);
 std::string read_file(const std::filesystem::path& path);
@@ -45,6 +57,12 @@ class CliTest : public ::testing::Test {
   // Runs and expects exit 0.
   ChildOutcome succeed(const Words& arguments) const;
 
+  // `train config.toml --json` with these values of keys.
+  static Words train_words(const Words& settings = {});
+  // Starts a slow run that lives until a signal ends it, and waits for its first step.
+  std::unique_ptr<ChildProcess> begin_run(const Words& settings = {}) const;
+  // Ends it with a signal that it saves for.
+  static ChildOutcome end_run(ChildProcess& child, int signal = SIGTERM);
   // Runs until this event is out, and kills it there.
   void kill_after(const std::string& event, const Words& arguments) const;
 

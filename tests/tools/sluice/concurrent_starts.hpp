@@ -23,21 +23,8 @@ class ConcurrentStarts : public CliTest {
 
  private:
   static Words arguments(const std::string& directory, const std::string& storage) {
-    return {"train",
-            "config.toml",
-            "--json",
-            "--steps",
-            "1",
-            "--set",
-            "model.layers=1",
-            "model.hidden=32",
-            "log.dir=" + directory,
-            "memory.storage_paths=[\"" + storage + "\"]"};
-  }
-
-  static std::string hash_of(const ChildOutcome& outcome) {
-    const std::vector<Json> done = events_of(outcome, "done");
-    return done.size() == 1 ? done[0].value("weights_hash", "") : "";
+    return train_words({"train.steps=1", "model.layers=1", "model.hidden=32",
+                        "log.dir=" + directory, "memory.storage_paths=[\"" + storage + "\"]"});
   }
 
   std::vector<ChildOutcome> outcomes_of(const std::vector<Words>& commands) const {

@@ -13,11 +13,13 @@ class DataOrder : public CliTest {
     write_file(path("first.txt"), text.substr(0, 1000));
     write_file(path("second.txt"), text.substr(1000));
   }
-  const Words settings_{"--set", "data.paths=[first.txt, second.txt]", "train.accumulate=2",
-                        "train.micro_batch=3"};
-  Words command(Words words) const {
-    words.insert(words.end(), settings_.begin(), settings_.end());
-    return words;
+  static Words order(const Words& more = {}) {
+    return Words{"data", "config.toml", "--order"} + more +
+           Words{"--set", "data.paths=[first.txt, second.txt]", "train.accumulate=2",
+                 "train.micro_batch=3"};
+  }
+  std::vector<std::string> order_of_steps(const std::string& steps) const {
+    return lines_of(succeed(order({"--steps", steps})).out);
   }
 };
 
@@ -30,8 +32,7 @@ TEST_F(DataOrder, NamesTheTokensThatTrainingReads) {
   options.accumulate = 2;
   options.seed = 1;
   const data::Dataset dataset(options);  // Trainer fills every micro-batch from this class
-  const std::vector<Json> samples =
-      events_of(succeed(command({"data", "config.toml", "--order", "--json"})), "sample");
+  const std::vector<Json> samples = events_of(succeed(order({"--json"})), "sample");
   ASSERT_EQ(samples.size(), 6u * 2 * 3);
   std::size_t at = 0;
   for (std::int64_t step = 0; step < 6; ++step) {
@@ -51,6 +52,10 @@ TEST_F(DataOrder, NamesTheTokensThatTrainingReads) {
         const std::string stream =
             sample.at("file") == "first.txt" ? bytes + '\0' + read_file(path("second.txt")) : bytes;
         const auto offset = sample.at("offset").get<std::size_t>();
+        const std::size_t last = offset + 32;
+        const bool passes = sample.at("file") == "first.txt" && last > bytes.size();
+        EXPECT_EQ(sample.at("last_file"), passes ? Json("second.txt") : sample.at("file"));
+        EXPECT_EQ(sample.at("last_offset"), passes ? last - bytes.size() - 1 : last);
         for (std::size_t t = 0; t < 32; ++t) {
           EXPECT_EQ(tokens[i * 32 + t], static_cast<unsigned char>(stream.at(offset + t)));
           EXPECT_EQ(targets[i * 32 + t], static_cast<unsigned char>(stream.at(offset + t + 1)));
@@ -61,22 +66,21 @@ TEST_F(DataOrder, NamesTheTokensThatTrainingReads) {
 }
 
 TEST_F(DataOrder, ShowsSomeStepsToPeople) {
-  const std::vector<std::string> lines =
-      lines_of(succeed(command({"data", "config.toml", "--order", "--steps", "4..5"})).out);
+  const std::vector<std::string> lines = order_of_steps("4..5");
   ASSERT_EQ(lines.size(), 2u * 2 * 3);
   EXPECT_TRUE(lines.front().starts_with("step 4  micro-batch 1  sample 1 (number 19 of the run"))
       << lines.front();
-  EXPECT_NE(lines.front().find(".txt from token "), std::string::npos) << lines.front();
+  EXPECT_TRUE(holds(lines.front(), ".txt from token "));
   EXPECT_TRUE(lines.back().starts_with("step 5  micro-batch 2  sample 3 ")) << lines.back();
-  EXPECT_EQ(
-      lines_of(succeed(command({"data", "config.toml", "--order", "--steps", "7"})).out).size(),
-      6u);
+  EXPECT_EQ(order_of_steps("7").size(), 6u);
+  // All samples of an epoch, and so the one that passes the end of the first document.
+  EXPECT_TRUE(holds(succeed(order({"--steps", "1..24"})).out,
+                    "first.txt from token 992 to second.txt token 23, 33 tokens"));
 }
 
 TEST_F(DataOrder, RefusesStepsThatAreNone) {
   for (const char* steps : {"0", "x", "5..4", "1..", "..3", "-1", "99999999999999"}) {
-    expect_refused(command({"data", "config.toml", "--order", "--json", "--steps", steps}),
-                   {"--steps"});
+    expect_refused(order({"--json", "--steps", steps}), {"--steps"});
   }
   expect_refused({"data", "config.toml", "--json"}, {"--order"});
 }

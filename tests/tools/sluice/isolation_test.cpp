@@ -1,7 +1,9 @@
 // Runs apart from each other: the modes of their files, the locks of their directories, and the
 // stale files of runs that were killed.
-#include <signal.h>
+#include <fcntl.h>
 #include <sys/stat.h>
+
+#include <array>
 
 #include "tests/tools/sluice/concurrent_starts.hpp"
 
@@ -14,30 +16,31 @@ TEST_F(ConcurrentStarts, NeverMeet) {
   start_together(10);
 }
 
-constexpr const char* kLatency = "memory.link_latency=20ms";
+const std::string kDeadRun(32, '7');
 
 class Isolation : public CliTest {
  protected:
-  // A run that is killed after its first step.
-  void kill_a_run(const Words& more = {}) { kill_after("step", slow_run(more)); }
-  static Words slow_run(const Words& more) {
-    Words arguments{"train", "config.toml", "--json", "--set", kLatency};
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    return arguments;
+  // A run that is killed after its first step, or another event.
+  void kill_a_run(const Words& settings, const std::string& event = "step") const {
+    kill_after(event, train_words(Words{kSlowLink} + settings));
+  }
+  // The lock of a process that has ended.
+  void write_lock(const std::string& run, const std::vector<std::string>& earlier_runs = {}) const {
+    write_file(path(run + "/lock"), Json{{"pid", 1 << 30},
+                                         {"host", "elsewhere"},
+                                         {"run_id", kDeadRun},
+                                         {"started", ""},
+                                         {"storage_paths", Json::array()},
+                                         {"earlier_runs", earlier_runs}}
+                                        .dump());
   }
   Json lock_of_run() const { return Json::parse(read_file(path("run/latest/lock"))); }
   std::vector<Json> stale_files(const Words& where = {"run"}) const {
-    Words words{"doctor", "--json", "--clean"};
-    words.insert(words.end(), where.begin(), where.end());
-    return events_of(succeed(words), "stale");
+    return events_of(succeed(Words{"doctor", "--json", "--clean"} + where), "stale");
   }
-  // Starts a run that lives until a signal ends it, however long a test takes.
-  std::unique_ptr<ChildProcess> begin(const Words& more = {}) {
-    Words arguments = slow_run(more);
-    arguments.push_back("train.steps=1000");
-    auto child = start(arguments);
-    child->wait_for_output(R"("event":"step")", kCliDeadline);
-    return child;
+  // What `doctor --clean run --yes` tells people.
+  std::string clean(const std::string& where = "run") const {
+    return succeed({"doctor", "--clean", where, "--yes"}).out;
   }
   // Writes the files that a run leaves if it is killed while it saves, or between making a storage
   // file and unlinking it.
@@ -54,9 +57,11 @@ class Isolation : public CliTest {
 TEST_F(Isolation, FilesAreTheirOwnersAlone) {
   // Whatever the caller's mask would let through.
   const mode_t before = ::umask(0);
-  succeed({"train", "config.toml", "--set", "checkpoint.every=3", "--set",
-           "memory.storage_paths=[\"deep/er/storage\"]"});
+  succeed(train_words({"checkpoint.every=3", "memory.storage_paths=[\"deep/er/storage\"]"}));
+  succeed({"report", "run"});
+  succeed({"report", "run", "--format", "perfetto"});
   ::umask(before);
+  EXPECT_TRUE(fs::exists(path("run/0001/trace.perfetto.json")));
   std::size_t seen = 0;
   for (const char* root : {"run", "deep"}) {
     const auto private_mode = [&](const fs::path& entry, bool directory) {
@@ -73,9 +78,14 @@ TEST_F(Isolation, FilesAreTheirOwnersAlone) {
   EXPECT_GT(seen, 12u);
 }
 
-TEST_F(Isolation, ARefusalNamesTheRunThatHoldsTheDirectory) {
-  const auto child = begin();
+// Another start has another directory; a resume is refused, and so is a cleaner.
+TEST_F(Isolation, ALiveRunKeepsItsDirectoryAndItsFiles) {
+  const auto child = begin_run();
   const Json lock = lock_of_run();
+  leave_files();
+  EXPECT_TRUE(holds(clean("."), "in use by process"));
+  EXPECT_TRUE(fs::exists(path("run/0001/weights.safetensors.tmp")));
+  EXPECT_TRUE(fs::exists(path("run/0001/checkpoints/step-00000009.tmp")));
   const ChildOutcome refused = run({"train", "run"});
   EXPECT_EQ(refused.exit_status, 2);
   for (const std::string& word :
@@ -83,10 +93,11 @@ TEST_F(Isolation, ARefusalNamesTheRunThatHoldsTheDirectory) {
         "process " + std::to_string(lock.at("pid").get<int>()),
         "host " + lock.at("host").get<std::string>(), lock.at("run_id").get<std::string>(),
         "since " + lock.at("started").get<std::string>()}) {
-    EXPECT_NE(refused.err.find(word), std::string::npos) << refused.err;
+    EXPECT_TRUE(holds(refused.err, word));
   }
-  child->send(SIGTERM);
-  EXPECT_EQ(child->wait(kCliDeadline).exit_status, 143);
+  succeed({"train", "config.toml", "--steps", "1"});
+  EXPECT_EQ(fs::read_symlink(path("run/latest")), "0002");
+  end_run(*child);
   EXPECT_FALSE(fs::exists(path("run/0001/lock")));
 }
 
@@ -101,8 +112,7 @@ TEST_F(Isolation, StaleFilesOfAKilledRunAreListedAndRemoved) {
   for (const Json& event : listed) EXPECT_EQ(event.at("removed"), false);
   EXPECT_EQ(snapshot(), before);  // looking changes nothing
 
-  const ChildOutcome cleaned = succeed({"doctor", "--clean", "--yes"});
-  EXPECT_NE(cleaned.out.find("step-00000009.tmp"), std::string::npos) << cleaned.out;
+  EXPECT_TRUE(holds(succeed({"doctor", "--clean", "--yes"}).out, "step-00000009.tmp"));
   auto expected = before;
   for (const Json& event : listed) {
     const std::string left = event.at("path");
@@ -116,18 +126,6 @@ TEST_F(Isolation, StaleFilesOfAKilledRunAreListedAndRemoved) {
   EXPECT_TRUE(stale_files({"."}).empty());
 }
 
-TEST_F(Isolation, FilesOfALiveRunAreLeftAlone) {
-  const auto child = begin();
-  leave_files();
-  const ChildOutcome outcome = succeed({"doctor", "--clean", ".", "--yes"});
-  EXPECT_NE(outcome.out.find("in use by process"), std::string::npos) << outcome.out;
-  EXPECT_TRUE(fs::exists(path("run/0001/lock")));
-  EXPECT_TRUE(fs::exists(path("run/0001/weights.safetensors.tmp")));
-  EXPECT_TRUE(fs::exists(path("run/0001/checkpoints/step-00000009.tmp")));
-  child->send(SIGTERM);
-  EXPECT_EQ(child->wait(kCliDeadline).exit_status, 143);
-}
-
 TEST_F(Isolation, CleaningASharedPathRemovesOnlyTheDeadRunsFiles) {
   kill_a_run({"memory.storage_paths=[\"shared\"]"});
   const std::string id = lock_of_run().at("run_id");
@@ -135,7 +133,7 @@ TEST_F(Isolation, CleaningASharedPathRemovesOnlyTheDeadRunsFiles) {
   const std::string other = "shared/sluice-" + std::string(32, '7') + "-0.state";
   write_file(path(own), "dead");
   write_file(path(other), "another run's");
-  succeed({"doctor", "--clean", "run", "--yes"});
+  clean();
   EXPECT_FALSE(fs::exists(path(own)));
   EXPECT_TRUE(fs::exists(path(other)));
 }
@@ -149,7 +147,7 @@ TEST_F(Isolation, FilesOfARunThatCommittedNothingAreFoundWhateverPathsAreConfigu
   const auto at = config.find(path("first").string() + "\"");
   ASSERT_NE(at, std::string::npos);
   write_file(path("run/0001/config.toml"), config.insert(at, "/other"));
-  succeed({"doctor", "--clean", "run", "--yes"});
+  clean();
   EXPECT_TRUE(fs::is_empty(path("first")));
 }
 
@@ -157,7 +155,7 @@ TEST_F(Isolation, FilesOfARunThatCommittedNothingAreFoundWhateverPathsAreConfigu
 TEST_F(Isolation, StateWithADeletedLogIsFoundAndOnlyListed) {
   const Words durable{"checkpoint.mode=durable", "checkpoint.every=1",
                       "memory.place.optimizer=storage", "memory.storage_paths=[\"shared\"]"};
-  kill_after("checkpoint", slow_run(durable));
+  kill_a_run(durable, "checkpoint");
   const std::string id = lock_of_run().at("run_id");
   const fs::path data = path("shared/sluice-" + id + "-0.durable");
   const auto state_listed = [&] {
@@ -175,43 +173,86 @@ TEST_F(Isolation, StateWithADeletedLogIsFoundAndOnlyListed) {
   // A moved log looks like a deleted one. The lock stays with the state, for it alone names
   // the state.
   const std::string lock = read_file(path("run/0001/lock"));
-  const ChildOutcome listing = succeed({"doctor", "--clean", "run"});
-  EXPECT_NE(listing.out.find(" MiB is only listed; --yes leaves it"), std::string::npos)
-      << listing.out;
+  EXPECT_TRUE(
+      holds(succeed({"doctor", "--clean", "run"}).out, " MiB is only listed; --yes leaves it"));
   for (int i = 0; i < 2; ++i) {
-    const ChildOutcome cleaned = succeed({"doctor", "--clean", "run", "--yes"});
-    EXPECT_NE(cleaned.out.find(" MiB is only listed"), std::string::npos) << cleaned.out;
+    EXPECT_TRUE(holds(clean(), " MiB is only listed"));
     EXPECT_EQ(read_file(path("run/0001/lock")), lock);
   }
   EXPECT_TRUE(fs::exists(data));
   fs::rename(path("moved.log"), log);
   EXPECT_TRUE(state_listed().empty());
-  succeed({"doctor", "--clean", "run", "--yes"});
+  clean();
   EXPECT_FALSE(fs::exists(path("run/0001/lock")));
   succeed({"train", "run", "--steps", "3"});
+}
+
+// Each has a log of its own, wherever that lies, and data of its own in the path that both use.
+TEST_F(Isolation, DurableRunsShareAStoragePathAndACleanerLeavesTheStateOfBoth) {
+  const Words durable{"checkpoint.mode=durable", "memory.place.optimizer=storage",
+                      "memory.storage_paths=[\"shared\"]"};
+  const Words two_steps{"--steps", "2"};
+  succeed(train_words(durable) + two_steps);
+  succeed(train_words(durable + Words{"checkpoint.dir=saved"}) + two_steps);
+  EXPECT_EQ(std::distance(fs::directory_iterator(path("shared")), {}), 2);
+  const auto before = snapshot();
+  clean();
+  EXPECT_EQ(snapshot(), before);
+  for (const char* run : {"run/0001", "run/0002"}) {
+    const ChildOutcome outcome = succeed({"train", run, "--json", "--steps", "3"});
+    EXPECT_EQ(events_of(outcome, "resume").at(0).at("step"), 2);
+  }
+}
+
+// The start was killed before its run began, or while it replaced a link or an export. A young
+// directory without a lock may be of a start that lives.
+TEST_F(Isolation, RemainsOfAStartWithoutARunAreRemoved) {
+  succeed({"train", "config.toml", "--steps", "1"});
+  fs::create_directories(path("run/0041"));
+  write_file(path("run/0041/notes"), "mine");
+  const auto before = snapshot();
+  for (const char* locked : {"run/0042", "run/0043"}) {
+    fs::create_directories(path(locked));
+    write_lock(locked);
+  }
+  const std::string saved = "saved/" + kDeadRun;
+  fs::create_directories(path("run/0042/checkpoints"));
+  fs::create_directories(path(saved));
+  fs::create_directory_symlink("../../" + saved, path("run/0043/checkpoints"));
+  write_file(path("run/0001/huggingface/model.safetensors.tmp"), "half");
+  const fs::path claimed = path("run/0044");
+  const fs::path link = path("run/latest." + kDeadRun + ".tmp");
+  fs::create_directories(claimed / "checkpoints");
+  fs::create_symlink("0001", link);
+  const std::size_t listed = stale_files().size();
+  EXPECT_EQ(listed, 6u);  // three directories, two locks and the export
+  for (const fs::path& path : {claimed, link}) {
+    const std::array<timespec, 2> long_ago{};
+    ASSERT_EQ(::utimensat(AT_FDCWD, path.c_str(), long_ago.data(), AT_SYMLINK_NOFOLLOW), 0);
+  }
+  EXPECT_EQ(stale_files().size(), listed + 2);
+  clean();
+  fs::remove(path("saved"));  // the user's, and empty
+  EXPECT_EQ(snapshot(), before);
+}
+
+// A path that cannot be listed may hold state: the run is left alone, and the message says why.
+TEST_F(Isolation, ARunWithAStoragePathThatCannotBeListedIsLeftAlone) {
+  kill_a_run({"memory.storage_paths=[\"shared\"]"});
+  fs::remove_all(path("shared"));
+  fs::create_symlink("shared", path("shared"));  // leads nowhere else
+  EXPECT_TRUE(holds(clean(), "run/0001: left alone: "));
+  EXPECT_TRUE(fs::exists(path("run/0001/lock")));
 }
 
 // A lock holds more run ids than its bound only if a user wrote them.
 TEST_F(Isolation, ALockKeepsItsBoundWhateverStoodInIt) {
   succeed({"train", "config.toml", "--steps", "1"});
-  const std::string id(32, '7');
-  write_file(path("run/0001/lock"), Json{{"pid", 1 << 30},
-                                         {"host", "elsewhere"},
-                                         {"run_id", id},
-                                         {"started", ""},
-                                         {"storage_paths", Json::array()},
-                                         {"earlier_runs", std::vector<std::string>(300, id)}}
-                                        .dump());
-  const auto child = start({"train", "run", "--json", "--set", kLatency, "train.steps=1000"});
+  write_lock("run/0001", std::vector<std::string>(300, kDeadRun));
+  const auto child = start({"train", "run", "--json", "--set", kSlowLink, "train.steps=1000"});
   child->wait_for_output(R"("event":"step")", kCliDeadline);
   EXPECT_EQ(lock_of_run().at("earlier_runs").size(), 256u);
-  child->send(SIGTERM);
-  EXPECT_EQ(child->wait(kCliDeadline).exit_status, 143);
-}
-
-TEST_F(Isolation, CleaningAMissingDirectoryIsRefused) {
-  expect_refused({"doctor", "--clean", "nowhere"}, {"--clean", "'nowhere' is no directory"});
-  expect_refused({"doctor", "--yes"}, {"--yes"});
+  end_run(*child);
 }
 
 // A file called lock makes no run; files of others beside it stay.
@@ -220,11 +261,13 @@ TEST_F(Isolation, CleaningLeavesForeignFilesAlone) {
   write_file(path("foreign/lock"), "somebody's");
   write_file(path("foreign/notes.tmp"), "theirs");
   fs::create_directories(path("odd/lock"));
-  succeed({"doctor", "--clean", ".", "--yes"});
+  clean(".");
   for (const char* kept :
        {"foreign/lock", "foreign/notes.tmp", "foreign/checkpoints/step-00000001.tmp", "odd/lock"}) {
     EXPECT_TRUE(fs::exists(path(kept))) << kept;
   }
+  expect_refused({"doctor", "--clean", "nowhere"}, {"--clean", "'nowhere' is no directory"});
+  expect_refused({"doctor", "--yes"}, {"--yes"});
 }
 
 }  // namespace

@@ -24,13 +24,11 @@ class PlanCommand : public CliTest {
     for (const auto& [tier, facts] : event.at("tiers").items()) {
       EXPECT_GT(facts.at("needed").get<std::uint64_t>(),
                 facts.at("available").get<std::uint64_t>());
-      EXPECT_NE(outcome.err.find("memory." + tier + " needs"), std::string::npos) << outcome.err;
+      EXPECT_TRUE(holds(outcome.err, "memory." + tier + " needs"));
     }
     for (const Json& suggestion : event.at("suggestions")) {
       for (const auto& [key, value] : suggestion.items()) {
-        EXPECT_NE(outcome.err.find("--set " + key + "=" + value.get<std::string>()),
-                  std::string::npos)
-            << outcome.err;
+        EXPECT_TRUE(holds(outcome.err, "--set " + key + "=" + value.get<std::string>()));
       }
     }
     return event;
@@ -81,15 +79,18 @@ TEST_F(PlanCommand, PrintsTheSamePlanForPeople) {
   EXPECT_EQ(outcome.out, "");
   for (const char* word : {"model ", "parameters", "plan ", "device ", "pinned ", "storage ",
                            "a step ", "bound by "}) {
-    EXPECT_NE(outcome.err.find(word), std::string::npos) << word << " in " << outcome.err;
+    EXPECT_TRUE(holds(outcome.err, word));
   }
 }
 
 TEST_F(PlanCommand, ShowsTheTierOfActivationsAndTheBytesThatMove) {
-  const Words stored{"--set", "memory.place.activation=storage", "recompute.policy=none",
-                     "memory.prefetch=0"};
-  Words plan{"plan", "config.toml", "--json"};
-  plan.insert(plan.end(), stored.begin(), stored.end());
+  Words plan{"plan",
+             "config.toml",
+             "--json",
+             "--set",
+             "memory.place.activation=storage",
+             "recompute.policy=none",
+             "memory.prefetch=0"};
   const ChildOutcome outcome = succeed(plan);
   const Json event = events_of(outcome).at(0);
   EXPECT_EQ(event.at("units_by_tier").at("activation"), (Json{{"storage", 4}}));
@@ -99,8 +100,7 @@ TEST_F(PlanCommand, ShowsTheTierOfActivationsAndTheBytesThatMove) {
     EXPECT_LE(moved.at(link), event.at("bytes_moved").at(link));
   }
   plan.erase(plan.begin() + 2);
-  EXPECT_NE(succeed(plan).err.find("spilled  activations of units: 4 storage; up "),
-            std::string::npos);
+  EXPECT_TRUE(holds(succeed(plan).err, "spilled  activations of units: 4 storage; up "));
 }
 
 TEST_F(PlanCommand, WritesTheTraceOfTheStep) {
@@ -114,20 +114,10 @@ TEST_F(PlanCommand, WritesTheTraceOfTheStep) {
   EXPECT_TRUE(reads);
 }
 
-TEST_F(PlanCommand, AHardwareProfileThatIsNoneIsRefused) {
-  write_file(path("hardware.json"), "{\"format\": \"something else\"}");
-  expect_refused({"plan", "config.toml", "--json", "--hardware", "hardware.json"},
-                 {"hardware.json", "format"});
-  write_file(path("hardware.json"), "not json");
-  expect_refused({"plan", "config.toml", "--json", "--hardware", "hardware.json"},
-                 {"hardware.json", "JSON"});
-  expect_refused({"plan", "config.toml", "--json", "--hardware", "absent.json"}, {"absent.json"});
-}
-
 TEST_F(PlanCommand, ATraceThatCannotBeWrittenIsReported) {
   const ChildOutcome outcome = run({"plan", "config.toml", "--trace", "absent/step.json"});
   EXPECT_EQ(outcome.exit_status, 2);
-  EXPECT_NE(outcome.err.find("absent/step.json"), std::string::npos) << outcome.err;
+  EXPECT_TRUE(holds(outcome.err, "absent/step.json"));
 }
 
 TEST_F(PlanCommand, ARefusalNamesTheShortTierAndTheLeastThatFits) {

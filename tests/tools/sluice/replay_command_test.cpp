@@ -26,7 +26,7 @@ TEST_F(Replay, AGeneratedTraceIsTheSameFromItsFile) {
   const std::string plot = read_file(path("plot.svg"));
   EXPECT_TRUE(plot.ends_with("</svg>\n"));
   for (const char* title : {"lora seed 1, native", "lora seed 1, dynamic"}) {
-    EXPECT_NE(plot.find(title), std::string::npos) << title;
+    EXPECT_TRUE(holds(plot, title));
   }
   const std::filesystem::directory_iterator files(path());
   EXPECT_EQ(std::count_if(begin(files), end(files),

@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "base/digest.hpp"
-#include "base/rng.hpp"
 #include "tests/tools/sluice/cli_fixture.hpp"
 
 namespace sluice::testing {
@@ -16,11 +15,7 @@ namespace fs = std::filesystem;
 // A run of two steps with a checkpoint of each.
 class Resume : public CliTest {
  protected:
-  Resume() {
-    const ChildOutcome outcome = succeed({"train", "config.toml", "--json", "--set",
-                                          "train.steps=2", "--set", "checkpoint.every=1"});
-    hash_ = events_of(outcome, "done").at(0).at("weights_hash");
-  }
+  Resume() { hash_ = hash_of(succeed(train_words({"train.steps=2", "checkpoint.every=1"}))); }
 
   fs::path newest(const std::string& file) const {
     return path("run/0001/checkpoints/step-00000002") / file;
@@ -29,9 +24,7 @@ class Resume : public CliTest {
     return path("run/0001/checkpoints/step-00000001") / file;
   }
   Words resume(const Words& more = {}) const {
-    Words words{"train", "config.toml", "--json", "--set", "train.steps=2", "--resume", "run"};
-    words.insert(words.end(), more.begin(), more.end());
-    return words;
+    return train_words({"train.steps=2"}) + Words{"--resume", "run"} + more;
   }
   void drop_oldest() const { fs::remove_all(oldest("").parent_path()); }
   void drop_newest() const { fs::remove_all(newest("").parent_path()); }
@@ -51,15 +44,7 @@ class Resume : public CliTest {
 TEST_F(Resume, AFinishedRunTrainsNoStepAndKeepsItsWeights) {
   const ChildOutcome outcome = succeed(resume());
   EXPECT_TRUE(events_of(outcome, "step").empty());
-  EXPECT_EQ(events_of(outcome, "done").at(0).at("weights_hash"), hash_);
-}
-
-TEST_F(Resume, TakesTheRunDirectoryWhateverTheConfigurationNames) {
-  fs::rename(path("run"), path("moved"));
-  const ChildOutcome outcome =
-      succeed({"train", "config.toml", "--set", "train.steps=2", "--resume", "moved"});
-  EXPECT_FALSE(fs::exists(path("run")));
-  EXPECT_NE(outcome.err.find("moved/0001/weights.safetensors"), std::string::npos) << outcome.err;
+  EXPECT_EQ(hash_of(outcome), hash_);
 }
 
 TEST_F(Resume, CutsTheHalfLineOfAKilledRun) {
@@ -73,22 +58,13 @@ TEST_F(Resume, CutsTheHalfLineOfAKilledRun) {
   succeed({"report", "run"});
 }
 
-TEST_F(Resume, ItsManifestHoldsTheThreadTeam) {
-  EXPECT_EQ(Json::parse(read_file(newest("manifest.json"))).at("threads"), 1);
-  succeed({"train", "config.toml", "--set", "train.steps=1", "train.threads=0", "log.dir=other"});
-  EXPECT_GE(Json::parse(read_file(path("other/0001/checkpoints/step-00000001/manifest.json")))
-                .at("threads")
-                .get<int>(),
-            1);
-}
-
 TEST_F(Resume, PassesOverADamagedCheckpointAndSaysSo) {
   const std::string state = read_file(newest("state.safetensors"));
   write_file(newest("state.safetensors"), state.substr(0, state.size() / 2));
   const ChildOutcome outcome = succeed(resume());
-  EXPECT_NE(outcome.err.find("checkpoint passed over"), std::string::npos) << outcome.err;
+  EXPECT_TRUE(holds(outcome.err, "checkpoint passed over"));
   EXPECT_EQ(events_of(outcome, "step").size(), 1u);
-  EXPECT_EQ(events_of(outcome, "done").at(0).at("weights_hash"), hash_);
+  EXPECT_EQ(hash_of(outcome), hash_);
 }
 
 // A run directory may come from another user.
@@ -142,18 +118,15 @@ TEST_F(Resume, DataMayHaveMoved) {
   fs::create_directories(path("moved"));
   fs::rename(path("text.txt"), path("moved/renamed"));
   expect_refused(resume(), {"data.paths", "'text.txt'"});
-  const ChildOutcome outcome = succeed(resume({"--set", "data.paths=[\"moved/renamed\"]"}));
-  EXPECT_EQ(events_of(outcome, "done").at(0).at("weights_hash"), hash_);
+  EXPECT_EQ(hash_of(succeed(resume({"--set", "data.paths=[\"moved/renamed\"]"}))), hash_);
 }
 
 // Under the constant rate more steps are the same steps; the cosine follows the new total, and a
 // message says so.
 TEST_F(Resume, MoreStepsMayBeAskedFor) {
   const auto train = [&](const Words& more) {
-    Words words{"train", "config.toml", "--json"};
-    words.insert(words.end(), more.begin(), more.end());
-    const ChildOutcome outcome = succeed(words);
-    return std::pair(events_of(outcome, "done").at(0).at("weights_hash").get<std::string>(),
+    const ChildOutcome outcome = succeed(train_words() + more);
+    return std::pair(hash_of(outcome),
                      outcome.err.find("train.steps was 2 and is 4 now") != std::string::npos);
   };
   const std::string constant = "optimizer.schedule=constant";
@@ -170,55 +143,22 @@ TEST_F(Resume, MemorySettingsMayDiffer) {
                              "memory.chunk=4MiB", "recompute.policy=unit"}) {
     SCOPED_TRACE(change);
     drop_newest();
-    const ChildOutcome outcome = succeed(resume({"--set", change}));
-    EXPECT_EQ(events_of(outcome, "done").at(0).at("weights_hash"), hash_);
+    EXPECT_EQ(hash_of(succeed(resume({"--set", change}))), hash_);
   }
 }
 
-TEST_F(Resume, ADamagedManifestIsRefused) {
+// manifest_test has all the ways in which files may be damaged.
+TEST_F(Resume, ADamagedCheckpointIsRefused) {
   drop_oldest();
-  const std::string whole = read_file(newest("manifest.json"));
-  for (const std::string& text : {std::string("{"), std::string(), std::string("[]"),
-                                  whole.substr(0, whole.size() / 2), whole + "x"}) {
-    SCOPED_TRACE(text);
-    write_file(newest("manifest.json"), text);
-    expect_refused(resume(), {"manifest.json"});
-  }
-  fs::remove(newest("manifest.json"));
-  expect_refused(resume(), {"manifest.json", "cannot be read"});
-}
-
-TEST_F(Resume, ADamagedStateIsRefused) {
-  drop_oldest();
+  const std::string manifest = read_file(newest("manifest.json"));
+  write_file(newest("manifest.json"), manifest.substr(0, manifest.size() / 2));
+  expect_refused(resume(), {"manifest.json"});
+  write_file(newest("manifest.json"), manifest);
   const std::string whole = read_file(newest("state.safetensors"));
   std::string flipped = whole;
   flipped[flipped.size() / 2] = static_cast<char>(flipped[flipped.size() / 2] ^ 1);
   write_file(newest("state.safetensors"), flipped);
   expect_refused(resume(), {"state.safetensors", "corrupt"});
-  write_file(newest("state.safetensors"), whole.substr(0, whole.size() - 1));
-  expect_refused(resume(), {"state.safetensors", std::to_string(whole.size() - 1), "bytes"});
-  fs::remove(newest("state.safetensors"));
-  expect_refused(resume(), {"state.safetensors", "cannot be read"});
-}
-
-// Whatever bit of it flips, the run resumes to the same end or not at all.
-TEST_F(Resume, AFlippedBitInAManifestChangesNoResult) {
-  drop_oldest();
-  const std::string whole = read_file(newest("manifest.json"));
-  const CounterRng random(5, stream_of("test/manifest_flip"));
-  // Every byte in the unit tests; here some, and each bit of the step.
-  std::vector<std::size_t> bits;
-  const std::size_t step = whole.find("\"step\": 2") + 8;
-  ASSERT_LT(step, whole.size());
-  for (std::size_t bit = 0; bit < 8; ++bit) bits.push_back(8 * step + bit);
-  for (std::uint64_t i = 0; i < 12; ++i) bits.push_back(random.below(i, 8 * whole.size()));
-  for (const std::size_t bit : bits) {
-    std::string flipped = whole;
-    flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ 1 << bit % 8);
-    write_file(newest("manifest.json"), flipped);
-    const ChildOutcome outcome = run(resume());
-    EXPECT_EQ(outcome.exit_status, 2) << "bit " << bit % 8 << " of '" << whole[bit / 8] << "'";
-  }
 }
 
 TEST_F(Resume, AManifestThatFitsNotItsCheckpointIsRefused) {
@@ -232,13 +172,6 @@ TEST_F(Resume, AManifestThatFitsNotItsCheckpointIsRefused) {
   };
   refused("step", 5, {"'step' is 5, which is not the directory's"});
   refused("weights_hash", std::string(32, '0'), {"their hash is not 'weights_hash'"});
-  refused("files", Json::array(), {"'files' must name the checkpoint's files"});
-  refused("version", 2, {"'version' is 2, which an earlier Sluice wrote, without a digest"});
-  Json edited = whole;
-  edited["step"] = 2.0;
-  edited.erase("digest");
-  write_file(newest("manifest.json"), edited.dump());
-  expect_refused(resume(), {"'digest' is missing"});
   write_manifest(whole);
   fs::rename(newest("manifest.json"), path("elsewhere"));
   fs::create_symlink(path("elsewhere"), newest("manifest.json"));
@@ -246,6 +179,15 @@ TEST_F(Resume, AManifestThatFitsNotItsCheckpointIsRefused) {
   fs::remove(newest("manifest.json"));
   fs::rename(path("elsewhere"), newest("manifest.json"));
   succeed(resume());
+}
+
+// It may be whole, and newer than the one that this version can read.
+TEST_F(Resume, AManifestOfALaterVersionStopsTheResume) {
+  Json manifest = Json::parse(read_file(newest("manifest.json")));
+  manifest["version"] = 99;
+  write_manifest(manifest);
+  ASSERT_TRUE(fs::exists(oldest("manifest.json")));
+  expect_refused(resume(), {"step-00000002/manifest.json", "'version' is 99"});
 }
 
 TEST_F(Resume, OtherArithmeticIsRefusedUnlessAskedFor) {
@@ -261,10 +203,7 @@ TEST_F(Resume, OtherArithmeticIsRefusedUnlessAskedFor) {
 class OutsideFault : public CliTest {
  protected:
   static Words slow(const Words& more = {}) {
-    Words words{"train", "config.toml",    "--json",
-                "--set", "train.steps=40", "memory.link_latency=2ms"};
-    words.insert(words.end(), more.begin(), more.end());
-    return words;
+    return train_words({"train.steps=40", "memory.link_latency=2ms"}) + more;
   }
   // It ended with exit 3 and the reason, its last step is saved, and it goes on to the right end.
   void expect_saved(const ChildOutcome& outcome, const std::string& why) const {
@@ -272,13 +211,11 @@ class OutsideFault : public CliTest {
     const std::size_t last = events_of(outcome, "step").back().at("step");
     for (const std::string& words :
          {why, "step " + std::to_string(last) + " is saved in run/0001/checkpoints"}) {
-      EXPECT_NE(outcome.err.find(words), std::string::npos) << words << " not in " << outcome.err;
+      EXPECT_TRUE(holds(outcome.err, words));
     }
     const ChildOutcome rest = succeed({"train", "run", "--json"});
     EXPECT_EQ(events_of(rest, "resume").at(0).at("step"), last);
-    const ChildOutcome whole = succeed(slow({"log.dir=whole"}));
-    EXPECT_EQ(events_of(rest, "done").at(0).at("weights_hash"),
-              events_of(whole, "done").at(0).at("weights_hash"));
+    EXPECT_EQ(hash_of(rest), hash_of(succeed(slow({"log.dir=whole"}))));
   }
 };
 

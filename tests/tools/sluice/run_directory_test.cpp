@@ -1,7 +1,5 @@
 // Each start has a directory of its own, and takes nothing from another; RUN and LOGDIR on the
 // command line.
-#include <signal.h>
-
 #include "tests/tools/sluice/cli_fixture.hpp"
 
 namespace sluice::testing {
@@ -15,16 +13,13 @@ class RunDirectory : public CliTest {
  protected:
   // A new run of so many steps.
   ChildOutcome train(int steps, const Words& settings = {}) const {
-    Words words{"train", "config.toml", "--json", "--steps", std::to_string(steps),
-                "--set", "train.seed=1"};
-    words.insert(words.end(), settings.begin(), settings.end());
-    return succeed(words);
+    return succeed(train_words(Words{"train.seed=1"} + settings) +
+                   Words{"--steps", std::to_string(steps)});
   }
   // The directory from which a resume of `run`, by its own configuration, went on.
   std::string resume(const std::string& run, int steps, const Words& more = {}) const {
-    Words words{"train", run, "--json", "--steps", std::to_string(steps)};
-    words.insert(words.end(), more.begin(), more.end());
-    const std::vector<Json> events = events_of(succeed(words), "resume");
+    const Words words{"train", run, "--json", "--steps", std::to_string(steps)};
+    const std::vector<Json> events = events_of(succeed(words + more), "resume");
     return events.size() == 1 ? events[0].at("dir").get<std::string>() : "";
   }
   std::string latest(const std::string& log_dir) const {
@@ -95,6 +90,32 @@ TEST_F(RunDirectory, ACheckpointDirElsewhereHoldsADirectoryForEachRun) {
   expect_refused({"train", "moved"}, {"'moved/0001/checkpoints' leads to", "is its disk mounted?"});
 }
 
+// A link is copied as a link. A run that was moved is no copy.
+TEST_F(RunDirectory, ACopyDoesNotShareCheckpointsThatLieElsewhere) {
+  constexpr auto kAsItIs = fs::copy_options::recursive | fs::copy_options::copy_symlinks;
+  train(2, {kSaved});
+  fs::copy(path("run/0001"), path("copy"), kAsItIs);
+  expect_refused({"train", "copy"}, {"'copy' is a copy of '" + path("run/0001").string() + "'",
+                                     "resume that run, or copy them too"});
+  EXPECT_TRUE(resume("run", 3).ends_with("step-00000002"));
+  const fs::path link = path("copy/checkpoints");
+  fs::copy(fs::read_symlink(link), path("copied"), kAsItIs);
+  fs::remove(link);
+  fs::create_directory_symlink(path("copied"), link);
+  EXPECT_TRUE(resume("copy", 4).ends_with("copied/step-00000003"));
+}
+
+TEST_F(RunDirectory, ARunThatIsMovedWhileItRunsSavesNothingMore) {
+  const auto child = begin_run();
+  fs::rename(path("run/0001"), path("away"));
+  child->send(SIGTERM);
+  const ChildOutcome ended = child->wait(kCliDeadline);
+  EXPECT_EQ(ended.exit_status, 3);
+  EXPECT_TRUE(holds(ended.err, "is no longer the directory of this run"));
+  EXPECT_TRUE(fs::is_empty(path("away/checkpoints")));
+  EXPECT_FALSE(fs::exists(path("run/0001/checkpoints")));
+}
+
 TEST_F(RunDirectory, ACheckpointDirWithinLogDirMovesWithIt) {
   train(2, {"checkpoint.dir=run/saved", "memory.storage_paths=[\"run/fast\"]"});
   EXPECT_TRUE(fs::exists(path("run/0001/fast")));
@@ -107,13 +128,10 @@ TEST_F(RunDirectory, ACheckpointDirWithinLogDirMovesWithIt) {
 TEST_F(RunDirectory, AResumeOfALogDirTakesTheNewestRunWithAState) {
   train(2);
   train(3);
-  const Words killed{"train", "config.toml", "--json", "--set", "memory.link_latency=20ms"};
-  kill_after("step", killed);
+  kill_after("step", train_words({kSlowLink}));
   EXPECT_EQ(latest("run"), "0003");
   const ChildOutcome resumed = succeed({"train", "config.toml", "--steps", "3", "--resume"});
-  EXPECT_NE(resumed.err.find("run passed over: run/0003/checkpoints: holds no checkpoint"),
-            std::string::npos)
-      << resumed.err;
+  EXPECT_TRUE(holds(resumed.err, "run passed over: run/0003/checkpoints: holds no checkpoint"));
   EXPECT_EQ(resume("run", 3), "run/0002/checkpoints/step-00000003");
   EXPECT_EQ(resume("run/0001", 3), "run/0001/checkpoints/step-00000002");
   fs::resize_file(path("run/0002/checkpoints/step-00000003/state.safetensors"), 100);
@@ -153,19 +171,6 @@ TEST_F(RunDirectory, ADirectoryWithoutARunIsRefused) {
   expect_refused({"train", "empty", "--resume", "run"}, {"are two runs to resume"});
 }
 
-TEST_F(RunDirectory, AnotherStartWhileOneRunsHasAnotherNumber) {
-  const auto child = start(
-      {"train", "config.toml", "--json", "--set", "memory.link_latency=20ms", "train.steps=1000"});
-  child->wait_for_output(R"("event":"step")", kCliDeadline);
-  train(1);
-  EXPECT_EQ(latest("run"), "0002");
-  const ChildOutcome refused = run({"train", "run/0001"});
-  EXPECT_EQ(refused.exit_status, 2);
-  EXPECT_NE(refused.err.find("'run/0001' is in use by another run (process "), std::string::npos);
-  child->send(SIGTERM);
-  EXPECT_EQ(child->wait(kCliDeadline).exit_status, 143);
-}
-
 TEST_F(RunDirectory, AStartWithoutRoomNamesTheBytesThatCleaningFrees) {
   train(1);
   write_file(path("run/0001/weights.safetensors.tmp"), std::string(3 << 20, 'x'));
@@ -176,13 +181,8 @@ TEST_F(RunDirectory, AStartWithoutRoomNamesTheBytesThatCleaningFrees) {
 TEST_F(RunDirectory, NoStepsWriteTheInitialWeights) {
   const ChildOutcome outcome = train(0);
   EXPECT_EQ(events_of(outcome, "done").at(0).at("steps"), 0);
-  train(0, {"train.seed=2", "log.dir=other"});
-  EXPECT_NE(read_file(path("run/0001/weights.safetensors")),
-            read_file(path("other/0001/weights.safetensors")));
-  const Json again = events_of(succeed({"train", "config.toml", "--json", "--set", "train.steps=0",
-                                        "checkpoint.mode=durable"}),
-                               "done");
-  EXPECT_EQ(again.at(0).at("weights_hash"), events_of(outcome, "done").at(0).at("weights_hash"));
+  EXPECT_EQ(hash_of(train(0, {"checkpoint.mode=durable"})), hash_of(outcome));
+  EXPECT_NE(hash_of(train(0, {"train.seed=2"})), hash_of(outcome));
 }
 
 // --- durable runs: a log owns its data -----------------------------------------------------------
@@ -204,16 +204,7 @@ class DurableDirectory : public RunDirectory {
 
 // A blank log names no data, and data go by the run's id: the copy's log has the original's.
 TEST_F(DurableDirectory, ACopyMadeBeforeTheFirstCommitOwnsNothing) {
-  Words words{"train",
-              "config.toml",
-              "--json",
-              "--set",
-              "memory.link_latency=20ms",
-              "train.steps=1000",
-              "memory.storage_paths=[\"shared\"]"};
-  words.insert(words.end(), durable_.begin(), durable_.end());
-  const auto original = start(words);
-  original->wait_for_output(R"("event":"step")", kCliDeadline);
+  const auto original = begin_run(durable_ + Words{"memory.storage_paths=[\"shared\"]"});
   for (const char* copy : {"copy", "second"}) {
     fs::copy(path("run/0001"), path(copy), fs::copy_options::recursive);
   }
@@ -222,9 +213,7 @@ TEST_F(DurableDirectory, ACopyMadeBeforeTheFirstCommitOwnsNothing) {
   EXPECT_TRUE(fs::exists(data));
   succeed({"doctor", "--clean", "second", "--yes"});
   EXPECT_TRUE(fs::exists(data));
-  original->send(SIGTERM);
-  const ChildOutcome ended = original->wait(kCliDeadline);
-  ASSERT_EQ(ended.exit_status, 143) << ended.err;
+  const ChildOutcome ended = end_run(*original);
   ASSERT_EQ(events_of(ended).back().at("event"), "checkpoint");
   EXPECT_NE(resume("run", events_of(ended).back().at("step").get<int>()), "");
 }
@@ -269,18 +258,13 @@ TEST_F(DurableDirectory, ARunWithLostStateFilesEndsWithoutSayingSaved) {
   for (const char* suffix : {".durable", ".log"}) {
     SCOPED_TRACE(suffix);
     fs::remove_all(path("run"));
-    const auto child =
-        start({"train", "config.toml", "--json", "--set", durable_[0], "checkpoint.every=5",
-               durable_[2], "train.steps=1000", "memory.link_latency=5ms"});
-    child->wait_for_output(R"("event":"step","step":2)", kCliDeadline);
+    const auto child = begin_run(durable_ + Words{"checkpoint.every=5", "memory.link_latency=5ms"});
     const fs::path file = only_file(suffix);
     fs::remove(file);
     const ChildOutcome ended = child->wait(kCliDeadline);
     EXPECT_EQ(ended.exit_status, 3) << ended.err;
     EXPECT_TRUE(events_of(ended, "checkpoint").empty());
-    EXPECT_NE(ended.err.find(file.filename().string() + "' is no longer the file"),
-              std::string::npos)
-        << ended.err;
+    EXPECT_TRUE(holds(ended.err, file.filename().string() + "' is no longer the file"));
   }
 }
 

@@ -41,7 +41,7 @@ TEST_F(ThreadLimit, EndsTheRunWithAnErrorThatNamesTheThread) {
     if (outcome.exit_status == 0) continue;
     refused = true;
     EXPECT_EQ(outcome.exit_status, 3) << outcome.err;
-    EXPECT_NE(outcome.err.find("could not start"), std::string::npos) << outcome.err;
+    EXPECT_TRUE(holds(outcome.err, "could not start"));
   }
   EXPECT_TRUE(refused);
 }

@@ -23,8 +23,7 @@ void expect_counts(const Json& object, const std::set<std::string>& names) {
 class Train : public CliTest {};
 
 TEST_F(Train, EventsComeInOrderWithTheirFields) {
-  const ChildOutcome outcome = succeed({"train", "config.toml", "--json", "--set",
-                                        "train.eval_every=3", "--set", "checkpoint.every=4"});
+  const ChildOutcome outcome = succeed(train_words({"train.eval_every=3", "checkpoint.every=4"}));
   std::vector<std::string> kinds;
   for (const Json& event : events_of(outcome)) kinds.push_back(event["event"]);
   EXPECT_EQ(kinds,
@@ -68,8 +67,8 @@ TEST_F(Train, EventsComeInOrderWithTheirFields) {
 }
 
 TEST_F(Train, Fp16ReportsItsLossScaleAndItsOverflows) {
-  const ChildOutcome outcome = succeed({"train", "config.toml", "--json", "--set",
-                                        "train.precision=fp16", "train.loss_scale=1073741824"});
+  const ChildOutcome outcome =
+      succeed(train_words({"train.precision=fp16", "train.loss_scale=1073741824"}));
   const std::vector<Json> steps = events_of(outcome, "step");
   const Json& first = steps.at(0);
   EXPECT_EQ(first.at("loss_scale"), 1073741824);
@@ -79,18 +78,16 @@ TEST_F(Train, Fp16ReportsItsLossScaleAndItsOverflows) {
   const std::string line = "step 1: the gradient of '" + first.at("tensor").get<std::string>() +
                            "' overflowed fp16 at loss scale 1073741824; the update is skipped, " +
                            "the scale is now 536870912";
-  EXPECT_NE(outcome.err.find(line), std::string::npos) << outcome.err;
+  EXPECT_TRUE(holds(outcome.err, line));
 }
 
 TEST_F(Train, Fp16ThatAlwaysOverflowsEndsWithOneSentence) {
   const ChildOutcome outcome =
-      run({"train", "config.toml", "--set", "train.precision=fp16", "train.loss_scaling=static",
-           "train.loss_scale=4294967296", "train.loss_scale_patience=2"});
+      run(train_words({"train.precision=fp16", "train.loss_scaling=static",
+                       "train.loss_scale=4294967296", "train.loss_scale_patience=2"}));
   EXPECT_EQ(outcome.exit_status, 3);
-  EXPECT_NE(outcome.err.find("training stopped at step 2: gradients overflowed fp16 in 2 steps in "
-                             "a row"),
-            std::string::npos)
-      << outcome.err;
+  EXPECT_TRUE(
+      holds(outcome.err, "stopped at step 2: gradients overflowed fp16 in 2 steps in a row"));
   EXPECT_TRUE(fs::is_regular_file(path("run/0001/checkpoints/step-00000002/manifest.json")));
 }
 
@@ -104,23 +101,36 @@ TEST_F(Train, PeopleReadTheirLinesOnStderrAndNothingOnStdout) {
     ++steps;
     for (const char* word :
          {"/2 (", "%)", "loss ", "lr ", "/step", "tokens/s", "stalled ", "ETA "}) {
-      EXPECT_NE(line.find(word), std::string::npos) << word << " in " << line;
+      EXPECT_TRUE(holds(line, word));
     }
   }
   EXPECT_EQ(steps, 2u);
   EXPECT_EQ(lines.front(), "device   host device: CPU memory that obeys a GPU's laws");
   for (const char* word :
        {"\ndone ", "\ndevice   host device", "\nmemory ", "\nmoved ", "\nweights ", "hash "}) {
-    EXPECT_NE(outcome.err.find(word), std::string::npos) << word;
+    EXPECT_TRUE(holds(outcome.err, word));
   }
 }
 
-// Step 3 is the traced one, whose stalls the report shows.
+// Step 3 is the traced one: its event has the engine's account of its stalls, which the report
+// shows, and whether it commits.
 TEST_F(Train, TheFirstTheTracedTheLastAndEveryNthStepAreReported) {
-  const ChildOutcome outcome = succeed({"train", "config.toml", "--json", "--set", "log.every=4"});
-  std::vector<int> steps;
-  for (const Json& step : events_of(outcome, "step")) steps.push_back(step["step"]);
-  EXPECT_EQ(steps, (std::vector<int>{1, 3, 4, 6}));
+  const Words durable{"checkpoint.mode=durable", "checkpoint.every=2"};
+  for (const bool commits : {false, true}) {
+    SCOPED_TRACE(commits);
+    std::vector<int> steps;
+    std::vector<Json> traced;
+    const Words settings = Words{"log.every=4"} + (commits ? durable : Words{});
+    for (const Json& step : events_of(succeed(train_words(settings)), "step")) {
+      steps.push_back(step["step"]);
+      if (step.contains("stalls")) traced.push_back(step);
+    }
+    EXPECT_EQ(steps, (std::vector<int>{1, 3, 4, 6}));
+    ASSERT_EQ(traced.size(), 1u);
+    EXPECT_EQ(traced[0].at("step"), 3);
+    EXPECT_EQ(traced[0].value("commits", false), commits);
+    EXPECT_GT(traced[0].at("measured_peak_bytes").at("device"), 0);
+  }
 }
 
 TEST_F(Train, LeavesTheFilesOfItsRunAndNoStorage) {
@@ -128,30 +138,31 @@ TEST_F(Train, LeavesTheFilesOfItsRunAndNoStorage) {
   for (const char* name :
        {"config.toml", "plan.json", "plan_trace.json", "trace.json", "events.jsonl",
         "weights.safetensors", "checkpoints/step-00000006/manifest.json",
-        "checkpoints/step-00000006/state.safetensors"}) {
+        "checkpoints/step-00000006/state.safetensors", "huggingface/model.safetensors",
+        "huggingface/config.json"}) {
     EXPECT_TRUE(fs::is_regular_file(path("run/0001") / name)) << name;
   }
+  const std::string manifest = read_file(find_file("run", "manifest.json"));
+  EXPECT_EQ(Json::parse(manifest).at("threads"), 1);
   EXPECT_TRUE(fs::is_empty(path("run/0001/storage")));
   EXPECT_EQ(read_file(path("run/0001/events.jsonl")), outcome.out);
 }
 
 TEST_F(Train, SavesNothingAtTheEndIfAskedTo) {
-  const ChildOutcome saved = succeed({"train", "config.toml", "--json"});
-  const std::vector<std::string> unsaved{
-      "train", "config.toml", "--json", "--set", "checkpoint.final=false", "log.dir=unsaved"};
+  const ChildOutcome saved = succeed(train_words());
+  const Words unsaved = train_words({"checkpoint.final=false", "log.dir=unsaved"});
   const ChildOutcome outcome = succeed(unsaved);
-  EXPECT_EQ(events_of(outcome, "done").at(0).at("weights_hash"),
-            events_of(saved, "done").at(0).at("weights_hash"));
+  EXPECT_EQ(hash_of(outcome), hash_of(saved));
   EXPECT_TRUE(events_of(outcome, "checkpoint").empty());
-  EXPECT_FALSE(fs::exists(path("unsaved/0001/weights.safetensors")));
-  EXPECT_FALSE(fs::exists(path("unsaved/0001/checkpoints/step-00000006")));
-  EXPECT_EQ(succeed({"train", "config.toml", "--set", "checkpoint.final=false", "log.dir=told"})
-                .err.find("weights.safetensors"),
-            std::string::npos);
+  EXPECT_FALSE(holds(outcome.err, "weights.safetensors"));
+  for (const char* name : {"weights.safetensors", "huggingface", "checkpoints/step-00000006"}) {
+    EXPECT_TRUE(fs::exists(path("run/0001") / name)) << name;
+    EXPECT_FALSE(fs::exists(path("unsaved/0001") / name)) << name;
+  }
   // Those that are due are saved as ever.
-  std::vector<std::string> every = unsaved;
-  every.insert(every.end(), {"log.dir=every", "checkpoint.every=4"});
-  EXPECT_EQ(events_of(succeed(every), "checkpoint").size(), 1u);
+  EXPECT_EQ(events_of(succeed(unsaved + Words{"log.dir=every", "checkpoint.every=4"}), "checkpoint")
+                .size(),
+            1u);
   succeed({"train", "config.toml", "--resume", "every"});
   EXPECT_EQ(read_file(path("every/0001/weights.safetensors")),
             read_file(path("run/0001/weights.safetensors")));
@@ -168,6 +179,13 @@ TEST_F(Train, OneSetTakesSeveralKeysAndLeavesTheConfigurationItsPlace) {
 TEST_F(Train, StorageIsLeftAloneWhereNothingLiesThere) {
   succeed({"train", "config.toml", "--steps", "1", "--set", "memory.place.optimizer=device"});
   EXPECT_FALSE(fs::exists(path("run/0001/storage")));
+}
+
+TEST_F(Train, WritesNoDirectoryForTransformersWhereThatLacksTheModelAndSaysWhy) {
+  const ChildOutcome outcome =
+      succeed({"train", "config.toml", "--steps", "1", "--set", "model.kv_heads=1"});
+  EXPECT_TRUE(holds(outcome.err, "huggingface' is not written: model.kv_heads is 1"));
+  EXPECT_FALSE(fs::exists(find_file("run", "weights.safetensors").parent_path() / "huggingface"));
 }
 
 }  // namespace

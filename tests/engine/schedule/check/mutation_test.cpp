@@ -21,30 +21,8 @@ using testing::Mutator;
 struct Tally {
   int made = 0;
   int refused = 0;
-  int refused_harmless = 0;  // validate is stricter than the interpreter
-  int benign = 0;            // accepted, and the interpreter agrees
-  int harmful_accepted = 0;
+  int benign = 0;  // accepted, and the interpreter agrees
 };
-
-// The first place where the mutant departs from the original, for the message of a failure.
-std::string first_difference(const Schedule& original, const Schedule& mutant) {
-  const auto text = [](const Instruction& i) {
-    std::string line = std::string(op_name(i.op)) + " " + std::string(lane_name(i.lane)) +
-                       " unit " + std::to_string(i.unit) + " mb " + std::to_string(i.microbatch) +
-                       " reads";
-    for (const Use& use : i.reads) line += " " + std::to_string(use.buffer);
-    line += " writes";
-    for (const Use& use : i.writes) line += " " + std::to_string(use.buffer);
-    return line;
-  };
-  for (std::size_t i = 0; i < original.instructions.size(); ++i) {
-    const std::string before = text(original.instructions[i]);
-    const std::string after =
-        i < mutant.instructions.size() ? text(mutant.instructions[i]) : std::string("nothing");
-    if (before != after) return std::to_string(i) + ": " + before + " -> " + after;
-  }
-  return "same instructions";
-}
 
 bool harmless(const Schedule& mutant, const Interpretation& original, std::uint64_t seed,
               std::size_t random_count) {
@@ -58,7 +36,6 @@ bool harmless(const Schedule& mutant, const Interpretation& original, std::uint6
 class MutationCampaign {
  public:
   void attack(const Schedule& schedule, std::uint64_t seed, std::size_t rounds) {
-    original_ = schedule;
     ASSERT_TRUE(validate(schedule).empty());
     const Interpretation original = interpret(schedule);
     ASSERT_TRUE(original.errors.empty());
@@ -71,12 +48,11 @@ class MutationCampaign {
     }
   }
   void print() const {
-    std::printf("%-18s %6s %8s %18s %7s\n", "mutation", "made", "refused", "(harmless, of 1/8)",
-                "benign");
     for (std::size_t kind = 0; kind < testing::kMutationCount; ++kind) {
       const Tally& tally = tallies_[kind];
-      std::printf("%-18s %6d %8d %18d %7d\n", std::string(testing::kMutationNames[kind]).c_str(),
-                  tally.made, tally.refused, tally.refused_harmless, tally.benign);
+      std::printf("%-18s made %6d, refused %6d, benign %6d\n",
+                  std::string(testing::kMutationNames[kind]).c_str(), tally.made, tally.refused,
+                  tally.benign);
     }
   }
   const Tally& tally(Mutation mutation) const {
@@ -93,23 +69,15 @@ class MutationCampaign {
              std::uint64_t seed) {
     Tally& tally = tallies_[kind];
     ++tally.made;
-    const std::vector<std::string> problems = validate(mutant);
-    if (!problems.empty()) {
+    if (!validate(mutant).empty()) {
       ++tally.refused;
-      // A sample: how often is the refusal mere caution?
-      if (tally.refused % 8 == 0 && harmless(mutant, original, seed, 1)) ++tally.refused_harmless;
       return;
     }
-    if (harmless(mutant, original, seed, 4)) {
-      ++tally.benign;
-    } else {
-      ++tally.harmful_accepted;
-      ADD_FAILURE() << "accepted but harmful: " << testing::kMutationNames[kind] << ": "
-                    << first_difference(original_, mutant);
-    }
+    ++tally.benign;
+    EXPECT_TRUE(harmless(mutant, original, seed, 4))
+        << "accepted but harmful: " << testing::kMutationNames[kind] << " of " << seed;
   }
 
-  Schedule original_;  // of the attack now
   std::array<Tally, testing::kMutationCount> tallies_{};
 };
 

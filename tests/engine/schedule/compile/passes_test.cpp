@@ -196,20 +196,44 @@ TEST(Pack, PeaksCountSlotsPagesAndStorage) {
   EXPECT_FALSE(validate(schedule, budgets).empty());
 }
 
-TEST(Pack, PersistentBuffersHaveTheSamePlacesInEverySchedule) {
+// Homes, their second versions and their shadows: all schedules of a run share them.
+TEST(Pack, PersistentBuffersHaveTheSamePlacesInEveryScheduleOfARun) {
+  struct Run {
+    UpdatePlacement update;
+    bool durable;
+    std::vector<StepKind> kinds;
+  };
+  const std::vector<Run> runs{
+      {UpdatePlacement::kAfterBackward, false, {StepKind::kTraining, StepKind::kEvaluation}},
+      {UpdatePlacement::kSpeculative,
+       false,
+       {StepKind::kTraining, StepKind::kRedo, StepKind::kEvaluation}},
+      {UpdatePlacement::kAfterBackward,
+       true,
+       {StepKind::kSaving, StepKind::kTraining, StepKind::kSave, StepKind::kEvaluation}}};
   const StepModel model = testing::example_model(2, true, DType::kBF16);
-  for (std::uint64_t seed = 0; seed < 6; ++seed) {
-    const StepOptions options = testing::random_options(model, 2, seed);
-    const Schedule step = compile(model, options, StepKind::kTraining);
-    const Schedule evaluation = compile(model, options, StepKind::kEvaluation);
-    int persistent = 0;
-    for (const Buffer& buffer : step.buffers) {
-      if (!buffer.persistent) continue;
-      ++persistent;
-      EXPECT_EQ(buffer.offset_bytes, evaluation.buffers.at(buffer.id).offset_bytes);
-      EXPECT_EQ(buffer.slots, evaluation.buffers.at(buffer.id).slots);
+  for (std::uint64_t seed = 0; seed < 24; ++seed) {
+    const Run& run = runs[seed % runs.size()];
+    StepOptions options = testing::random_options(model, 2, seed);
+    options.update = run.update;
+    options.durable = run.durable;
+    const Schedule first = compile(model, options, run.kinds.front());
+    for (const StepKind kind : run.kinds) {
+      const Schedule other = compile(model, options, kind);
+      EXPECT_EQ(validate(other), std::vector<std::string>{});
+      int persistent = 0;
+      for (const Buffer& buffer : first.buffers) {
+        if (!buffer.persistent) continue;
+        ++persistent;
+        const Buffer& same = other.buffers.at(buffer.id);
+        EXPECT_TRUE(same.persistent);
+        EXPECT_EQ(same.offset_bytes, buffer.offset_bytes);
+        EXPECT_EQ(same.slots, buffer.slots);
+        EXPECT_EQ(same.versions, buffer.versions);
+        EXPECT_EQ(same.shadow_of, buffer.shadow_of);
+      }
+      EXPECT_GT(persistent, 20);
     }
-    EXPECT_GT(persistent, 20);
   }
 }
 

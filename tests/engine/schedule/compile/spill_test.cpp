@@ -11,8 +11,7 @@
 namespace sluice::schedule {
 namespace {
 
-using testing::example_model;
-using testing::example_options;
+using namespace testing;
 
 // Several pieces of 16 KiB, the last one partly filled.
 constexpr std::uint64_t kSavedBytes = 40000;
@@ -52,9 +51,8 @@ void expect_plain_values(const StepModel& model, const StepOptions& options,
 TEST(Spill, EveryTierAndOrderComputesThePlainStepInAnyTiming) {
   const StepModel model = spilling_model(4);
   for (const std::int32_t microbatches : {1, 3}) {
-    StepOptions plain_options = example_options(model, Tier::kDevice, Tier::kDevice, Tier::kDevice);
-    plain_options.microbatches = microbatches;
-    const Interpretation plain = interpret(compile(model, plain_options, StepKind::kTraining));
+    const Interpretation plain =
+        interpret(compile(model, resident_options(model, microbatches), StepKind::kTraining));
     for (const Tier tier : {Tier::kPinned, Tier::kStorage}) {
       for (const ComputeOrder order : {ComputeOrder::kMicrobatch, ComputeOrder::kUnit}) {
         for (const bool recompute : {false, true}) {
@@ -129,11 +127,10 @@ TEST(Spill, InUnitOrderOutputsComeBackForBothPassesAndGoDownOnce) {
 // Each part where it likes to be, in any order of passes and any timing.
 TEST(SpilledParts, AnyPlacesComputeThePlainStepInAnyTiming) {
   StepModel model = example_model(4, true, DType::kBF16);
-  testing::cut_saved(model);
+  cut_saved(model);
   for (const std::int32_t microbatches : {1, 3}) {
-    StepOptions plain_options = example_options(model, Tier::kDevice, Tier::kDevice, Tier::kDevice);
-    plain_options.microbatches = microbatches;
-    const Interpretation plain = interpret(compile(model, plain_options, StepKind::kTraining));
+    const Interpretation plain =
+        interpret(compile(model, resident_options(model, microbatches), StepKind::kTraining));
     for (std::uint64_t seed = 0; seed < 6; ++seed) {
       for (const ComputeOrder order : {ComputeOrder::kMicrobatch, ComputeOrder::kUnit}) {
         for (const std::int32_t prefetch : {0, 1, 2}) {
@@ -145,7 +142,7 @@ TEST(SpilledParts, AnyPlacesComputeThePlainStepInAnyTiming) {
           options.prefetch = prefetch;
           options.stream_lookahead = prefetch;
           options.recompute = seed == 5;
-          testing::scatter_saved(model, seed, options.placement);
+          scatter_saved(model, seed, options.placement);
           expect_plain_values(model, options, plain);
         }
       }
@@ -168,7 +165,7 @@ std::map<std::int32_t, std::uint64_t> saved_sent(const Schedule& schedule) {
 // One part moves, and neither its neighbours nor other units' parts.
 TEST(SpilledParts, OnlyPartsPlacedElsewhereMove) {
   StepModel model = example_model(4, true, DType::kBF16);
-  testing::cut_saved(model);
+  cut_saved(model);
   StepOptions options = spilling_options(model, Tier::kDevice, ComputeOrder::kMicrobatch, 1);
   for (std::size_t part = 0; part < 5; ++part) {
     options.placement.saved.assign(model.units.size(), {});
@@ -186,7 +183,7 @@ TEST(SpilledParts, OnlyPartsPlacedElsewhereMove) {
 TEST(SpilledParts, TakeLessDeviceMemoryThanOneRegion) {
   const auto arena = [](bool cut) {
     StepModel model = example_model(6, true, DType::kBF16);
-    testing::cut_saved(model);
+    cut_saved(model);
     for (UnitFootprint& unit : model.units) {
       if (!cut) unit.saved_parts.clear();
       // A larger buffer beside it would hide the subject of this test: the memory of a
@@ -207,7 +204,7 @@ TEST(SpilledParts, TakeLessDeviceMemoryThanOneRegion) {
 // A pass that gets another part than it needs is refused.
 TEST(SpilledParts, PassesThatReadTheWrongPartsAreRefused) {
   StepModel model = example_model(3, true, DType::kBF16);
-  testing::cut_saved(model);
+  cut_saved(model);
   const StepOptions options = spilling_options(model, Tier::kPinned, ComputeOrder::kMicrobatch, 1);
   const Schedule schedule = compile(model, options, StepKind::kTraining);
   ASSERT_TRUE(validate(schedule).empty());

@@ -4,19 +4,14 @@
 
 #include "engine/schedule/check/interpret.hpp"
 #include "engine/schedule/check/validate.hpp"
-#include "engine/schedule/compile/link.hpp"
-#include "engine/schedule/compile/pack.hpp"
+#include "tests/support/holds.hpp"
 #include "tests/support/step_chain.hpp"
 #include "tests/support/step_examples.hpp"
 
 namespace sluice::schedule {
 namespace {
 
-using testing::example_model;
-using testing::example_options;
-using testing::joined;
-using testing::random_options;
-using testing::StepChain;
+using namespace testing;
 
 constexpr std::uint64_t kSteps = 3;
 
@@ -35,17 +30,12 @@ void run_next_forward(StepChain& run, const StepModel& model, StepOptions option
 }
 
 TEST(NextForward, CarriesUpdatesOverTheBordersOfStepsToTheSameTerms) {
-  const std::vector<kernels::OptimizerOptions> optimizers = testing::example_optimizers();
   for (std::uint64_t seed = 0; seed < 42; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
-    const DType dtype = seed % 4 == 3 ? DType::kF32 : DType::kBF16;
-    const StepModel model =
-        example_model(2, seed % 2 == 0, dtype, optimizers[seed % optimizers.size()]);
+    const StepModel model = drawn_model(seed);
     const auto microbatches = static_cast<std::int32_t>(1 + seed % 3);
-    StepOptions resident = example_options(model, Tier::kDevice, Tier::kDevice, Tier::kDevice);
-    resident.microbatches = microbatches;
     StepChain plain;
-    run_after_backward(plain, model, resident);
+    run_after_backward(plain, model, resident_options(model, microbatches));
     if (HasFatalFailure()) return;
     ASSERT_EQ(plain.norms.size(), kSteps);
     EXPECT_NE(plain.norms[0], plain.norms[1]);
@@ -61,40 +51,24 @@ TEST(NextForward, CarriesUpdatesOverTheBordersOfStepsToTheSameTerms) {
   }
 }
 
-// A run that evaluates in between drains, and begins again with a first step.
-TEST(NextForward, DrainsAnywhere) {
-  const StepModel model = example_model(2, true, DType::kBF16);
-  StepOptions options = example_options(model, Tier::kPinned, Tier::kPinned, Tier::kStorage);
-  StepChain plain;
-  run_after_backward(plain, model, options);
-  options.update = UpdatePlacement::kNextForward;
-  const Schedule first = compile(model, options, StepKind::kFirst);
-  const Schedule drain = compile(model, options, StepKind::kDrain);
-  StepChain drained;
-  for (std::uint64_t step = 0; step < kSteps; ++step) {
-    drained.pass(first, step);
-    drained.pass(drain, step);
-  }
-  EXPECT_EQ(drained.norms, plain.norms);
-  EXPECT_EQ(drained.losses, plain.losses);
-  EXPECT_EQ(drained.exit, plain.exit);
-}
-
-// A first step and a drain together move the bytes of a steady step. So does a step that has its
-// update behind its backward pass.
-TEST(NextForward, MovesTheSameBytes) {
+// Wherever the update is, a step moves the bytes of one with its update behind its backward pass. So
+// do a first step and a drain together. The redo of a speculative step moves one update's bytes.
+TEST(UpdatePlacement, MovesTheSameBytes) {
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     const StepModel model = example_model(2, seed % 2 == 0, DType::kBF16);
     StepOptions options = random_options(model, 2, seed);
-    const LinkBytes after = link_bytes(compile(model, options, StepKind::kTraining));
-    options.update = UpdatePlacement::kNextForward;
-    EXPECT_EQ(link_bytes(compile(model, options, StepKind::kTraining)), after);
-    const LinkBytes first = link_bytes(compile(model, options, StepKind::kFirst));
-    const LinkBytes drain = link_bytes(compile(model, options, StepKind::kDrain));
-    EXPECT_EQ((LinkBytes{first.upload + drain.upload, first.download + drain.download,
-                         first.storage_read + drain.storage_read,
-                         first.storage_write + drain.storage_write}),
-              after);
+    const auto moved = [&](UpdatePlacement update, StepKind kind) {
+      options.update = update;
+      return link_bytes(compile(model, options, kind));
+    };
+    const LinkBytes after = moved(UpdatePlacement::kAfterBackward, StepKind::kTraining);
+    EXPECT_EQ(moved(UpdatePlacement::kNextForward, StepKind::kTraining), after);
+    EXPECT_EQ(moved(UpdatePlacement::kSpeculative, StepKind::kTraining), after);
+    const LinkBytes drain = moved(UpdatePlacement::kNextForward, StepKind::kDrain);
+    EXPECT_EQ(moved(UpdatePlacement::kSpeculative, StepKind::kRedo), drain);
+    LinkBytes both = moved(UpdatePlacement::kNextForward, StepKind::kFirst);
+    both += drain;
+    EXPECT_EQ(both, after);
   }
 }
 
@@ -107,6 +81,7 @@ class SteadyRules : public ::testing::Test {
     schedule_ = compile(model, options, StepKind::kTraining);
   }
   std::string verdict() const { return joined(validate(schedule_)); }
+  void expect_refused(const std::string& words) const { EXPECT_TRUE(holds(verdict(), words)); }
   InstructionId last_fetch_for_forward(std::int32_t unit) const {
     InstructionId last = kNoId;
     for (const Instruction& instruction : schedule_.instructions) {
@@ -126,26 +101,23 @@ TEST_F(SteadyRules, AFetchAheadOfTheUnitsUpdateIsRefused) {
   const InstructionId fetch = last_fetch_for_forward(1);
   std::vector<Instruction> list;
   std::vector<Instruction> updates;
-  for (Instruction instruction : schedule_.instructions) {
+  for (const Instruction& instruction : schedule_.instructions) {
     const bool update = instruction.op == Op::kOptimizerStep && instruction.unit == 1;
     ASSERT_FALSE(update && instruction.id > fetch);
-    instruction.deps.clear();
     (update ? updates : list).push_back(instruction);
     if (instruction.id == fetch) list.insert(list.end(), updates.begin(), updates.end());
   }
   ASSERT_FALSE(updates.empty());
   schedule_.instructions = list;
-  link(schedule_);
-  pack(schedule_);
-  EXPECT_NE(verdict().find("reads version 0 of"), std::string::npos) << verdict();
+  relink(schedule_);
+  expect_refused("reads version 0 of");
 }
 
 TEST_F(SteadyRules, APendingGradientIsForTheNextVersion) {
   for (Residency& residency : schedule_.entry) {
     if (residency.kind == StateKind::kGradient) residency.version = 2;
   }
-  EXPECT_NE(verdict().find("applies a gradient for version 2 to version 0"), std::string::npos)
-      << verdict();
+  expect_refused("applies a gradient for version 2 to version 0");
 }
 
 // Without the norm and the clip factor, which nothing else in the step would miss.
@@ -153,11 +125,8 @@ TEST_F(SteadyRules, AnUpdateLeftForTheNextStepHasItsNorm) {
   std::erase_if(schedule_.instructions, [](const Instruction& instruction) {
     return instruction.op == Op::kGradNorm || instruction.op == Op::kClipFactor;
   });
-  for (Instruction& instruction : schedule_.instructions) instruction.deps.clear();
-  link(schedule_);
-  pack(schedule_);
-  EXPECT_NE(verdict().find("is left for a later update without its norm"), std::string::npos)
-      << verdict();
+  relink(schedule_);
+  expect_refused("is left for a later update without its norm");
 }
 
 // --- order ---------------------------------------------------------------------------------------

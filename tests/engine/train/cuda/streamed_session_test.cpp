@@ -3,29 +3,15 @@
 // everything later than it was asked for, and lets only streams touch device memory. So a step that
 // reads too early, or by the host, gives other bits or dies.
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include "device/cuda/cuda_device.hpp"
-#include "tests/support/cuda_driver/simulator.hpp"
-#include "tests/support/planned_session.hpp"
-#include "tests/support/recorded_session.hpp"
+#include "tests/engine/train/cuda/gpu_session.hpp"
 #include "tests/support/streamed_kernels.hpp"
-#include "tests/support/training_example.hpp"
 
 namespace sluice::train {
 namespace {
 
-using testing::CudaSimulator;
-using testing::Overrides;
-using testing::places;
-using testing::PlannedSession;
-using testing::record_steps;
-using testing::SessionRecord;
-using testing::StreamedKernels;
-using testing::TrainingBench;
-using testing::operator+;
-
-constexpr int kSteps = 4;
+using namespace testing;
 
 const Overrides kGpt2{"model.family=gpt2", "model.layers=3",      "model.hidden=64",
                       "model.heads=4",     "model.vocab=256",     "train.seq=32",
@@ -33,37 +19,13 @@ const Overrides kGpt2{"model.family=gpt2", "model.layers=3",      "model.hidden=
                       "train.threads=1",   "memory.backend=host"};
 const Overrides kLlama =
     kGpt2 + Overrides{"model.family=llama", "model.kv_heads=2", "model.ffn=160", "model.layers=2"};
-const Overrides kDevice = places("device", "device", "device");
-const Overrides kPinned = places("pinned", "pinned", "pinned");
-const Overrides kStored = places("storage", "storage", "storage");
 
-class StreamedSession : public ::testing::Test {
+class StreamedSession : public GpuSession {
  protected:
-  // The guard must be set before the driver is first used in this process.
-  static void SetUpTestSuite() { ::setenv("SLUICE_SIMULATED_GPU_GUARD", "1", 1); }
-
-  static Backend backend() {
-    Backend backend;
-    backend.name = "cuda";
-    backend.device_memory_bytes = device::free_cuda_bytes(0);
-    backend.make_device = [](std::uint64_t capacity_bytes) {
-      return device::make_cuda_device({.capacity_bytes = capacity_bytes});
-    };
-    backend.device_kernels = std::make_unique<StreamedKernels>(kernels::make_host_kernels({1}));
-    backend.host_kernels = kernels::make_host_kernels({1});
-    return backend;
+  StreamedSession() : GpuSession(4) {}
+  std::unique_ptr<kernels::Kernels> device_kernels() const override {
+    return std::make_unique<StreamedKernels>(kernels::make_host_kernels({1}));
   }
-  SessionRecord on_gpu(const std::string& name, const Overrides& overrides) const {
-    PlannedSession session(bench_.config(name, overrides), {}, backend());
-    return record_steps(session, kSteps);
-  }
-  SessionRecord on_host(const std::string& name, const Overrides& overrides) const {
-    PlannedSession session(bench_.config(name, overrides));
-    return record_steps(session, kSteps);
-  }
-
-  const CudaSimulator simulator_;
-  TrainingBench bench_;
 };
 
 // The other tests rely on this protection.
@@ -80,10 +42,10 @@ TEST_F(StreamedSession, TheHostCannotTouchDeviceMemory) {
 
 TEST_F(StreamedSession, GivesTheHostBackendsBitsWhereverMemoryIs) {
   for (const Overrides& model : {kGpt2, kLlama}) {
-    const SessionRecord reference = on_host("reference", model + kDevice);
+    const SessionRecord reference = on_host("reference", model + device_);
     int number = 0;
     for (const Overrides& place :
-         {kDevice, kPinned, kStored, places("pinned", "pinned", "storage"),
+         {device_, pinned_, stored_, places("pinned", "pinned", "storage"),
           places("device", "storage", "pinned"), places("device", "pinned", "storage")}) {
       SCOPED_TRACE(place.back());
       EXPECT_EQ(on_gpu("gpu" + std::to_string(number++), model + place), reference);
@@ -92,30 +54,24 @@ TEST_F(StreamedSession, GivesTheHostBackendsBitsWhereverMemoryIs) {
 }
 
 TEST_F(StreamedSession, GivesTheHostBackendsBitsHoweverMemoryIsMoved) {
-  const SessionRecord reference = on_host("reference", kGpt2 + kDevice);
+  const SessionRecord reference = on_host("reference", kGpt2 + device_);
   int number = 0;
   for (const Overrides& how :
-       {kPinned + Overrides{"recompute.policy=unit"}, kDevice + Overrides{"recompute.policy=unit"},
-        kPinned + Overrides{"memory.chunk=4MiB", "memory.prefetch=0"},
-        kStored + Overrides{"memory.chunk=6MiB", "memory.prefetch=3"},
-        kStored + Overrides{"train.order=unit"},
-        kPinned + Overrides{"optimizer.placement=next_forward"}}) {
+       {pinned_ + Overrides{"recompute.policy=unit"}, device_ + Overrides{"recompute.policy=unit"},
+        pinned_ + Overrides{"memory.chunk=4MiB", "memory.prefetch=0"},
+        stored_ + Overrides{"memory.chunk=6MiB", "memory.prefetch=3"},
+        stored_ + Overrides{"train.order=unit"},
+        pinned_ + Overrides{"optimizer.placement=next_forward"}}) {
     SCOPED_TRACE(number);
     EXPECT_EQ(on_gpu("gpu" + std::to_string(number++), kGpt2 + how), reference);
   }
 }
 
 TEST_F(StreamedSession, MovesAsManyBytesAsTheHostBackend) {
-  const schedule::LinkBytes host = on_host("host", kGpt2 + kPinned).moved;
-  const schedule::LinkBytes gpu = on_gpu("gpu", kGpt2 + kPinned).moved;
+  const schedule::LinkBytes host = on_host("host", kGpt2 + pinned_).moved;
+  const schedule::LinkBytes gpu = on_gpu("gpu", kGpt2 + pinned_).moved;
   EXPECT_GT(gpu.upload, 0u);
   EXPECT_EQ(gpu, host);
-}
-
-TEST_F(StreamedSession, RepeatedRunsGiveTheSameBits) {
-  const SessionRecord first = on_gpu("first", kLlama + kPinned);
-  for (int i = 0; i < 3; ++i)
-    EXPECT_EQ(on_gpu("again" + std::to_string(i), kLlama + kPinned), first);
 }
 
 // A call of the driver that fails in the midst of a step ends the step with a typed error, and all
@@ -129,7 +85,7 @@ TEST_F(StreamedSession, AFailingDriverEndsAStepWithATypedErrorAndLeavesNothing) 
     for (const std::int64_t call : {0, 1, 7, 20}) {
       SCOPED_TRACE(std::string(function) + " " + std::to_string(call));
       {
-        PlannedSession session(bench_.config("failing", kGpt2 + kPinned), {}, backend());
+        PlannedSession session(bench_.config("failing", kGpt2 + pinned_), {}, backend());
         session.step(0);
         simulator.fail(function, call, kUnknown);
         try {
