@@ -406,8 +406,7 @@ class Loader {
 }  // namespace
 
 Config parse_config(std::string_view text, const std::string& name,
-                    std::span<const std::string> overrides,
-                    std::span<const std::string> defaults) {
+                    std::span<const std::string> overrides, std::span<const std::string> defaults) {
   if (text.size() > kMaxConfigBytes) {
     throw InputError(name + " has " + std::to_string(text.size()) +
                      " bytes; a configuration has at most " + format_bytes_exact(kMaxConfigBytes));

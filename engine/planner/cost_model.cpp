@@ -249,8 +249,8 @@ schedule::SimulationModel CostModel::simulation_model() const {
     use(schedule::Lane::kCompute, team);
     // Waiting for a slow link leaves the core to others.
     constexpr std::uint64_t kTypicalCopy = kMiB;
-    const double copying = memcpy_s(schedule::Lane::kH2D, kTypicalCopy) /
-                           copy_s(schedule::Lane::kH2D, kTypicalCopy);
+    const double copying =
+        memcpy_s(schedule::Lane::kH2D, kTypicalCopy) / copy_s(schedule::Lane::kH2D, kTypicalCopy);
     use(schedule::Lane::kH2D, copying);
     use(schedule::Lane::kD2H, copying);
   }

@@ -296,8 +296,8 @@ HardwareProfile from_object(const json& object, const std::string& source,
   }
   for (const BytesKey& bytes : kOptionalBytes) {
     if (!reader.has(bytes.key)) continue;
-    profile.*bytes.member = static_cast<std::uint64_t>(
-        reader.integer(bytes.key, static_cast<std::int64_t>(kMaxBytes)));
+    profile.*bytes.member =
+        static_cast<std::uint64_t>(reader.integer(bytes.key, static_cast<std::int64_t>(kMaxBytes)));
   }
   if (reader.has("storage_drives")) {
     profile.storage_drives = reader.integer("storage_drives", kMaxDrives);

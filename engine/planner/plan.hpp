@@ -10,6 +10,7 @@
 
 #include "engine/config/config.hpp"
 #include "engine/model/parameter_table.hpp"
+#include "engine/planner/critical_path.hpp"
 #include "engine/planner/hardware_profile.hpp"
 #include "engine/planner/refusal.hpp"
 #include "engine/planner/spill_choice.hpp"
@@ -40,11 +41,14 @@ struct Plan {
   TierBytes shadow_bytes{};          // the part of peak_bytes that shadow copies of state take
   // Of one training step; with speculative updates, of one without a redo.
   schedule::Simulation simulation;
-  std::string bound_by;  // the busiest lane: "compute", "storage", "h2d", "d2h", "optimizer"
+  double bound_s = 0;          // no plan of this configuration takes less; 0: unknown
+  CriticalPath critical_path;  // of the same step
+  std::string bound_by;  // the resource with the most of it: "compute", "storage", "h2d", "d2h", …
   std::string profile;   // the measured machine's name, "unmeasured" for the default profile
   std::uint64_t parameters = 0;
   std::uint64_t state_bytes = 0;  // weights, gradients, master and moments in all tiers
   std::array<TierBytes, kStateKindCount> kind_bytes{};  // the same by kind and tier
+  TierBytes activation_peak_bytes{};  // the most that activations take at once, by tier
 };
 
 // Deterministic in its arguments. kernels: the device's. host_kernels: the optimizer lane's, if
