@@ -52,7 +52,12 @@ std::uint64_t state_bytes_moved(const schedule::Schedule& training, schedule::La
 std::string weights_why(const Plan& plan) {
   const std::uint64_t up =
       state_bytes_moved(plan.training(), schedule::Lane::kH2D, {StateKind::kWeight});
-  return up == 0 ? "resident" : transfer("fetched,", up, "a step");
+  if (up == 0) return "resident";
+  const auto weight = static_cast<std::size_t>(StateKind::kWeight);
+  const bool resident =
+      at(plan.kind_bytes[weight], Tier::kDevice) == plan.state_bytes_of(StateKind::kWeight);
+  return resident ? transfer("resident; updates send", up, "up a step")
+                  : transfer("fetched,", up, "a step");
 }
 
 std::string gradients_why(const Plan& plan) {
