@@ -58,11 +58,12 @@ HardwareProfile load_named_profile(const std::string& name, const std::string& d
   if (std::find(names.begin(), names.end(), name) != names.end()) {
     return load_profile(directory + "/" + name + std::string(kSuffix));
   }
+  std::error_code unknown;
+  if (fs::exists(fs::symlink_status(name, unknown))) return load_profile(name);
   std::string known;
   for (const std::string& each : names) known += (known.empty() ? "" : ", ") + each;
   throw InputError("--hardware: '" + shown(name) + "' is no profile" +
-                   (known.empty() ? "" : " (there are " + known + ")") +
-                   " and no path of one, which has a slash or ends in .json");
+                   (known.empty() ? "" : " (there are " + known + ")") + " and no file");
 }
 
 std::vector<std::string> default_budgets(const HardwareProfile& hardware) {

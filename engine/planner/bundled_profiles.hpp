@@ -14,7 +14,7 @@ std::string bundled_profile_directory();
 // Names of the profiles in a directory, sorted. Empty if it cannot be listed.
 std::vector<std::string> profile_names(const std::string& directory);
 // `name` is a file if it contains a slash or ends in ".json". Otherwise it is a profile of
-// `directory`. Throws InputError that lists the known names, or as load_profile does.
+// `directory`, or else a file. Throws InputError that lists the known names, or as load_profile does.
 HardwareProfile load_named_profile(const std::string& name, const std::string& directory);
 
 // "KEY=VALUE" budgets for a machine, for configurations that set none: what its memory leaves after
