@@ -1,4 +1,4 @@
-# `cmake --install build/release --prefix DIR`: bin/sluice and the documents.
+# `cmake --install build/release --prefix DIR`: bin/sluice, the machines on paper and the documents.
 #
 # `cpack --config build/cuda/CPackConfig.cmake -B DIR`: a bundle besides, as one .tar.gz: bin/sluice, the GPU's
 # tests where they were built, and all shared libraries that they need but the C library's and CUDA's own, found
@@ -33,6 +33,9 @@ if(EXISTS "${CMAKE_SOURCE_DIR}/docs")
   install(DIRECTORY "${CMAKE_SOURCE_DIR}/docs/" DESTINATION "${CMAKE_INSTALL_DOCDIR}"
     FILES_MATCHING PATTERN "*.md" PATTERN "*.svg" PATTERN "*.png" PATTERN "*.toml")
 endif()
+# The machines on paper, which the program finds beside its own directory; in a build tree too.
+install(DIRECTORY "${CMAKE_SOURCE_DIR}/share/hardware" DESTINATION share/sluice
+  FILES_MATCHING PATTERN "*.json" PATTERN "*.md")
 # The commit of the bundle, for the results measured with it.
 install(CODE "execute_process(COMMAND git -C \"${CMAKE_SOURCE_DIR}\" describe --always --dirty --abbrev=40
     OUTPUT_FILE \"\${CMAKE_INSTALL_PREFIX}/COMMIT\" ERROR_QUIET)" COMPONENT bundle EXCLUDE_FROM_ALL)

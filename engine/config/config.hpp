@@ -156,11 +156,13 @@ struct Config {
 };
 
 // Reads `path` (at most 1 MiB), then applies `overrides` ("memory.device=64MiB") in order; the last
-// one of a key wins.
-Config load_config(const std::string& path, std::span<const std::string> overrides = {});
+// one of a key wins. defaults: of the same form, for keys that neither sets.
+Config load_config(const std::string& path, std::span<const std::string> overrides = {},
+                   std::span<const std::string> defaults = {});
 // The same for a text at hand; `name` stands for the file in messages.
 Config parse_config(std::string_view text, const std::string& name,
-                    std::span<const std::string> overrides = {});
+                    std::span<const std::string> overrides = {},
+                    std::span<const std::string> defaults = {});
 
 // The directory of checkpoints for a run that names none.
 std::string default_checkpoint_dir(const std::string& log_dir);

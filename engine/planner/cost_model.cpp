@@ -150,11 +150,14 @@ double CostModel::state_operation_s(const schedule::Schedule& schedule,
   return kernels.seconds();
 }
 
-// Between pinned memory and the device.
-double CostModel::memcpy_s(std::uint64_t bytes) const {
+// Between pinned memory and the device. A grid holds for both directions.
+double CostModel::memcpy_s(schedule::Lane lane, std::uint64_t bytes) const {
   const OperationGrid* const grid = device_.find(TimedOperation::kCopy, DType::kU8);
   if (grid != nullptr) return grid->seconds_at({static_cast<std::int64_t>(bytes), 1, 1});
-  return static_cast<double>(bytes) / device_.single_core_copy_bytes_per_s;
+  const double directed =
+      lane == schedule::Lane::kH2D ? device_.h2d_bytes_per_s : device_.d2h_bytes_per_s;
+  return static_cast<double>(bytes) /
+         (directed > 0 ? directed : device_.single_core_copy_bytes_per_s);
 }
 
 // The time on a made-up link (memory.link_bandwidth), which only the host device has.
@@ -165,8 +168,8 @@ double CostModel::link_s(std::uint64_t bytes) const {
 }
 
 // A copy takes as long as the slower of memory and link.
-double CostModel::copy_s(std::uint64_t bytes) const {
-  return std::max(memcpy_s(bytes), link_s(bytes));
+double CostModel::copy_s(schedule::Lane lane, std::uint64_t bytes) const {
+  return std::max(memcpy_s(lane, bytes), link_s(bytes));
 }
 
 // One transfer alone. The simulator shares the bandwidth when several are in flight.
@@ -192,7 +195,7 @@ double CostModel::instruction_s(const schedule::Schedule& schedule,
     case schedule::Op::kDownload:
     case schedule::Op::kSpillActivation:
     case schedule::Op::kFetchActivation:
-      return copy_s(instruction.bytes);
+      return copy_s(instruction.lane, instruction.bytes);
     case schedule::Op::kStorageRead:
       return transfer_s(TimedOperation::kStorageRead, instruction.bytes);
     case schedule::Op::kStorageWrite:
@@ -300,7 +303,8 @@ schedule::SimulationModel CostModel::simulation_model() const {
     use(schedule::Lane::kCompute, team);
     // Waiting for a slow link leaves the core to others.
     constexpr std::uint64_t kTypicalCopy = kMiB;
-    const double copying = memcpy_s(kTypicalCopy) / copy_s(kTypicalCopy);
+    const double copying =
+        memcpy_s(schedule::Lane::kH2D, kTypicalCopy) / copy_s(schedule::Lane::kH2D, kTypicalCopy);
     use(schedule::Lane::kH2D, copying);
     use(schedule::Lane::kD2H, copying);
   }

@@ -59,9 +59,9 @@ class CostModel {
   // The processor that does the work of a lane.
   const HardwareProfile& hardware_of(schedule::Lane lane) const;
   PricedKernels& kernels_of(schedule::Lane lane);
-  double memcpy_s(std::uint64_t bytes) const;
+  double memcpy_s(schedule::Lane lane, std::uint64_t bytes) const;
   double link_s(std::uint64_t bytes) const;
-  double copy_s(std::uint64_t bytes) const;
+  double copy_s(schedule::Lane lane, std::uint64_t bytes) const;
   double transfer_s(TimedOperation operation, std::uint64_t bytes) const;
   double instruction_s(const schedule::Schedule& schedule,
                        const schedule::Instruction& instruction);

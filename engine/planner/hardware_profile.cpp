@@ -1,7 +1,8 @@
 // A profile is JSON that a user may edit or carry to another machine, so it is read as untrusted.
 // Each member has a bound, an unknown or missing member is refused with its key, and a grid needs a
 // positive time for every point. One table lists the members that are a single number; reading,
-// writing and checking all follow it. A profile of another version is refused rather than guessed.
+// writing and checking all follow it. A second table lists the figures that may be missing: those
+// that nobody measures, such as capacities. A profile of another version is refused rather than guessed.
 #include "engine/planner/hardware_profile.hpp"
 
 #include <unistd.h>
@@ -58,6 +59,26 @@ constexpr NumberKey kNumbers[] = {
     {"hand_over_s", &HardwareProfile::hand_over_s, kMaxSeconds},
 };
 
+// Figures that a file may leave out. One of 0 is unknown and is not written.
+constexpr std::uint64_t kMaxBytes = std::uint64_t{1} << 60;
+constexpr std::int64_t kMaxDrives = 1024;
+constexpr std::size_t kMaxSources = 64;
+constexpr std::size_t kMaxSourceBytes = 1024;
+constexpr NumberKey kOptionalNumbers[] = {
+    {"storage_tbw", &HardwareProfile::storage_tbw, kMaxRate},
+    {"h2d_bytes_per_s", &HardwareProfile::h2d_bytes_per_s, kMaxRate},
+    {"d2h_bytes_per_s", &HardwareProfile::d2h_bytes_per_s, kMaxRate},
+    {"peak_bf16_flops_per_s", &HardwareProfile::peak_bf16_flops_per_s, kMaxRate},
+};
+struct BytesKey {
+  const char* key;
+  std::uint64_t HardwareProfile::*member;
+};
+constexpr BytesKey kOptionalBytes[] = {
+    {"memory_bytes", &HardwareProfile::memory_bytes},
+    {"storage_bytes", &HardwareProfile::storage_bytes},
+};
+
 // Takes members out of one JSON object, and complains with the name of the source and of the key.
 class ObjectReader {
  public:
@@ -99,6 +120,21 @@ class ObjectReader {
       refuse(key, "must be a string of at most " + std::to_string(kMaxNameBytes) + " bytes");
     }
     return value.get<std::string>();
+  }
+  bool has(const std::string& key) const { return object_.contains(key); }
+  std::map<std::string, std::string> texts(const std::string& key) {
+    const json& value = get(key);
+    std::map<std::string, std::string> texts;
+    if (!value.is_object() || value.size() > kMaxSources) {
+      refuse(key, "must be an object of at most " + std::to_string(kMaxSources) + " strings");
+    }
+    for (const auto& [name, text] : value.items()) {
+      if (!text.is_string() || text.get_ref<const std::string&>().size() > kMaxSourceBytes) {
+        refuse(key, "must have strings of at most " + std::to_string(kMaxSourceBytes) + " bytes");
+      }
+      texts.emplace(name, text.get<std::string>());
+    }
+    return texts;
   }
   void refuse_unknown() const {
     for (const auto& [key, value] : object_.items()) {
@@ -217,6 +253,14 @@ json to_object(const HardwareProfile& profile) {
               {"cpu_name", profile.cpu_name},
               {"cores", profile.cores}};
   for (const NumberKey& number : kNumbers) object[number.key] = profile.*number.member;
+  for (const NumberKey& number : kOptionalNumbers) {
+    if (profile.*number.member > 0) object[number.key] = profile.*number.member;
+  }
+  for (const BytesKey& bytes : kOptionalBytes) {
+    if (profile.*bytes.member > 0) object[bytes.key] = profile.*bytes.member;
+  }
+  if (profile.storage_drives > 0) object["storage_drives"] = profile.storage_drives;
+  if (!profile.sources.empty()) object["sources"] = profile.sources;
   object["operations"] = json::array();
   for (const OperationGrid& grid : profile.operations) {
     object["operations"].push_back({{"operation", timed_operation_name(grid.operation)},
@@ -247,6 +291,18 @@ HardwareProfile from_object(const json& object, const std::string& source,
   for (const NumberKey& number : kNumbers) {
     profile.*number.member = reader.number(number.key, number.most);
   }
+  for (const NumberKey& number : kOptionalNumbers) {
+    if (reader.has(number.key)) profile.*number.member = reader.number(number.key, number.most);
+  }
+  for (const BytesKey& bytes : kOptionalBytes) {
+    if (!reader.has(bytes.key)) continue;
+    profile.*bytes.member =
+        static_cast<std::uint64_t>(reader.integer(bytes.key, static_cast<std::int64_t>(kMaxBytes)));
+  }
+  if (reader.has("storage_drives")) {
+    profile.storage_drives = reader.integer("storage_drives", kMaxDrives);
+  }
+  if (reader.has("sources")) profile.sources = reader.texts("sources");
   profile.operations = read_grids(reader, source);
   // Only of a machine that has one, and a GPU has none of its own.
   if (prefix.empty() && object.contains("gpu")) {

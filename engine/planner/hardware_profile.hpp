@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -44,6 +45,21 @@ struct HardwareProfile {
   // updates, launches and hand-overs. Its single_core_copy_bytes_per_s is that of its link, in the
   // slower direction. The host's figures (cores, storage) mean nothing there.
   std::shared_ptr<const HardwareProfile> gpu;
+
+  // The figures below may be missing from a file, and 0 means unknown. Doctor does not measure
+  // them; the profiles of share/hardware have them.
+  std::uint64_t memory_bytes = 0;   // of the machine, and in `gpu` of the device
+  std::uint64_t storage_bytes = 0;  // capacity of all drives
+  std::int64_t storage_drives = 0;  // alike, striped over
+  double storage_tbw = 0;           // rated endurance of all drives, in units of 1e12 bytes written
+  // Of a GPU's link, by direction. Without them both take single_core_copy_bytes_per_s.
+  double h2d_bytes_per_s = 0;
+  double d2h_bytes_per_s = 0;
+  // The manufacturer's rate of dense bf16 products with fp32 sums.
+  double peak_bf16_flops_per_s = 0;
+  // The origin of each figure, by its key. Empty for a measured profile.
+  std::map<std::string, std::string> sources;
+
   // The rates of a small GPU, low on purpose, for a GPU that was never measured.
   HardwareProfile gpu_or_default() const;
 

@@ -12,6 +12,7 @@
 #include "engine/planner/candidates.hpp"
 #include "engine/planner/cost_model.hpp"
 #include "engine/planner/footprint.hpp"
+#include "engine/planner/outlook.hpp"
 #include "engine/planner/search.hpp"
 #include "engine/planner/step_size.hpp"
 #include "engine/runtime/durable_state.hpp"
@@ -30,18 +31,6 @@ std::uint64_t log_bytes(const config::Config& config, const schedule::StepModel&
   paths.push_back(config.checkpoint.dir);
   return offload::StateLog::file_bytes(runtime::state_record_bytes(
       model.units.size() * kStateKindCount, config::result_settings(config), paths));
-}
-
-// Both storage lanes count as "storage".
-std::string busiest_lane(const schedule::Simulation& simulation) {
-  const auto& busy = simulation.busy_s.front();
-  const auto at =
-      static_cast<std::size_t>(std::max_element(busy.begin(), busy.end()) - busy.begin());
-  const auto lane = static_cast<schedule::Lane>(at);
-  if (lane == schedule::Lane::kStorageRead || lane == schedule::Lane::kStorageWrite) {
-    return "storage";
-  }
-  return std::string(schedule::lane_name(lane));
 }
 
 // State in its homes only: shadow copies and log copies are counted elsewhere.
@@ -89,8 +78,11 @@ Plan finish_plan(Compiled compiled, const schedule::StepModel& step, const model
   plan.evaluation_bytes = moved(StepKind::kEvaluation);
   plan.saving_bytes = moved(StepKind::kSaving);
   plan.saving_bytes += moved(StepKind::kDrain);  // comes before it
-  plan.bound_by = busiest_lane(compiled.simulation);
-  plan.simulation = std::move(compiled.simulation);
+  std::vector<schedule::InstructionTimes> times;
+  plan.simulation = schedule::simulate(plan.training(), machine, nullptr, 0, &times);
+  plan.critical_path = critical_path(plan.training(), times);
+  plan.bound_by = std::string(resource_name(plan.critical_path.longest()));
+  plan.activation_peak_bytes = activation_peak_bytes(plan.training(), times);
   plan.profile = hardware.cpu_name;
   plan.parameters = model.parameter_count();
   plan.kind_bytes = kind_bytes(plan.training());

@@ -10,6 +10,7 @@
 
 #include "engine/config/config.hpp"
 #include "engine/model/parameter_table.hpp"
+#include "engine/planner/critical_path.hpp"
 #include "engine/planner/hardware_profile.hpp"
 #include "engine/planner/refusal.hpp"
 #include "engine/planner/search.hpp"
@@ -42,12 +43,14 @@ struct Plan {
   // Of one training step; with speculative updates, of one without a redo.
   schedule::Simulation simulation;
   double bound_s = 0;  // no plan of this configuration takes less (relaxation.hpp)
-  std::vector<Tried> tried;
-  std::string bound_by;  // the busiest lane: "compute", "storage", "h2d", "d2h", "optimizer"
+  std::vector<Tried> tried;    // what the search tried, and what it passed over
+  CriticalPath critical_path;  // of the same step
+  std::string bound_by;  // the resource with the most of it: "compute", "storage", "h2d", "d2h", …
   std::string profile;   // the measured machine's name, "unmeasured" for the default profile
   std::uint64_t parameters = 0;
   std::uint64_t state_bytes = 0;  // weights, gradients, master and moments in all tiers
   std::array<TierBytes, kStateKindCount> kind_bytes{};  // the same by kind and tier
+  TierBytes activation_peak_bytes{};  // the most that activations take at once, by tier
 };
 
 // Deterministic in its arguments. kernels: the device's. host_kernels: the optimizer lane's, if

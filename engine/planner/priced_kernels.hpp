@@ -7,7 +7,7 @@
 
 namespace sluice::planner {
 
-class PricedKernels final : public kernels::Kernels {
+class PricedKernels : public kernels::Kernels {
  public:
   // `hardware` must outlive it. threads: of the run's kernels, above 0 (InternalError); a profile
   // is measured on all cores.

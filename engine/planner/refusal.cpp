@@ -94,16 +94,29 @@ std::string Refusal::sentence() const {
             available_text(available_bytes[tier]) + ";";
   }
   if (suggestions.empty()) {
-    return text +
-           " no budget that this machine has room for would do; a smaller model or batch, or "
-           "memory.storage_paths with more room, might";
-  }
-  text += " smallest change that fits:";
-  for (std::size_t i = 0; i < suggestions.size(); ++i) {
-    if (i > 0) text += " or";
-    for (const auto& [key, bytes] : suggestions[i]) {
-      text += " --set " + key + "=" + format_bytes_exact(bytes);
+    text += " no budget that this machine has room for would do";
+    if (other_changes.empty()) {
+      text += "; a smaller model or batch, or memory.storage_paths with more room, might";
     }
+  } else {
+    text += " smallest change that fits:";
+    for (std::size_t i = 0; i < suggestions.size(); ++i) {
+      if (i > 0) text += " or";
+      for (const auto& [key, bytes] : suggestions[i]) {
+        text += " --set " + key + "=" + format_bytes_exact(bytes);
+      }
+    }
+  }
+  for (const bool results : {false, true}) {
+    std::string changes;
+    for (const OtherChange& change : other_changes) {
+      if (change.changes_results != results) continue;
+      if (!changes.empty()) changes += " or";
+      for (const auto& [key, value] : change.settings) changes += " --set " + key + "=" + value;
+    }
+    if (changes.empty()) continue;
+    text += results ? "; or, if you allow other results:" : "; or, with these budgets:";
+    text += changes;
   }
   return text;
 }

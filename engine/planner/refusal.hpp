@@ -15,10 +15,17 @@ namespace sluice::planner {
 // One change that fits: keys and their least values.
 using Suggestion = std::vector<std::pair<std::string, std::uint64_t>>;
 
+// One change of another kind that fits with the budgets as they are.
+struct OtherChange {
+  std::vector<std::pair<std::string, std::string>> settings;  // keys and their values
+  bool changes_results = false;                               // of the training
+};
+
 struct Refusal {
   TierBytes needed_bytes{};             // of the candidate that comes nearest to fitting
   TierBytes available_bytes{};          // the budgets
   std::vector<Suggestion> suggestions;  // empty: this machine has no room for any
+  std::vector<OtherChange> other_changes;
   std::string sentence() const;
 };
 

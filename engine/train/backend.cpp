@@ -5,6 +5,7 @@
 #include "base/error.hpp"
 #include "device/cuda/cuda_device.hpp"
 #include "device/host/host_device.hpp"
+#include "engine/planner/described_kernels.hpp"
 #include "kernels/backend/cuda_kernels.hpp"
 
 namespace sluice::train {
@@ -71,22 +72,29 @@ Backend make_cuda_backend(const config::Config& config) {
   return backend;
 }
 
+bool makes_up_link(const config::Config& config) {
+  return config.memory.link_bandwidth_bytes_per_s > 0 || config.memory.link_latency_s > 0;
+}
+
+constexpr const char* kMadeUpLink =
+    "memory.link_bandwidth and memory.link_latency make up a link, which only the host device has";
+
+[[noreturn]] void refuse_cuda(const std::string& missing) {
+  throw InputError("memory.backend = \"cuda\" cannot be had: " + missing +
+                   "; use \"host\" or \"auto\"");
+}
+
 }  // namespace
 
 void settle_backend(config::Config& config) {
   if (config.memory.backend == config::Config::Backend::kHost) return;
   std::string missing = cuda_missing();
-  if (config.memory.link_bandwidth_bytes_per_s > 0 || config.memory.link_latency_s > 0) {
-    missing =
-        "memory.link_bandwidth and memory.link_latency make up a link, which only the host "
-        "device has";
-  }
+  if (makes_up_link(config)) missing = kMadeUpLink;
   if (config.memory.backend == config::Config::Backend::kAuto) {
     config.memory.backend =
         missing.empty() ? config::Config::Backend::kCuda : config::Config::Backend::kHost;
   } else if (!missing.empty()) {
-    throw InputError("memory.backend = \"cuda\" cannot be had: " + missing +
-                     "; use \"host\" or \"auto\"");
+    refuse_cuda(missing);
   }
 }
 
@@ -94,6 +102,29 @@ Backend make_backend(const config::Config& config) {
   SLUICE_CHECK(config.memory.backend != config::Config::Backend::kAuto && config.train.threads > 0);
   return config.memory.backend == config::Config::Backend::kCuda ? make_cuda_backend(config)
                                                                  : make_host_backend(config);
+}
+
+void settle_described_backend(config::Config& config, const planner::HardwareProfile& hardware) {
+  if (config.memory.backend == config::Config::Backend::kCuda && makes_up_link(config)) {
+    refuse_cuda(kMadeUpLink);
+  }
+  if (config.memory.backend != config::Config::Backend::kAuto) return;
+  config.memory.backend = hardware.gpu && !makes_up_link(config) ? config::Config::Backend::kCuda
+                                                                 : config::Config::Backend::kHost;
+}
+
+Backend make_described_backend(const config::Config& config,
+                               const planner::HardwareProfile& hardware) {
+  if (config.memory.backend != config::Config::Backend::kCuda) return make_backend(config);
+  Backend backend;
+  backend.name = "cuda";
+  backend.device_name = hardware.gpu ? hardware.gpu->cpu_name : "an unmeasured GPU";
+  backend.make_device = [](std::uint64_t) -> std::unique_ptr<device::Device> {
+    throw InternalError("a device that is only described cannot be made");
+  };
+  backend.device_kernels = std::make_unique<planner::DescribedKernels>(host_kernels(config));
+  backend.host_kernels = host_kernels(config);
+  return backend;
 }
 
 }  // namespace sluice::train

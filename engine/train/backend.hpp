@@ -11,6 +11,7 @@
 
 #include "device/device.hpp"
 #include "engine/config/config.hpp"
+#include "engine/planner/hardware_profile.hpp"
 #include "kernels/kernels.hpp"
 
 namespace sluice::train {
@@ -35,5 +36,13 @@ void settle_backend(config::Config& config);
 // Preconditions: memory.backend is settled, and train.threads (for the host kernels) is above 0.
 // `config` need not outlive the backend.
 Backend make_backend(const config::Config& config);
+
+// The same for a machine that is only described: no GPU, driver or CUDA library is asked for
+// anything. "auto" becomes "cuda" where the profile has a GPU and no link is made up.
+void settle_described_backend(config::Config& config, const planner::HardwareProfile& hardware);
+// A backend to plan with; it makes no device (InternalError). A GPU's kernels only know the sizes
+// of workspaces (planner/described_kernels.hpp). Arguments as above; both may go.
+Backend make_described_backend(const config::Config& config,
+                               const planner::HardwareProfile& hardware);
 
 }  // namespace sluice::train

@@ -158,9 +158,16 @@ RunEvent refused_event(const planner::Refusal& refusal) {
     for (const auto& [key, bytes] : suggestion) change[key] = format_bytes_exact(bytes);
     suggestions.push_back(change);
   }
+  RunEvent others = RunEvent::array();
+  for (const planner::OtherChange& other : refusal.other_changes) {
+    RunEvent settings = RunEvent::object();
+    for (const auto& [key, value] : other.settings) settings[key] = value;
+    others.push_back({{"settings", settings}, {"changes_results", other.changes_results}});
+  }
   return {{"event", "refused"},
           {"tiers", tiers},
           {"suggestions", suggestions},
+          {"other_changes", others},
           {"message", refusal.sentence()}};
 }
 

@@ -5,6 +5,7 @@
 #include "engine/config/shapes.hpp"
 #include "engine/planner/cost_model.hpp"
 #include "engine/planner/machine_check.hpp"
+#include "engine/train/what_if.hpp"
 #include "kernels/host/parallel.hpp"
 
 namespace sluice::train {
@@ -18,11 +19,15 @@ Prepared prepare(const config::Config& given, const planner::HardwareProfile& ha
                  PlannedMachine machine) {
   const bool here = machine == PlannedMachine::kThis;
   config::Config config = given;
-  settle_backend(config);
+  if (here) {
+    settle_backend(config);
+  } else {
+    settle_described_backend(config, hardware);
+  }
   if (config.train.threads == 0) {
     config.train.threads = here ? kernels::host::Parallel::default_threads() : hardware.cores;
   }
-  Backend backend = make_backend(config);
+  Backend backend = here ? make_backend(config) : make_described_backend(config, hardware);
   planner::MachineRoom room;
   if (here) {
     room = planner::settle_budgets(config, backend.device_memory_bytes);
@@ -32,6 +37,9 @@ Prepared prepare(const config::Config& given, const planner::HardwareProfile& ha
   Prepared prepared = prepare_with(config, hardware, std::move(backend));
   if (auto* refusal = std::get_if<planner::Refusal>(&prepared.result); refusal != nullptr && here) {
     planner::keep_possible_suggestions(*refusal, prepared.config, room);
+  }
+  if (auto* refusal = std::get_if<planner::Refusal>(&prepared.result)) {
+    refusal->other_changes = changes_that_fit(prepared);
   }
   return prepared;
 }

@@ -17,7 +17,7 @@ namespace sluice::train {
 // The machine that a plan is for.
 enum class PlannedMachine {
   kThis,     // budgets are held against this machine's memory and disks
-  kProfile,  // budgets and threads come from the profile alone
+  kProfile,  // budgets and threads come from the profile alone; no GPU or driver is asked
 };
 
 // Movable. A Session refers to its members, so they must not move while one exists.

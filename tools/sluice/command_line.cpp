@@ -85,12 +85,17 @@ void add_plan(CLI::App& app, Command& chosen) {
       "plan", "Print the memory and time that a run needs, or a change that fits");
   add_config(*command, plan->config);
   command->add_option("--hardware", plan->hardware,
-                      "A hardware profile (written by doctor) of the machine to plan for; its "
-                      "budgets are not compared with this machine's memory");
+                      "The machine to plan for: a name such as rtx4090-64g-1nvme, or the file of a "
+                      "profile (doctor writes one). Budgets default to its memory and are not "
+                      "compared with this machine's");
   command->add_option("--world", plan->world, "Number of ranks");
   command->add_option("--trace", plan->trace, "Write the simulated step's trace here");
   command->add_flag("--free-optimizer", plan->free_optimizer,
                     "Also simulate the step with an optimizer that takes no time");
+  command->add_flag("--next", plan->next,
+                    "Also plan with more memory, another drive, more micro-batches or 8-bit "
+                    "moments, and print the gain of each");
+  command->add_flag("--explain", plan->explain, "Also print what the search found");
   add_json(*command, plan->json);
   choose_configured(*command, chosen, plan, plan_command);
 }

@@ -34,10 +34,12 @@ int train_command(const TrainArguments& arguments);
 
 struct PlanArguments {
   ConfigArguments config;
-  std::string hardware;  // a profile; empty: this machine's
+  std::string hardware;  // a profile, by name or path; empty: this machine's
   std::int64_t world = 1;
   std::string trace;            // file for the simulated step's trace; empty: none
   bool free_optimizer = false;  // also give the step's time if its updates took no time
+  bool next = false;            // also plan single changes and give what each gains
+  bool explain = false;         // also tell about the search
   bool json = false;
 };
 int plan_command(const PlanArguments& arguments);

@@ -4,12 +4,16 @@
 #include <optional>
 
 #include "base/error.hpp"
+#include "engine/planner/bundled_profiles.hpp"
 #include "engine/planner/free_optimizer.hpp"
 #include "engine/planner/machine_check.hpp"
+#include "engine/planner/outlook.hpp"
 #include "engine/train/events.hpp"
 #include "engine/train/model_flops.hpp"
+#include "engine/train/plan_outlook.hpp"
 #include "engine/train/prepare.hpp"
 #include "tools/sluice/commands.hpp"
+#include "tools/sluice/plan_text.hpp"
 #include "tools/sluice/progress.hpp"
 #include "tools/sluice/waiting_notice.hpp"
 
@@ -20,19 +24,22 @@ int plan_command(const PlanArguments& arguments) {
     throw InputError("--world " + std::to_string(arguments.world) +
                      ": more than one rank is not available in this version; use --world 1");
   }
-  const config::Config loaded =
-      config::load_config(arguments.config.path, arguments.config.overrides);
-  config::check_supported(loaded);
   const bool this_machine = arguments.hardware.empty();
   const planner::HardwareProfile hardware =
-      this_machine ? planner::load_profile_or_default(planner::default_profile_path())
-                   : planner::load_profile(arguments.hardware);
+      this_machine
+          ? planner::load_profile_or_default(planner::default_profile_path())
+          : planner::load_named_profile(arguments.hardware, planner::bundled_profile_directory());
+  std::vector<std::string> budgets;
+  if (!this_machine) budgets = planner::default_budgets(hardware);
+  const config::Config loaded =
+      config::load_config(arguments.config.path, arguments.config.overrides, budgets);
+  config::check_supported(loaded);
   std::optional<WaitingNotice> waiting(kPlanningText);
   train::Prepared prepared =
       train::prepare(loaded, hardware,
                      this_machine ? train::PlannedMachine::kThis : train::PlannedMachine::kProfile);
-  waiting.reset();
   if (const planner::Refusal* refusal = prepared.refusal()) {
+    waiting.reset();
     if (arguments.json) std::cout << train::refused_event(*refusal).dump() << std::endl;
     std::fprintf(stderr, "sluice: %s: %s\n", arguments.config.path.c_str(),
                  refusal->sentence().c_str());
@@ -47,6 +54,12 @@ int plan_command(const PlanArguments& arguments) {
   if (plan.need.storage_bytes > 0 && !config.memory.storage_shares.empty()) {
     event["storage_shares"] = planner::configured_layout(config).shares();
   }
+  event["outlook"] = train::outlook_json(prepared);
+  if (arguments.next) {
+    event["outlook"]["next"] = train::next_changes_json(train::next_changes(prepared));
+  }
+  waiting.reset();
+  if (arguments.explain) event["outlook"]["explain"] = planner::search_lines(plan);
   if (arguments.free_optimizer) {
     event["free_optimizer_step_time_s"] =
         planner::simulate_free_optimizer(plan.training(), prepared.simulation_model()).total_s;
@@ -55,6 +68,7 @@ int plan_command(const PlanArguments& arguments) {
     std::cout << event.dump() << std::endl;
   } else {
     Progress(config).plan(event);
+    std::fputs(outlook_text(event["outlook"]).c_str(), stderr);
   }
   if (!arguments.trace.empty()) {
     TraceRecorder trace;

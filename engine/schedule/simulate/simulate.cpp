@@ -15,6 +15,7 @@
 #include <queue>
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include "base/error.hpp"
 #include "engine/schedule/simulate/memory_timeline.hpp"
@@ -93,7 +94,7 @@ class Simulator {
         ranks_(static_cast<std::size_t>(schedule.ranks)),
         waits_(schedule.instructions.size()),
         next_(schedule.instructions.size()),
-        done_(schedule.instructions.size(), false),
+        times_(schedule.instructions.size()),
         at_front_(schedule.instructions.size(), false) {
     for (const Instruction& instruction : schedule.instructions) {
       rank_of(instruction).lanes[lane_of(instruction)].waiting.push_back(instruction.id);
@@ -126,12 +127,15 @@ class Simulator {
       end_finished(event.rank);
       settle();
     }
-    for (InstructionId i = 0; i < done_.size(); ++i) {
-      SLUICE_CHECK_MSG(done_[i], "simulation stops before instruction " + std::to_string(i) + " (" +
-                                     std::string(op_name(schedule_.instructions[i].op)) + ")");
+    for (InstructionId i = 0; i < times_.size(); ++i) {
+      SLUICE_CHECK_MSG(times_[i].retired_s >= 0,
+                       "simulation stops before instruction " + std::to_string(i) + " (" +
+                           std::string(op_name(schedule_.instructions[i].op)) + ")");
     }
     return result();
   }
+
+  std::vector<InstructionTimes> take_times() { return std::move(times_); }
 
  private:
   struct InFlight {
@@ -212,12 +216,13 @@ class Simulator {
             1e-12 + 1e-9 * schedule_.instructions[work.id].cost_s + 1e-15 * now_s_;
         if (work.ended || work.left_s > slack_s) continue;
         work.ended = true;
+        times_[work.id].end_s = now_s_;
         record(work);
       }
       while (!lane.in_flight.empty() && lane.in_flight.front().ended) {
         const InstructionId id = lane.in_flight.front().id;
         lane.in_flight.pop_front();
-        done_[id] = true;
+        times_[id].retired_s = now_s_;
         memory_.end(schedule_.instructions[id], now_s_);
         for (const InstructionId after : next_[id]) {
           --waits_[after];
@@ -256,6 +261,7 @@ class Simulator {
       if (!meeting_complete(next.id)) break;
       lane.waiting.pop_front();
       lane.in_flight.push_back({next.id, next.cost_s, now_s_});
+      times_[next.id].begin_s = now_s_;
       memory_.start(next, now_s_);
       free_of_cost = free_of_cost || next.cost_s <= 0.0;
     }
@@ -369,7 +375,7 @@ class Simulator {
   std::vector<RankState> ranks_;
   std::vector<std::uint32_t> waits_;              // deps and messages not done, by instruction
   std::vector<std::vector<InstructionId>> next_;  // the instructions that wait for it
-  std::vector<bool> done_;
+  std::vector<InstructionTimes> times_;           // by instruction
   std::vector<bool> at_front_;  // a collective that has reached the front of its lane
   std::vector<std::size_t> touched_;
   std::vector<TraceId> tracks_;
@@ -380,8 +386,11 @@ class Simulator {
 }  // namespace
 
 Simulation simulate(const Schedule& schedule, const SimulationModel& model, TraceRecorder* trace,
-                    std::uint32_t step) {
-  return Simulator(schedule, model, trace, step).run();
+                    std::uint32_t step, std::vector<InstructionTimes>* times) {
+  Simulator simulator(schedule, model, trace, step);
+  Simulation simulation = simulator.run();
+  if (times != nullptr) *times = simulator.take_times();
+  return simulation;
 }
 
 }  // namespace sluice::schedule

@@ -47,10 +47,19 @@ struct Simulation {
   std::array<std::uint64_t, kTierCount> live_peak_bytes{};
 };
 
+// The times of one instruction of a simulated schedule.
+struct InstructionTimes {
+  double begin_s = 0.0;
+  double end_s = -1.0;      // of its work; below 0: it has not ended
+  double retired_s = -1.0;  // it counts as done for deps; after end_s only in a storage lane
+};
+
 // `trace`: spans on tracks named as lanes (with several ranks "rank3/compute"), counters
 // "device/weight" … in bytes of live buffers; times from 0. May be null.
+// `times`, if not null, is set to those of all instructions, by id.
 // Throws InternalError if the schedule deadlocks; validate refuses such schedules.
 Simulation simulate(const Schedule& schedule, const SimulationModel& model,
-                    TraceRecorder* trace = nullptr, std::uint32_t step = 0);
+                    TraceRecorder* trace = nullptr, std::uint32_t step = 0,
+                    std::vector<InstructionTimes>* times = nullptr);
 
 }  // namespace sluice::schedule

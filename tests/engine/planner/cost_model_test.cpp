@@ -80,6 +80,21 @@ TEST_F(CostModelTest, AttentionBeyondItsGridGrowsWithTheSquareOfTime) {
   EXPECT_NEAR(pass(schedule::Op::kBackwardInput) - kLinear, 4e6, 1e3);
 }
 
+// Without rates by direction, both take the link's one rate.
+TEST_F(CostModelTest, ALinkMayHaveARateForEachDirection) {
+  const auto copy = [&](schedule::Op op, schedule::Lane lane) {
+    schedule::Instruction instruction = of(op, lane);
+    instruction.bytes = 1'000'000;
+    return price(instruction);
+  };
+  hardware_.single_core_copy_bytes_per_s = 1e6;
+  EXPECT_NEAR(copy(schedule::Op::kUpload, schedule::Lane::kH2D), 1, 1e-6);
+  hardware_.h2d_bytes_per_s = 2e6;
+  hardware_.d2h_bytes_per_s = 5e5;
+  EXPECT_NEAR(copy(schedule::Op::kUpload, schedule::Lane::kH2D), 0.5, 1e-6);
+  EXPECT_NEAR(copy(schedule::Op::kDownload, schedule::Lane::kD2H), 2, 1e-6);
+}
+
 TEST_F(CostModelTest, StateOperationsArePricedByTheirElements) {
   const auto grid = [&](planner::TimedOperation operation, DType dtype, double seconds) {
     hardware_.operations.push_back({operation, dtype, {{{1000}, {1}, {1}}}, {seconds}});

@@ -74,6 +74,40 @@ TEST(HardwareProfile, AGpuIsAProfileWithinTheMachines) {
   EXPECT_TRUE(holds(refusal(wrong.dump()), "no key"));
 }
 
+// Profiles of earlier versions have none of them.
+TEST(HardwareProfile, CapacitiesEnduranceAndSourcesMayBeMissing) {
+  planner::HardwareProfile profile = sample();
+  const std::string before = planner::to_json(profile);
+  for (const char* key :
+       {"memory_bytes", "storage_bytes", "storage_drives", "storage_tbw", "h2d_bytes_per_s",
+        "d2h_bytes_per_s", "peak_bf16_flops_per_s", "sources"}) {
+    EXPECT_FALSE(json::parse(before).contains(key)) << key;
+  }
+  profile.memory_bytes = 3;
+  profile.storage_bytes = 4;
+  profile.storage_drives = 2;
+  profile.storage_tbw = 1200.5;
+  profile.h2d_bytes_per_s = 5;
+  profile.d2h_bytes_per_s = 6;
+  profile.peak_bf16_flops_per_s = 7;
+  profile.sources = {{"storage_tbw", "a data sheet"}};
+  const std::string text = planner::to_json(profile);
+  const planner::HardwareProfile read = planner::profile_from_json(text, "x");
+  EXPECT_EQ(planner::to_json(read), text);
+  EXPECT_EQ(read.storage_tbw, 1200.5);
+  EXPECT_EQ(read.sources, profile.sources);
+  for (const auto& [key, value] :
+       std::vector<std::pair<std::string, json>>{{"memory_bytes", -1},
+                                                 {"storage_drives", 0},
+                                                 {"storage_tbw", "much"},
+                                                 {"h2d_bytes_per_s", 0},
+                                                 {"sources", {{"cores", 7}}}}) {
+    json wrong = json::parse(text);
+    wrong[key] = value;
+    EXPECT_NE(refusal(wrong.dump()).find(key), std::string::npos) << refusal(wrong.dump());
+  }
+}
+
 TEST(HardwareProfile, EveryKeyIsNeededAndNoOtherIsTaken) {
   const json whole = json::parse(planner::to_json(sample()));
   for (const auto& [key, value] : whole.items()) {

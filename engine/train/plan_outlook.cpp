@@ -1,0 +1,88 @@
+#include "engine/train/plan_outlook.hpp"
+
+#include <string>
+
+#include "engine/config/shapes.hpp"
+#include "engine/planner/outlook.hpp"
+#include "engine/train/events.hpp"
+#include "engine/train/model_flops.hpp"
+
+namespace sluice::train {
+namespace {
+
+RunEvent or_null(const std::optional<double>& value) {
+  return value ? RunEvent(*value) : RunEvent(nullptr);
+}
+
+RunEvent memory_json(const planner::Plan& plan) {
+  RunEvent rows = RunEvent::array();
+  for (const planner::MemoryRow& row : planner::memory_rows(plan)) {
+    rows.push_back({{"what", row.what}, {"bytes", tier_bytes_json(row.bytes)}, {"why", row.why}});
+  }
+  return rows;
+}
+
+RunEvent path_json(const planner::CriticalPath& path) {
+  RunEvent json = RunEvent::object();
+  for (std::size_t i = 0; i < planner::kResourceCount; ++i) {
+    if (path.seconds[i] <= 0) continue;
+    json[std::string(planner::resource_name(static_cast<planner::Resource>(i)))] = path.seconds[i];
+  }
+  return json;
+}
+
+}  // namespace
+
+std::optional<double> peak_flops(const planner::HardwareProfile& hardware,
+                                 const config::Config& settled) {
+  const bool gpu = settled.memory.backend == config::Config::Backend::kCuda;
+  const bool fp32 = settled.train.precision == config::Config::Precision::kFP32;
+  if (gpu && hardware.gpu && !fp32 && hardware.gpu->peak_bf16_flops_per_s > 0) {
+    return hardware.gpu->peak_bf16_flops_per_s;
+  }
+  return measured_peak_flops(hardware, settled);
+}
+
+RunEvent outlook_json(const Prepared& prepared) {
+  const planner::Plan& plan = std::get<planner::Plan>(prepared.result);
+  const config::Config& config = prepared.config;
+  const double step_s = plan.simulation.total_s;
+  const auto tokens =
+      static_cast<double>(config.train.seq * config.train.micro_batch * config.train.accumulate);
+  const double flops_per_s =
+      flops_per_token(config::model_shape(config), config.train.seq) * tokens / step_s;
+  const std::optional<double> peak = peak_flops(prepared.hardware, config);
+  RunEvent outlook{{"step_time_s", step_s},
+                   {"tokens_per_step", tokens},
+                   {"tokens_per_s", tokens / step_s},
+                   {"flops_per_s", flops_per_s},
+                   {"peak_flops_per_s", or_null(peak)},
+                   {"mfu", peak ? RunEvent(flops_per_s / *peak) : RunEvent(nullptr)},
+                   {"critical_path_s", path_json(plan.critical_path)},
+                   {"memory", memory_json(plan)}};
+  outlook["bound_s"] = plan.bound_s > 0 ? RunEvent(plan.bound_s) : RunEvent(nullptr);
+  outlook["break_even"] = nullptr;
+  if (const auto even = planner::break_even(plan, tokens, prepared.simulation_model())) {
+    outlook["break_even"] = {{"tokens_per_step", even->tokens},
+                             {"with", std::string(planner::resource_name(even->with))}};
+  }
+  const planner::Wear wear =
+      planner::wear(plan.step_bytes.storage_write, step_s, prepared.hardware.storage_tbw);
+  outlook["wear"] = {{"bytes_per_day", wear.bytes_per_day},
+                     {"days_to_endurance", or_null(wear.days_to_endurance)}};
+  return outlook;
+}
+
+RunEvent next_changes_json(const std::vector<NextChange>& changes) {
+  RunEvent list = RunEvent::array();
+  for (const NextChange& change : changes) {
+    list.push_back({{"change", change.name},
+                    {"step_time_s", change.step_s},
+                    {"tokens_per_s", change.tokens_per_s},
+                    {"gain", change.gain},
+                    {"changes_results", change.changes_results}});
+  }
+  return list;
+}
+
+}  // namespace sluice::train

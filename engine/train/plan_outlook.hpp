@@ -1,0 +1,24 @@
+// The figures of a plan that `sluice plan` adds to its event, for people and scripts: speed, the
+// critical path, the table of memory, break-even and wear (docs/guide/plan.md). All of them are
+// simulated.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "engine/run/run_event.hpp"
+#include "engine/train/prepare.hpp"
+#include "engine/train/what_if.hpp"
+
+namespace sluice::train {
+
+// The rate that utilization is held against: the manufacturer's for 16-bit products where the
+// profile has it, else the measured one (model_flops.hpp).
+std::optional<double> peak_flops(const planner::HardwareProfile& hardware,
+                                 const config::Config& settled);
+
+// Precondition: prepared has a plan.
+run::RunEvent outlook_json(const Prepared& prepared);
+run::RunEvent next_changes_json(const std::vector<NextChange>& changes);
+
+}  // namespace sluice::train

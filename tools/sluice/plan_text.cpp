@@ -1,0 +1,150 @@
+#include "tools/sluice/plan_text.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <utility>
+#include <vector>
+
+#include "base/memory_kinds.hpp"
+#include "base/units.hpp"
+
+namespace sluice::cli {
+namespace {
+
+using run::RunEvent;
+
+// "12,345"
+std::string grouped(double value) {
+  std::string digits = std::to_string(std::llround(value));
+  for (std::size_t at = digits.size(); at > 3;) {
+    at -= 3;
+    digits.insert(at, ",");
+  }
+  return digits;
+}
+
+// Three significant digits: "0.567", "56.7", "567".
+std::string three_digits(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, value >= 100 ? "%.0f" : value >= 10 ? "%.1f" : "%.2f", value);
+  return text;
+}
+
+std::string percent(double share) {
+  return three_digits(100 * share) + "%";
+}
+
+std::string speed_line(const RunEvent& outlook) {
+  std::string line = "speed    " + grouped(outlook["tokens_per_step"].get<double>()) +
+                     " tokens a step: " + grouped(outlook["tokens_per_s"].get<double>()) +
+                     " tokens/s, " + three_digits(outlook["flops_per_s"].get<double>() * 1e-12) +
+                     " TFLOP/s";
+  if (outlook["mfu"].is_number()) {
+    line += ", " + percent(outlook["mfu"].get<double>()) + " MFU of " +
+            three_digits(outlook["peak_flops_per_s"].get<double>() * 1e-12) + " TFLOP/s";
+  }
+  return line + " (simulated)\n";
+}
+
+// The shares of the critical path, the longest first, and the distance from the best.
+std::string path_line(const RunEvent& outlook, double step_s) {
+  std::vector<std::pair<double, std::string>> shares;
+  double all_s = 0;
+  for (const auto& [name, seconds] : outlook["critical_path_s"].items()) {
+    shares.emplace_back(seconds.get<double>(), name);
+    all_s += shares.back().first;
+  }
+  std::sort(shares.rbegin(), shares.rend());
+  std::string line = "path    ";
+  for (const auto& [seconds, name] : shares) {
+    const double share = seconds / all_s;
+    if (share < 0.005) continue;
+    line += " " + name + " " + std::to_string(std::lround(100 * share)) + "%";
+  }
+  line += " of the chain that the step waits for";
+  if (outlook["bound_s"].is_number()) {
+    const double over = step_s / outlook["bound_s"].get<double>() - 1;
+    line += "; at most " + std::to_string(std::lround(std::ceil(100 * over))) + "% from the best";
+  }
+  return line + "\n";
+}
+
+std::string row_text(const std::string& what, const RunEvent* bytes, const std::string& why) {
+  char text[64];
+  std::snprintf(text, sizeof text, "%-12s", what.c_str());
+  std::string line = text;
+  for (const Tier tier : kTiers) {
+    const std::string name(tier_name(tier));
+    const std::uint64_t amount = bytes == nullptr ? 0 : (*bytes)[name].get<std::uint64_t>();
+    const std::string cell = bytes == nullptr ? name : amount == 0 ? "-" : format_bytes(amount);
+    std::snprintf(text, sizeof text, "%-12s", cell.c_str());
+    line += text;
+  }
+  return line + why + "\n";
+}
+
+std::string memory_table(const RunEvent& outlook) {
+  std::string table = row_text("what", nullptr, "why");
+  for (const RunEvent& row : outlook["memory"]) {
+    table += row_text(row["what"].get<std::string>(), &row["bytes"], row["why"].get<std::string>());
+  }
+  return table;
+}
+
+std::string break_even_line(const RunEvent& outlook) {
+  const RunEvent& even = outlook["break_even"];
+  if (even.is_null()) return "even     compute never takes as long as the traffic\n";
+  const auto tokens = even["tokens_per_step"].get<double>();
+  if (tokens <= 0) return {};
+  return "even     at " + grouped(tokens) + " tokens a step compute takes as long as " +
+         even["with"].get<std::string>() + "\n";
+}
+
+std::string wear_line(const RunEvent& outlook) {
+  const RunEvent& wear = outlook["wear"];
+  const auto bytes = wear["bytes_per_day"].get<double>();
+  if (bytes <= 0) return {};
+  std::string line = "wear     " + three_digits(bytes * 1e-12) + " TB written a day";
+  if (wear["days_to_endurance"].is_number()) {
+    line += "; the drives' rated endurance lasts " +
+            grouped(wear["days_to_endurance"].get<double>()) + " days";
+  }
+  return line + "\n";
+}
+
+// Changes that keep results, then those that do not; without those that gain nothing.
+std::string next_lines(const RunEvent& changes) {
+  constexpr double kLeastGain = 1.01;
+  std::string lines;
+  for (const bool results : {false, true}) {
+    std::string line;
+    for (const RunEvent& change : changes) {
+      const auto gain = change["gain"].get<double>();
+      if (change["changes_results"].get<bool>() != results || gain < kLeastGain) continue;
+      line += (line.empty() ? "" : " | ") + change["change"].get<std::string>() + " " +
+              three_digits(gain) + "x";
+    }
+    if (!results)
+      lines += "next     " + (line.empty() ? "nothing that was tried gains" : line) + "\n";
+    if (results && !line.empty()) lines += "         " + line + " (other results)\n";
+  }
+  return lines;
+}
+
+}  // namespace
+
+std::string outlook_text(const RunEvent& outlook) {
+  std::string text = speed_line(outlook) + path_line(outlook, outlook["step_time_s"].get<double>());
+  text += memory_table(outlook) + break_even_line(outlook) + wear_line(outlook);
+  if (outlook.contains("next")) text += next_lines(outlook["next"]);
+  if (outlook.contains("explain")) {
+    for (const RunEvent& line : outlook["explain"]) {
+      text += "tried    " + line.get<std::string>() + "\n";
+    }
+  }
+  return text;
+}
+
+}  // namespace sluice::cli

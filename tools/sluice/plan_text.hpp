@@ -1,0 +1,13 @@
+// The outlook of a plan for people, on stderr, below the lines of Progress.
+#pragma once
+
+#include <string>
+
+#include "engine/run/run_event.hpp"
+
+namespace sluice::cli {
+
+// outlook: of train::outlook_json, with "next" and "explain" where they were asked for.
+std::string outlook_text(const run::RunEvent& outlook);
+
+}  // namespace sluice::cli
