@@ -161,8 +161,9 @@ class PackedBefore {
  public:
   const BoxPacking* find(const Component& component) const {
     const auto [begin, end] = found_.equal_range(hash_of(component));
-    const auto same = std::find_if(
-        begin, end, [&](const auto& each) { return each.second.component->boxes == component.boxes; });
+    const auto same = std::find_if(begin, end, [&](const auto& each) {
+      return each.second.component->boxes == component.boxes;
+    });
     return same == end ? nullptr : &same->second.packing;
   }
   // `component` must outlive this.
