@@ -3,7 +3,8 @@
 // Persistent buffers come first, one after another in list order. Transient buffers are then a
 // packing problem: each has a size and a lifetime in list positions, and two that are alive
 // together must not overlap (allocator/packing). Windows are packed in units of slots, other
-// buffers in bytes; where both share the device they are packed together.
+// buffers in bytes; where both share the device they are packed together. Tens of thousands of
+// staging pieces are first merged into a few boxes by ring (ring_boxes.hpp).
 //
 // A packing by list positions is only safe if memory changes hands in that order. So the last step
 // walks the transient buffers by birth, notes for each byte range who held it just before, and
