@@ -36,7 +36,7 @@ PlacedBoxes::PlacedBoxes(std::uint64_t base_bytes, std::int32_t position_count,
     : base_bytes_(base_bytes) {
   // With fewer boxes the plain walk is as fast.
   constexpr std::size_t kManyBoxes = 16384;
-  constexpr std::int32_t kBuckets = 4096;
+  constexpr std::int32_t kBuckets = 1024;
   if (box_count < kManyBoxes) return;
   bucket_width_ = position_count / kBuckets + 1;
   buckets_.resize(static_cast<std::size_t>(position_count / bucket_width_) + 1);

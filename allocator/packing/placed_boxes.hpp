@@ -28,8 +28,8 @@ enum class Fit : std::uint8_t {
 // The placed boxes, sorted by offset. A query walks all of them, 64 lifetimes at a time, in a loop
 // that compilers turn into SIMD; then it looks only at the boxes that overlap in time. At 2,000 to
 // 20,000 boxes this is several times cheaper than an interval tree plus a sort by offset. The boxes
-// lie in blocks, so that an insertion moves at most kWidth entries. With a time index only long boxes
-// lie in blocks; short ones lie in buckets of consecutive positions.
+// lie in blocks, so that an insertion moves at most kWidth entries. With a time index only long
+// boxes lie in blocks; short ones lie in buckets of consecutive positions.
 class PlacedBoxes {
  public:
   // base_bytes is the address of offset 0. Alignments are those of addresses.
