@@ -2,7 +2,8 @@
 //
 // Buffers are split into components that share no position, and each component's time is compressed
 // to the ranks of its starts. The component with the largest sum of live bytes is packed first: the
-// others then only need to stay below its capacity. search_packing finds a packing by orders
+// others then only need to stay below its capacity. Components with equal boxes, such as those of
+// micro-batches, share one packing. search_packing finds a packing by orders
 // (packing_search.hpp). With kThorough, improve_exactly then asks pack_exactly (exact_packing.hpp)
 // for a packing at the lower bound, and bisects between the capacities that failed and the best one
 // found.
@@ -25,6 +26,7 @@ namespace sluice::packing {
 namespace {
 
 // In units of PlacedBoxes::work. A unit takes 2 to 4 ns on a 2-core server, so this is 10 to 20 ms.
+// The first greedy order of a component always runs to its end, which may take longer.
 // Twenty times as much gained less than 0.5% of capacity on the shapes of training steps.
 constexpr std::uint64_t kWorkBudget = 5'000'000;
 

@@ -53,7 +53,7 @@ class Search {
       : boxes_(boxes),
         position_count_(position_count),
         target_bytes_(target_bytes),
-        placed_(base_bytes),
+        placed_(base_bytes, position_count, boxes.size()),
         offsets_bytes_(boxes.size()) {
     best_.capacity_bytes = std::numeric_limits<std::uint64_t>::max();
   }

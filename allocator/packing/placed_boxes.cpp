@@ -3,7 +3,8 @@
 // find_offset walks the boxes that overlap in time, in the order of their offsets, and keeps a
 // cursor at the highest end so far. Where the next box begins above the cursor there is a gap. The
 // entries of a block lie in arrays by field, so that one loop compares 64 lifetimes; the result is
-// a bit mask.
+// a bit mask. With a time index the short boxes come from the buckets that the query touches, are
+// sorted by offset, and merge into that walk.
 #include "allocator/packing/placed_boxes.hpp"
 
 #include <algorithm>
@@ -30,7 +31,19 @@ void PlacedBoxes::Block::insert_at(std::uint32_t at, const Box& box, std::uint64
   ++count;
 }
 
+PlacedBoxes::PlacedBoxes(std::uint64_t base_bytes, std::int32_t position_count,
+                         std::size_t box_count)
+    : base_bytes_(base_bytes) {
+  // With fewer boxes the plain walk is as fast.
+  constexpr std::size_t kManyBoxes = 16384;
+  constexpr std::int32_t kBuckets = 1024;
+  if (box_count < kManyBoxes) return;
+  bucket_width_ = position_count / kBuckets + 1;
+  buckets_.resize(static_cast<std::size_t>(position_count / bucket_width_) + 1);
+}
+
 void PlacedBoxes::clear() {
+  for (auto& bucket : buckets_) bucket.clear();
   blocks_used_ = 0;
   order_.clear();
 }
@@ -61,10 +74,41 @@ std::uint64_t PlacedBoxes::overlap_mask(const Block& block, std::uint32_t first,
   return mask;
 }
 
-std::uint64_t PlacedBoxes::find_offset(const Box& box, Fit fit) {
-  std::uint64_t cursor = 0;  // all addresses below are taken or were examined
-  std::uint64_t best_offset = 0;
-  std::uint64_t best_gap = std::numeric_limits<std::uint64_t>::max();
+class PlacedBoxes::GapSearch {
+ public:
+  GapSearch(const PlacedBoxes& placed, const Box& box, Fit fit)
+      : placed_(placed), box_(box), fit_(fit) {}
+
+  // Returns true if no later gap can suit better.
+  bool pass(std::uint64_t begin_bytes, std::uint64_t end_bytes) {
+    if (begin_bytes > cursor_) {
+      const std::uint64_t gap = begin_bytes - cursor_;
+      const std::uint64_t offset = placed_.aligned(cursor_, box_);
+      if (gap < best_gap_ && offset < begin_bytes && begin_bytes - offset >= box_.bytes) {
+        best_gap_ = gap;
+        best_offset_ = offset;
+        if (fit_ == Fit::kFirst || gap == box_.bytes) return true;
+      }
+    }
+    cursor_ = std::max(cursor_, end_bytes);
+    return false;
+  }
+  std::uint64_t offset() const {
+    return best_gap_ == kNone ? placed_.aligned(cursor_, box_) : best_offset_;
+  }
+
+ private:
+  static constexpr std::uint64_t kNone = std::numeric_limits<std::uint64_t>::max();
+  const PlacedBoxes& placed_;
+  const Box& box_;
+  Fit fit_;
+  std::uint64_t cursor_ = 0;  // all addresses below are taken or were examined
+  std::uint64_t best_offset_ = 0;
+  std::uint64_t best_gap_ = kNone;
+};
+
+template <typename Visit>
+bool PlacedBoxes::each_overlap(const Box& box, const Visit& visit) {
   for (const std::uint32_t id : order_) {
     const Block& block = blocks_[id];
     for (std::uint32_t first = 0; first < block.count; first += 64) {
@@ -72,21 +116,49 @@ std::uint64_t PlacedBoxes::find_offset(const Box& box, Fit fit) {
       work_ += 16 + static_cast<std::uint64_t>(std::popcount(mask));
       for (; mask != 0; mask &= mask - 1) {
         const std::uint32_t i = first + static_cast<std::uint32_t>(std::countr_zero(mask));
-        const std::uint64_t begin = block.begin_bytes[i];
-        if (begin > cursor) {
-          const std::uint64_t gap = begin - cursor;
-          const std::uint64_t offset = aligned(cursor, box);
-          if (gap < best_gap && offset < begin && begin - offset >= box.bytes) {
-            best_gap = gap;
-            best_offset = offset;
-            if (fit == Fit::kFirst || gap == box.bytes) return best_offset;
-          }
-        }
-        cursor = std::max(cursor, block.end_bytes[i]);
+        if (visit(block.begin_bytes[i], block.end_bytes[i])) return true;
       }
     }
   }
-  return best_gap == std::numeric_limits<std::uint64_t>::max() ? aligned(cursor, box) : best_offset;
+  return false;
+}
+
+// A short box lives in at most two buckets.
+bool PlacedBoxes::is_short(const Box& box) const {
+  return bucket_width_ > 0 && (box.upper - 1) / bucket_width_ - box.lower / bucket_width_ <= 1;
+}
+
+// A box may be collected from both of its buckets, which does no harm.
+void PlacedBoxes::collect_short(const Box& box) {
+  short_.clear();
+  if (bucket_width_ == 0) return;
+  const auto end = static_cast<std::size_t>((box.upper - 1) / bucket_width_) + 1;
+  for (auto at = static_cast<std::size_t>(box.lower / bucket_width_); at < end; ++at) {
+    for (const ShortBox& one : buckets_[at]) {
+      if (one.lower < box.upper && one.upper > box.lower) short_.push_back(one.span);
+    }
+    work_ += buckets_[at].size();
+  }
+  std::sort(short_.begin(), short_.end(),
+            [](const Span& a, const Span& b) { return a.begin_bytes < b.begin_bytes; });
+}
+
+// Merges the boxes of the two structures by offset.
+std::uint64_t PlacedBoxes::find_offset(const Box& box, Fit fit) {
+  collect_short(box);
+  GapSearch search(*this, box, fit);
+  auto next = short_.begin();
+  const bool ended = each_overlap(box, [&](std::uint64_t begin_bytes, std::uint64_t end_bytes) {
+    for (; next != short_.end() && next->begin_bytes < begin_bytes; ++next) {
+      if (search.pass(next->begin_bytes, next->end_bytes)) return true;
+    }
+    return search.pass(begin_bytes, end_bytes);
+  });
+  if (ended) return search.offset();
+  for (; next != short_.end(); ++next) {
+    if (search.pass(next->begin_bytes, next->end_bytes)) break;
+  }
+  return search.offset();
 }
 
 // Moves the upper half of a full block to a new one after it.
@@ -109,6 +181,14 @@ void PlacedBoxes::split(std::size_t position) {
 
 // Finds the block by binary search, splits it if it is full, and inserts by offset.
 void PlacedBoxes::insert(const Box& box, std::uint64_t offset_bytes) {
+  if (is_short(box)) {
+    const auto first = static_cast<std::size_t>(box.lower / bucket_width_);
+    const auto last = static_cast<std::size_t>((box.upper - 1) / bucket_width_);
+    const ShortBox entry{box.lower, box.upper, {offset_bytes, offset_bytes + box.bytes}};
+    for (std::size_t at = first; at <= last; ++at) buckets_[at].push_back(entry);
+    work_ += 16;
+    return;
+  }
   if (order_.empty()) order_.push_back(add_block());
   // The last block that begins at or below the offset.
   const auto after = std::upper_bound(order_.begin() + 1, order_.end(), offset_bytes,

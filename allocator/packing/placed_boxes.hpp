@@ -28,11 +28,15 @@ enum class Fit : std::uint8_t {
 // The placed boxes, sorted by offset. A query walks all of them, 64 lifetimes at a time, in a loop
 // that compilers turn into SIMD; then it looks only at the boxes that overlap in time. At 2,000 to
 // 20,000 boxes this is several times cheaper than an interval tree plus a sort by offset. The boxes
-// lie in blocks, so that an insertion moves at most kWidth entries.
+// lie in blocks, so that an insertion moves at most kWidth entries. With a time index only long
+// boxes lie in blocks; short ones lie in buckets of consecutive positions.
 class PlacedBoxes {
  public:
   // base_bytes is the address of offset 0. Alignments are those of addresses.
   explicit PlacedBoxes(std::uint64_t base_bytes = 0) : base_bytes_(base_bytes) {}
+  // With many boxes, short ones are found by time, which pays if few overlap.
+  // Offsets are the same either way. position_count: boxes live in [0, position_count).
+  PlacedBoxes(std::uint64_t base_bytes, std::int32_t position_count, std::size_t box_count);
   void clear();
   // Returns the offset for `box`, without inserting it.
   std::uint64_t find_offset(const Box& box, Fit fit);
@@ -61,8 +65,27 @@ class PlacedBoxes {
   }
   void split(std::size_t position);
 
+  // Follows boxes in the order of their offsets, and keeps the gap that suits best.
+  class GapSearch;
+  struct Span {
+    std::uint64_t begin_bytes, end_bytes;
+  };
+  struct ShortBox {
+    std::int32_t lower, upper;
+    Span span;
+  };
+  // Calls visit(begin, end) for the boxes in blocks_ that overlap in time, by offset. It stops when
+  // visit returns true, and then returns true.
+  template <typename Visit>
+  bool each_overlap(const Box& box, const Visit& visit);
+  void collect_short(const Box& box);
+  bool is_short(const Box& box) const;
+
   std::uint64_t base_bytes_;
-  std::vector<Block> blocks_;  // storage, reused by clear()
+  std::int32_t bucket_width_ = 0;               // positions; 0: no index
+  std::vector<std::vector<ShortBox>> buckets_;  // by time: the short boxes that live in each
+  std::vector<Span> short_;                     // scratch: short boxes that overlap, by offset
+  std::vector<Block> blocks_;                   // storage, reused by clear()
   std::uint32_t blocks_used_ = 0;
   std::vector<std::uint32_t> order_;  // the blocks by offset; none is empty
   std::uint64_t work_ = 0;

@@ -275,7 +275,9 @@ StepRates CostModel::rates() {
   }
   rates.copy_s = std::numeric_limits<double>::infinity();
   for (std::uint64_t bytes = 64 * kKiB; bytes <= kGiB; bytes *= 2) {
-    rates.copy_s = std::min(rates.copy_s, copy_s(bytes) / static_cast<double>(bytes));
+    const double one_way =
+        std::min(copy_s(schedule::Lane::kH2D, bytes), copy_s(schedule::Lane::kD2H, bytes));
+    rates.copy_s = std::min(rates.copy_s, one_way / static_cast<double>(bytes));
   }
   rates.storage_read_s = 1 / hardware_.storage_read_bytes_per_s;
   rates.storage_write_s = 1 / hardware_.storage_write_bytes_per_s;

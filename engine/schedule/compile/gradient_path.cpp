@@ -207,8 +207,8 @@ void emit_tied_fold(StepBuilder& builder) {
   std::vector<BufferId> sums_of(pieces.size(), home);
   std::vector<BufferId> tied_of(pieces.size(), tied);
   const auto read = [&](BufferId from, std::int32_t unit, std::size_t i) {
-    const BufferId staged = builder.add_piece(Ring::kTiedFold, StateKind::kGradient, unit, pieces[i],
-                                              dtype, builder.gradient_version());
+    const BufferId staged = builder.add_piece(Ring::kTiedFold, StateKind::kGradient, unit,
+                                              pieces[i], dtype, builder.gradient_version());
     const Use use = builder.part(from, pieces[i]);
     builder.move(Op::kStorageRead, Lane::kStorageRead, unit, -1, static_cast<std::int32_t>(i), use,
                  builder.part(staged, pieces[i]), use.bytes);

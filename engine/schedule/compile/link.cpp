@@ -24,58 +24,80 @@ namespace {
 struct Segment {
   std::uint64_t end = 0;
   InstructionId writer = kNoId;
-  std::vector<InstructionId> readers;
+  std::array<InstructionId, kLaneCount> readers;  // by lane
+
+  Segment(std::uint64_t end_bytes, InstructionId by) : end(end_bytes), writer(by) {
+    readers.fill(kNoId);
+  }
+  void collect_writer(std::vector<InstructionId>& out) const {
+    if (writer != kNoId) out.push_back(writer);
+  }
+  void collect_all(std::vector<InstructionId>& out) const {
+    collect_writer(out);
+    for (const InstructionId reader : readers) {
+      if (reader != kNoId) out.push_back(reader);
+    }
+  }
 };
 
-// All bytes of one buffer, without holes: an interval map. It is a map, not a list, since buffers
-// of ten thousand pieces are touched from either end. It shares no code with the interval maps of
-// validate_contents and symbolic_memory on purpose: a mistake here must not hide there.
+// All bytes of one buffer, without holes. Most buffers are only used whole and have one segment;
+// the others have an interval map. It is a map, not a list, since buffers of ten thousand pieces
+// are touched from either end. It shares no code with the interval maps of validate_contents and
+// symbolic_memory on purpose: a mistake here must not hide there.
 class BufferHistory {
  public:
-  explicit BufferHistory(std::uint64_t bytes) { segments_[0] = Segment{bytes, kNoId, {}}; }
+  explicit BufferHistory(std::uint64_t bytes) : whole_(bytes, kNoId) {}
 
   // The last writers of the range: the hazards of a read.
   void collect_writers(std::uint64_t begin, std::uint64_t end,
                        std::vector<InstructionId>& out) const {
+    if (segments_.empty()) return whole_.collect_writer(out);
     for (auto it = holding(begin); it != segments_.end() && it->first < end; ++it) {
-      if (it->second.writer != kNoId) out.push_back(it->second.writer);
+      it->second.collect_writer(out);
     }
   }
   // The last writers and the readers since: the hazards of a write or a Release.
   void collect_all(std::uint64_t begin, std::uint64_t end, std::vector<InstructionId>& out) const {
+    if (segments_.empty()) return whole_.collect_all(out);
     for (auto it = holding(begin); it != segments_.end() && it->first < end; ++it) {
-      const Segment& segment = it->second;
-      if (segment.writer != kNoId) out.push_back(segment.writer);
-      out.insert(out.end(), segment.readers.begin(), segment.readers.end());
+      it->second.collect_all(out);
     }
   }
   // Adds a reader to the range. It replaces an earlier reader of the same lane.
-  void read(std::uint64_t begin, std::uint64_t end, const Instruction& reader,
-            const std::vector<Instruction>& instructions) {
+  void read(std::uint64_t begin, std::uint64_t end, const Instruction& reader) {
+    const auto lane = static_cast<std::size_t>(reader.lane);
+    if (is_whole(begin, end)) {
+      whole_.readers[lane] = reader.id;
+      return;
+    }
+    cut();
     split(end);
     for (auto it = split(begin); it != segments_.end() && it->first < end; ++it) {
-      std::vector<InstructionId>& readers = it->second.readers;
-      const auto same = std::find_if(readers.begin(), readers.end(), [&](InstructionId id) {
-        return instructions[id].lane == reader.lane;
-      });
-      if (same == readers.end()) {
-        readers.push_back(reader.id);
-      } else {
-        *same = reader.id;
-      }
+      it->second.readers[lane] = reader.id;
     }
   }
   // The range begins anew with this writer and without readers.
   void write(std::uint64_t begin, std::uint64_t end, InstructionId writer) {
+    if (is_whole(begin, end)) {
+      whole_ = Segment(end, writer);
+      return;
+    }
+    cut();
     const auto last = split(end);
     const auto first = split(begin);
-    first->second = Segment{end, writer, {}};
+    first->second = Segment(end, writer);
     segments_.erase(std::next(first), last);
   }
 
  private:
   using Segments = std::map<std::uint64_t, Segment>;  // by begin
 
+  bool is_whole(std::uint64_t begin, std::uint64_t end) const {
+    return segments_.empty() && begin == 0 && end == whole_.end;
+  }
+  void cut() {
+    if (segments_.empty()) segments_.emplace(0, whole_);
+  }
   // The segment that holds byte `at`.
   Segments::const_iterator holding(std::uint64_t at) const {
     return std::prev(segments_.upper_bound(at));
@@ -87,9 +109,10 @@ class BufferHistory {
     if (at >= it->second.end) return segments_.end();
     Segment tail = it->second;
     it->second.end = at;
-    return segments_.emplace_hint(std::next(it), at, std::move(tail));
+    return segments_.emplace_hint(std::next(it), at, tail);
   }
 
+  Segment whole_;  // while segments_ is empty
   Segments segments_;
 };
 
@@ -175,7 +198,7 @@ class Linker {
       if (release) {
         histories_[use.buffer].write(range.begin, range.end, instruction.id);
       } else {
-        histories_[use.buffer].read(range.begin, range.end, instruction, schedule_.instructions);
+        histories_[use.buffer].read(range.begin, range.end, instruction);
       }
     }
     for (const Use& use : instruction.writes) {

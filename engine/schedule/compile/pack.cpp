@@ -3,7 +3,8 @@
 // Persistent buffers come first, one after another in list order. Transient buffers are then a
 // packing problem: each has a size and a lifetime in list positions, and two that are alive
 // together must not overlap (allocator/packing). Windows are packed in units of slots, other
-// buffers in bytes; where both share the device they are packed together.
+// buffers in bytes; where both share the device they are packed together. Tens of thousands of
+// staging pieces are first merged into a few boxes by ring (ring_boxes.hpp).
 //
 // A packing by list positions is only safe if memory changes hands in that order. So the last step
 // walks the transient buffers by birth, notes for each byte range who held it just before, and
@@ -15,7 +16,10 @@
 #include <limits>
 #include <map>
 #include <numeric>
+#include <span>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "allocator/packing/arena_packing.hpp"
@@ -30,8 +34,12 @@ namespace {
 constexpr std::uint64_t kSharedSlack = 256;
 // Rings: it stops at the bound plus 1/1024 of it.
 constexpr std::uint64_t kRingSlack = 1024;
-// The most pieces that are packed one by one, which takes quadratic time: some 20 ms.
+// The most pieces that are packed one by one if packings are only compared, and otherwise. It
+// takes the time of comparing each with all that live beside it.
 constexpr std::size_t kMostSinglePieces = 8192;
+constexpr std::size_t kMostPlaces = 32768;
+// Rings that pack itself makes have numbers from here on.
+constexpr std::int32_t kFirstGroup = 1 << 16;
 
 // List positions of a transient buffer's first write and of its Release.
 struct Life {
@@ -72,6 +80,11 @@ class Occupancy {
     if (begin >= end) return;
     auto it = ranges_.upper_bound(begin);
     if (it != ranges_.begin()) --it;
+    // Mostly a place passes on as it is.
+    if (it != ranges_.end() && it->first == begin && it->second.end == end) {
+      before.push_back(std::exchange(it->second.holder, holder));
+      return;
+    }
     while (it != ranges_.end() && it->first < end) {
       const std::uint64_t first = it->first;
       const Held held = it->second;
@@ -133,17 +146,13 @@ class Packer {
                          schedule_.shares_device ? round_up(slots_bytes, alignment_bytes_) : 0);
     const Ends ends = schedule_.shares_device
                           ? pack_together(windows, others)
-                          : Ends{pack_windows(windows), pack_offsets(others, alignment_bytes_)};
+                          : Ends{pack_windows(windows), pack_arena(others, alignment_bytes_)};
     schedule_.slot_count = std::max(schedule_.slot_count, ends.slots);
     schedule_.device_arena_bytes = std::max(schedule_.device_arena_bytes, ends.arena_bytes);
   }
 
   std::uint64_t pack_arena(std::int32_t rank, Tier tier, std::uint64_t alignment_bytes) {
-    const Transients transients = place_persistent(rank, tier, alignment_bytes, 0);
-    const bool rings = std::any_of(transients.buffers.begin(), transients.buffers.end(),
-                                   [this](BufferId id) { return schedule_.buffers[id].ring >= 0; });
-    return rings ? pack_rings(transients, alignment_bytes)
-                 : pack_offsets(transients, alignment_bytes);
+    return pack_arena(place_persistent(rank, tier, alignment_bytes, 0), alignment_bytes);
   }
 
   // Transient buffers of one memory, above the persistent ones.
@@ -214,9 +223,39 @@ class Packer {
     return static_cast<std::uint32_t>(windows.base) + assignment.slot_count;
   }
 
-  std::uint64_t pack_offsets(const Transients& transients, std::uint64_t alignment_bytes) {
-    return place(transients,
-                 packing::pack_lifetimes(transients.lifetimes, alignment_bytes, effort_));
+  std::uint64_t pack_arena(const Transients& transients, std::uint64_t alignment_bytes) {
+    const std::vector<RingPiece> pieces = pieces_of(transients);
+    const bool rings = std::any_of(pieces.begin(), pieces.end(),
+                                   [](const RingPiece& piece) { return piece.ring >= 0; });
+    if (!rings) {
+      return place(transients,
+                   packing::pack_lifetimes(transients.lifetimes, alignment_bytes, effort_));
+    }
+    return place(transients, pack_pieces(pieces, alignment_bytes, kRingSlack, 0));
+  }
+
+  std::size_t most_single_pieces() const {
+    return effort_ == packing::PackingEffort::kCoarse ? kMostSinglePieces : kMostPlaces;
+  }
+
+  // The transients with their rings. Where they are too many to be packed one by one, all
+  // micro-batches' buffers of one content make a ring, too, while they live together.
+  std::vector<RingPiece> pieces_of(const Transients& transients) const {
+    std::vector<RingPiece> pieces(transients.buffers.size());
+    const bool many = pieces.size() > most_single_pieces();
+    std::map<std::tuple<BufferRole, std::int32_t, std::uint64_t>, std::int32_t> groups;
+    for (std::size_t i = 0; i < pieces.size(); ++i) {
+      const Buffer& buffer = schedule_.buffers[transients.buffers[i]];
+      const auto kind = static_cast<std::uint32_t>(buffer.kind);
+      pieces[i] = {transients.lifetimes[i], buffer.ring,
+                   kind << 8 | static_cast<std::uint32_t>(buffer.dtype)};
+      if (!many || buffer.ring >= 0) continue;
+      const auto group = groups.try_emplace({buffer.role, buffer.unit, buffer.first_elem},
+                                            kFirstGroup + static_cast<std::int32_t>(groups.size()));
+      pieces[i].ring = group.first->second;
+      pieces[i].apart = true;
+    }
+    return pieces;
   }
 
   std::uint64_t place(const Transients& transients, const packing::Packing& packing) {
@@ -228,27 +267,23 @@ class Packer {
   }
 
   // Packs each ring as few boxes. They are rarely harder to stack than their pieces. Where they
-  // are, smaller boxes and then the pieces themselves are tried, and the best packing is taken.
-  std::uint64_t pack_rings(const Transients& transients, std::uint64_t alignment_bytes) {
-    std::vector<RingPiece> pieces(transients.buffers.size());
-    for (std::size_t i = 0; i < pieces.size(); ++i) {
-      const Buffer& buffer = schedule_.buffers[transients.buffers[i]];
-      const auto kind = static_cast<std::uint32_t>(buffer.kind);
-      pieces[i] = {transients.lifetimes[i], buffer.ring,
-                   kind << 8 | static_cast<std::uint32_t>(buffer.dtype)};
-    }
+  // are, smaller boxes and then the pieces themselves are tried, and the best packing is taken. The
+  // search ends at the bound plus 1/slack of it.
+  packing::Packing pack_pieces(const std::vector<RingPiece>& pieces, std::uint64_t alignment_bytes,
+                               std::uint64_t slack, std::uint64_t base_bytes) const {
     packing::Packing best;
     best.capacity_bytes = std::numeric_limits<std::uint64_t>::max();
     std::uint64_t enough = 0;
     for (const MergedUnit unit : {MergedUnit::kEpisode, MergedUnit::kPlace, MergedUnit::kPiece}) {
-      if (unit == MergedUnit::kPiece && pieces.size() > kMostSinglePieces) break;
+      if (unit == MergedUnit::kPiece && pieces.size() > most_single_pieces()) break;
       RingBoxes rings = merge_rings(pieces, alignment_bytes, unit);
+      if (unit == MergedUnit::kPlace && rings.boxes.size() > kMostPlaces) continue;
       if (enough == 0) {
         const std::uint64_t bound = packing::peak_live(rings.boxes);  // the same for all units
-        enough = bound + bound / kRingSlack;
+        enough = bound + bound / slack;
       }
       const packing::Packing packing =
-          packing::pack_lifetimes(rings.boxes, alignment_bytes, effort_, enough);
+          packing::pack_lifetimes(rings.boxes, alignment_bytes, effort_, enough, base_bytes);
       if (packing.capacity_bytes < best.capacity_bytes) {
         best.capacity_bytes = packing.capacity_bytes;
         best.offsets_bytes.resize(pieces.size());
@@ -257,32 +292,30 @@ class Packer {
           best.offsets_bytes[i] = packing.offsets_bytes[at.box] + at.offset_bytes;
         }
       }
-      if (best.capacity_bytes <= enough) break;
+      if (best.capacity_bytes <= enough || rings.boxes.size() == pieces.size()) break;
     }
-    return place(transients, best);
+    return best;
   }
 
   // Packs windows, each in a row of slots, together with the arena's buffers.
   Ends pack_together(const Transients& windows, const Transients& others) {
     const std::uint64_t base = others.base;  // behind all that is persistent
-    std::vector<packing::Lifetime> lifetimes = others.lifetimes;
+    std::vector<RingPiece> pieces = pieces_of(others);
     for (packing::Lifetime lifetime : windows.lifetimes) {
       lifetime.bytes *= schedule_.slot_bytes;
       lifetime.alignment_bytes = schedule_.slot_bytes;
-      lifetimes.push_back(lifetime);
+      pieces.push_back({lifetime});
     }
     // Windows can rarely be stacked without a gap, so a search for the bound itself would be
     // wasted.
-    const std::uint64_t bound = packing::peak_live(lifetimes);
-    const packing::Packing packing = packing::pack_lifetimes(lifetimes, alignment_bytes_, effort_,
-                                                             bound + bound / kSharedSlack, base);
+    const packing::Packing packing = pack_pieces(pieces, alignment_bytes_, kSharedSlack, base);
     Ends ends{static_cast<std::uint32_t>(windows.base), base};
     const std::size_t other_count = others.buffers.size();
-    for (std::size_t i = 0; i < lifetimes.size(); ++i) {
+    for (std::size_t i = 0; i < pieces.size(); ++i) {
       const std::uint64_t begin = base + packing.offsets_bytes[i];
       if (i < other_count) {
         schedule_.buffers[others.buffers[i]].offset_bytes = begin;
-        ends.arena_bytes = std::max(ends.arena_bytes, begin + lifetimes[i].bytes);
+        ends.arena_bytes = std::max(ends.arena_bytes, begin + pieces[i].life.bytes);
         continue;
       }
       Buffer& window = schedule_.buffers[windows.buffers[i - other_count]];
@@ -296,13 +329,13 @@ class Packer {
   // Memory passes from buffer to buffer. A buffer's writers wait for the Release of its immediate
   // predecessors in memory; these have waited for theirs.
   void order_reuse() {
-    const std::vector<std::vector<BufferId>> before = holders_before();
+    const Holders before = holders_before();
     LaneClocks clocks(schedule_);
     std::vector<InstructionId> candidates;
     for (Instruction& instruction : schedule_.instructions) {
       if (instruction.op != Op::kRelease) {
         for (const Use& use : instruction.writes) {
-          for (const BufferId holder : before[use.buffer]) {
+          for (const BufferId holder : before.of(use.buffer)) {
             candidates.push_back(lives_[holder].release);
           }
         }
@@ -311,7 +344,19 @@ class Packer {
     }
   }
 
-  std::vector<std::vector<BufferId>> holders_before() const {
+  // The last holders of each buffer's memory, in one list.
+  struct Holders {
+    struct Part {
+      std::size_t begin = 0, count = 0;
+    };
+    std::vector<BufferId> list;
+    std::vector<Part> parts;  // by buffer
+    std::span<const BufferId> of(BufferId id) const {
+      return std::span(list).subspan(parts[id].begin, parts[id].count);
+    }
+  };
+
+  Holders holders_before() const {
     std::vector<BufferId> by_birth;
     for (const Buffer& buffer : schedule_.buffers) {
       if (!buffer.persistent) by_birth.push_back(buffer.id);
@@ -322,16 +367,20 @@ class Packer {
     // Persistent memory is never reused.
     std::vector<std::array<Occupancy, kMemoryCount>> memories(
         static_cast<std::size_t>(schedule_.ranks));
-    std::vector<std::vector<BufferId>> before(schedule_.buffers.size());
+    Holders before;
+    before.parts.resize(schedule_.buffers.size());
+    std::vector<BufferId> holders;
     for (const BufferId id : by_birth) {
       const Buffer& buffer = schedule_.buffers[id];
       auto& memory = memories[static_cast<std::size_t>(buffer.rank)];
-      std::vector<BufferId>& holders = before[id];
+      holders.clear();
       for (const MemoryRange& range : place_of(schedule_, buffer)) {
         memory[range.memory].take(range.begin_bytes, range.end_bytes, id, holders);
       }
       std::sort(holders.begin(), holders.end());
       holders.erase(std::unique(holders.begin(), holders.end()), holders.end());
+      before.parts[id] = {before.list.size(), holders.size()};
+      before.list.insert(before.list.end(), holders.begin(), holders.end());
     }
     return before;
   }

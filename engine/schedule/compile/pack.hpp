@@ -13,7 +13,7 @@ namespace sluice::schedule {
 // `alignment_bytes`. With `schedule.shares_device` both are packed into one memory. Pinned buffers
 // lie in the pinned arena, storage buffers in the storage space. A transient buffer lives from the
 // first instruction that writes it through the Release that names it (InternalError if either is
-// missing). Persistent buffers come first, one after another. Their places depend only on the list
+// missing). Staging pieces of one ring lie together (ring_boxes.hpp). Persistent buffers come first, one after another. Their places depend only on the list
 // of persistent buffers, so schedules that share that list share the places. Then pack adds deps:
 // an instruction that writes a buffer comes after the Release of every earlier buffer in its
 // memory. Fills slot_count, device_arena_bytes, pinned_arena_bytes and peak_bytes; with several

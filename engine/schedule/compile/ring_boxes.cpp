@@ -122,6 +122,7 @@ class RingMerger {
       for (const PlaceInRing& place : places) merge_place(place);
       return;
     }
+    if (pieces_[episode.front()].apart) whole_.reset();
     whole_ = join(whole_, {born, drained, bytes});
     std::uint64_t offset = 0;
     for (const PlaceInRing& place : places) {

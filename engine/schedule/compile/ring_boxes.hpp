@@ -15,6 +15,7 @@ struct RingPiece {
   packing::Lifetime life;
   std::int32_t ring = -1;
   std::uint32_t piece_class = 0;
+  bool apart = false;  // episodes of the ring do not share a box
 };
 
 struct RingBoxes {

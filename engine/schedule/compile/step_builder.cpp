@@ -4,6 +4,7 @@
 #include "engine/schedule/compile/step_builder.hpp"
 
 #include <algorithm>
+#include <numeric>
 
 #include "base/dtype.hpp"
 #include "base/error.hpp"
@@ -313,24 +314,33 @@ Schedule StepBuilder::finish(const StepBorders& borders) {
       for (const Use& use : *uses) last_use[use.buffer] = i;
     }
   }
-  std::vector<std::vector<BufferId>> dies_after(schedule_.instructions.size());
+  // The buffers that die, by last use: those of instruction i are dying[ends[i] .. ends[i + 1]).
+  const auto dies = [&](const Buffer& buffer) {
+    return !buffer.persistent && last_use[buffer.id] != SIZE_MAX;
+  };
+  std::vector<std::uint32_t> ends(schedule_.instructions.size() + 2);
   for (const Buffer& buffer : schedule_.buffers) {
-    if (!buffer.persistent && last_use[buffer.id] != SIZE_MAX) {
-      dies_after[last_use[buffer.id]].push_back(buffer.id);
-    }
+    if (dies(buffer)) ++ends[last_use[buffer.id] + 2];
+  }
+  const auto releases = std::count_if(ends.begin(), ends.end(), [](auto n) { return n > 0; });
+  std::partial_sum(ends.begin(), ends.end(), ends.begin());
+  std::vector<BufferId> dying(ends.back());
+  for (const Buffer& buffer : schedule_.buffers) {
+    if (dies(buffer)) dying[ends[last_use[buffer.id] + 1]++] = buffer.id;
   }
   std::vector<Instruction> list;
-  list.reserve(schedule_.instructions.size() * 2);
+  list.reserve(schedule_.instructions.size() + static_cast<std::size_t>(releases));
   for (std::size_t i = 0; i < schedule_.instructions.size(); ++i) {
     list.push_back(std::move(schedule_.instructions[i]));
-    if (dies_after[i].empty()) continue;
+    if (ends[i] == ends[i + 1]) continue;
     Instruction release;
     release.op = Op::kRelease;
     release.lane = list.back().lane;
     release.unit = list.back().unit;
     release.layer = release.unit;
     release.microbatch = list.back().microbatch;
-    for (const BufferId id : dies_after[i]) release.reads.push_back({id, 0, 0});
+    release.reads.reserve(ends[i + 1] - ends[i]);
+    for (std::size_t k = ends[i]; k < ends[i + 1]; ++k) release.reads.push_back({dying[k], 0, 0});
     list.push_back(std::move(release));
   }
   for (std::size_t i = 0; i < list.size(); ++i) list[i].id = static_cast<InstructionId>(i);

@@ -101,7 +101,8 @@ void UpdateStream::bring(Piece& piece) {
       piece.at[k] = builder_.made_home(kind, piece.unit);
       continue;
     }
-    piece.at[k] = builder_.add_staged(Ring::kUpdates, home, piece.range, written_after(kind) ? 1 : 0);
+    piece.at[k] =
+        builder_.add_staged(Ring::kUpdates, home, piece.range, written_after(kind) ? 1 : 0);
     piece.from[k] = piece.at[k];
     if (!read_before(kind)) continue;
     const bool device = tier == Tier::kDevice;

@@ -98,6 +98,47 @@ TEST(PackingSearch, ReachesBoundsThatGreedyOrdersMiss) {
   EXPECT_LT(4 * search_misses, greedy_misses);
 }
 
+// Mostly short boxes, some long ones, with and without alignments of their own.
+TEST(PlacedBoxes, ATimeIndexFindsTheSameOffsets) {
+  constexpr std::int32_t kPositions = 30'000;
+  for (std::uint64_t seed = 0; seed < 3; ++seed) {
+    const CounterRng rng(seed, stream_of("test/time_index"));
+    std::uint64_t draw = 0;
+    PlacedBoxes plain(256 * seed);
+    PlacedBoxes indexed(256 * seed, kPositions, 1 << 20);
+    for (int i = 0; i < 6000; ++i) {
+      const auto lower = static_cast<std::int32_t>(rng.below(draw++, kPositions - 1));
+      const std::uint64_t longest = rng.below(draw++, 50) == 0 ? 5000 : 40;
+      const auto length = static_cast<std::int32_t>(1 + rng.below(draw++, longest));
+      Box box{lower, std::min(lower + length, kPositions), 256 * (1 + rng.below(draw++, 9))};
+      if (rng.below(draw++, 8) == 0) box.alignment_bytes = 4096;
+      const Fit fit = rng.below(draw++, 2) == 0 ? Fit::kFirst : Fit::kBest;
+      const std::uint64_t offset = plain.find_offset(box, fit);
+      ASSERT_EQ(indexed.find_offset(box, fit), offset) << "seed " << seed << " box " << i;
+      plain.insert(box, offset);
+      indexed.insert(box, offset);
+    }
+    EXPECT_LT(indexed.work(), plain.work() / 2);
+  }
+}
+
+// Micro-batches that are alike get places that are alike.
+TEST(ArenaPacking, EqualComponentsAreAlike) {
+  Lifetimes lifetimes;
+  for (std::uint64_t period = 0; period < 5; ++period) {
+    for (Lifetime one : random_lifetimes(7, 40, 50, 20, 1000)) {
+      one.lower += 1000 * period;
+      one.upper += 1000 * period;
+      lifetimes.push_back(one);
+    }
+  }
+  const Packing packing = pack_lifetimes(lifetimes, 1);
+  check_packing(lifetimes, packing, 1);
+  for (std::size_t i = 40; i < lifetimes.size(); ++i) {
+    EXPECT_EQ(packing.offsets_bytes[i], packing.offsets_bytes[i - 40]);
+  }
+}
+
 TEST(ArenaPacking, BoundIsTheLargestLiveSum) {
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     const Lifetimes lifetimes = random_lifetimes(seed, 60, 50, 20, 1000);
