@@ -42,7 +42,7 @@ struct Plan {
   TierBytes shadow_bytes{};          // the part of peak_bytes that shadow copies of state take
   // Of one training step; with speculative updates, of one without a redo.
   schedule::Simulation simulation;
-  double bound_s = 0;  // no plan of this configuration takes less (relaxation.hpp)
+  double bound_s = 0;          // no plan of this configuration takes less (relaxation.hpp)
   std::vector<Tried> tried;    // what the search tried, and what it passed over
   CriticalPath critical_path;  // of the same step
   std::string bound_by;  // the resource with the most of it: "compute", "storage", "h2d", "d2h", …

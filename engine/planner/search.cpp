@@ -131,7 +131,7 @@ bool Search::may_fit(std::size_t group) {
 }
 
 const TierBytes& Search::frugal_need(std::size_t group) {
-  return trials_.coarse(groups_[group].back(), packing::PackingEffort::kQuick).need;
+  return trials_.coarse_need(groups_[group].back());
 }
 
 const TierBytes& Search::group_need(std::size_t group) {

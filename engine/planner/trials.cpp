@@ -67,14 +67,20 @@ bool is_staging(const schedule::StepOptions& options, const schedule::Buffer& bu
 
 }  // namespace
 
-const Trial& Trials::coarse(const schedule::StepOptions& options, packing::PackingEffort effort) {
-  const auto [found, fresh] =
-      known_.try_emplace(key_of(options) + static_cast<char>('0' + static_cast<int>(effort)));
-  if (fresh) found->second = measure(options, effort);
+const Trial& Trials::coarse(const schedule::StepOptions& options) {
+  const auto [found, fresh] = known_.try_emplace(key_of(options));
+  if (fresh) found->second = measure(options, Wanted::kAll);
   return found->second;
 }
 
-Trial Trials::measure(const schedule::StepOptions& options, packing::PackingEffort effort) const {
+const TierBytes& Trials::coarse_need(const schedule::StepOptions& options) {
+  const auto [found, fresh] = known_needs_.try_emplace(key_of(options));
+  if (fresh) found->second = measure(options, Wanted::kNeed);
+  return found->second.need;
+}
+
+Trial Trials::measure(const schedule::StepOptions& options, Wanted wanted) const {
+  const bool all = wanted == Wanted::kAll;
   schedule::StepOptions coarse = options;
   coarse.piece_elems = coarse_piece_elems(model_, options.piece_elems);
   // The pieces of the update are settled last (Search::refine).
@@ -87,19 +93,29 @@ Trial Trials::measure(const schedule::StepOptions& options, packing::PackingEffo
       const std::uint64_t exact = bytes_of(buffer.dtype, options.piece_elems);
       if (is_staging(options, buffer)) buffer.bytes = std::min(buffer.bytes, exact);
     }
-    schedule::pack(training, kTensorAlignmentBytes, effort);
-    costs_.apply(training);
+    schedule::pack(training, kTensorAlignmentBytes,
+                   all ? packing::PackingEffort::kCoarse : packing::PackingEffort::kQuick);
     const std::array<const schedule::Schedule*, 1> schedules{&training};
     runtime::MemoryNeed need = runtime::memory_need(schedules, runtime::StateStore::kWindowBytes);
     need.log_bytes = log_bytes_;
-    return Trial{need.peak_bytes(),
-                 schedule::simulate(training, costs_.simulation_model()).total_s};
+    Trial measured{need.peak_bytes(), 0};
+    if (!all) return measured;
+    costs_.apply(training);
+    measured.seconds = schedule::simulate(training, costs_.simulation_model()).total_s;
+    return measured;
   };
   constexpr std::int32_t kAlike = 3;
   if (options.microbatches <= kAlike + 1) return trial(options.microbatches);
-  const Trial fewer = trial(kAlike);
   Trial whole = trial(kAlike + 1);
   const auto missing = static_cast<std::uint64_t>(options.microbatches - kAlike - 1);
+  if (!all && options.order == schedule::ComputeOrder::kMicrobatch) {
+    // Tokens and loss of each micro-batch have homes of their own.
+    const std::uint64_t each = round_up(model_.token_bytes, schedule::kDirectAlignmentBytes) +
+                               schedule::kDirectAlignmentBytes;
+    whole.need[static_cast<std::size_t>(Tier::kPinned)] += missing * each;
+    return whole;
+  }
+  const Trial fewer = trial(kAlike);
   for (std::size_t tier = 0; tier < kTierCount; ++tier) {
     // Activations of one micro-batch at a time do not grow with their number.
     const bool grows =

@@ -10,7 +10,6 @@
 #include <map>
 #include <string>
 
-#include "allocator/packing/arena_packing.hpp"
 #include "engine/planner/cost_model.hpp"
 #include "engine/planner/tier_bytes.hpp"
 #include "engine/runtime/run_memory.hpp"
@@ -39,22 +38,24 @@ class Trials {
   Trials(const schedule::StepModel& model, CostModel& costs, std::uint64_t log_bytes)
       : model_(model), costs_(costs), log_bytes_(log_bytes) {}
 
-  // The need of a coarse trial is up to a few percent above that of an exact one, where the packing
-  // is. With kQuick it is packed as an exact one is.
-  const Trial& coarse(const schedule::StepOptions& options,
-                      packing::PackingEffort effort = packing::PackingEffort::kCoarse);
+  // The need is up to a few percent above the exact one, since packings are coarse too.
+  const Trial& coarse(const schedule::StepOptions& options);
+  // The need alone, from a coarse schedule that is packed as an exact one is.
+  const TierBytes& coarse_need(const schedule::StepOptions& options);
   Compiled exact(const schedule::StepOptions& options) const;
   void simulate(Compiled& compiled) const;
   // Trials made so far, without repeats.
   std::size_t count() const { return known_.size(); }
 
  private:
-  Trial measure(const schedule::StepOptions& options, packing::PackingEffort effort) const;
+  enum class Wanted { kAll, kNeed };
+  Trial measure(const schedule::StepOptions& options, Wanted wanted) const;
 
   const schedule::StepModel& model_;
   CostModel& costs_;
   std::uint64_t log_bytes_;
   std::map<std::string, Trial> known_;
+  std::map<std::string, Trial> known_needs_;
 };
 
 }  // namespace sluice::planner
