@@ -364,8 +364,11 @@ void add_memory(Keys& keys) {
 
 void add_run(Keys& keys) {
   const auto add = [&](ConfigKey key) { keys.push_back(std::move(key)); };
-  add(choice("recompute.policy", SLUICE_FIELD(recompute.policy), {"none", "unit", "auto"},
-             "unit: keep only each block's input and run it again in the backward pass"));
+  add(choice("recompute.policy", SLUICE_FIELD(recompute.policy),
+             {"none", "unit", "selective", "attention", "auto"},
+             "values made again in the backward pass. unit: all that a block saves, from its "
+             "input; selective: what its norms and elementwise operations make; attention: what "
+             "its attention makes"));
   add(integer("parallel.data", SLUICE_FIELD(parallel.data), 1, kMaxRanks, "data-parallel ranks"));
   add(integer("parallel.tensor", SLUICE_FIELD(parallel.tensor), 1, kMaxRanks,
               "tensor-parallel ranks"));

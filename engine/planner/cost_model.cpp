@@ -63,21 +63,25 @@ PricedKernels& CostModel::kernels_of(schedule::Lane lane) {
 
 // Runs the layer once on kernels that only count, with addresses that are never read. Passes of one
 // unit cost the same in every micro-batch, so each is priced once.
-double CostModel::pass_s(std::int32_t unit, schedule::Op pass) {
-  const auto [found, fresh] = pass_s_.try_emplace({unit, pass}, 0.0);
-  if (!fresh) return found->second;
-  const model::Layer& layer = *model_.units()[static_cast<std::size_t>(unit)].layer;
+double CostModel::pass_s(const schedule::Schedule& schedule, const schedule::Instruction& pass) {
+  const model::Layer& layer = *model_.units()[static_cast<std::size_t>(pass.unit)].layer;
   model::PassBuffers at;
+  if (pass.op == schedule::Op::kRecompute) {
+    at.remade = schedule::saved_parts_written(schedule, pass, layer.saves(batch_, kernels_));
+  }
+  const auto [found, fresh] = pass_s_.try_emplace({pass.unit, pass.op, at.remade}, 0.0);
+  if (!fresh) return found->second;
   at.weights = at.tied_weights = at.input = at.grad_output = some_address();
   at.saved = some_address();
   at.context = at.grad_input = at.workspace = some_address();
-  at.grad_weights = at.tied_grad_weights = some_address();
-  at.output = pass == schedule::Op::kRecompute ? nullptr : some_address();
+  at.grad_weights = at.tied_grad_weights = at.output = some_address();
   kernels_.reset();
-  switch (pass) {
+  switch (pass.op) {
     case schedule::Op::kForward:
-    case schedule::Op::kRecompute:
       layer.forward(kernels_, batch_, at);
+      break;
+    case schedule::Op::kRecompute:
+      layer.recompute(kernels_, batch_, at);
       break;
     case schedule::Op::kLoss:
       layer.loss(kernels_, batch_, at);
@@ -89,7 +93,7 @@ double CostModel::pass_s(std::int32_t unit, schedule::Op pass) {
       layer.backward_weight(kernels_, batch_, at);
       break;
     default:
-      throw InternalError("not a pass: " + std::string(schedule::op_name(pass)));
+      throw InternalError("not a pass: " + std::string(schedule::op_name(pass.op)));
   }
   return found->second = kernels_.seconds();
 }
@@ -186,7 +190,7 @@ double CostModel::instruction_s(const schedule::Schedule& schedule,
     case schedule::Op::kLoss:
     case schedule::Op::kBackwardInput:
     case schedule::Op::kBackwardWeight:
-      return pass_s(instruction.unit, instruction.op);
+      return pass_s(schedule, instruction);
     case schedule::Op::kUpload:
     case schedule::Op::kDownload:
     case schedule::Op::kSpillActivation:

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 #include <map>
-#include <utility>
+#include <tuple>
 
 #include "engine/config/config.hpp"
 #include "engine/model/parameter_table.hpp"
@@ -27,7 +27,7 @@ class CostModel {
   schedule::SimulationModel simulation_model() const;
 
  private:
-  double pass_s(std::int32_t unit, schedule::Op pass);
+  double pass_s(const schedule::Schedule& schedule, const schedule::Instruction& pass);
   static void price_copies(PricedKernels& kernels, const schedule::Schedule& schedule,
                            const schedule::Instruction& instruction);
   double state_operation_s(const schedule::Schedule& schedule,
@@ -54,7 +54,8 @@ class CostModel {
   model::ParameterTable table_;
   PricedKernels kernels_;  // the device's
   PricedKernels host_kernels_;
-  std::map<std::pair<std::int32_t, schedule::Op>, double> pass_s_;  // cache
+  // Cache, by unit, pass and the parts that a Recompute makes.
+  std::map<std::tuple<std::int32_t, schedule::Op, schedule::PartMask>, double> pass_s_;
 };
 
 }  // namespace sluice::planner

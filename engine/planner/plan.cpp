@@ -103,6 +103,7 @@ Plan finish_plan(Compiled compiled, const schedule::StepModel& step, const model
   plan.profile = hardware.cpu_name;
   plan.parameters = model.parameter_count();
   plan.kind_bytes = kind_bytes(plan.training());
+  plan.recompute = schedule::summarize(step, plan.options.recompute);
   for (std::size_t kind = 0; kind < kStateKindCount; ++kind) {
     plan.state_bytes += plan.state_bytes_of(static_cast<StateKind>(kind));
   }

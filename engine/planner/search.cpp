@@ -74,16 +74,17 @@ std::optional<TierBytes> Search::consider(const CandidateGroup& group) {
 
 void Search::improve(const config::Config& config, const std::vector<CandidateGroup>& groups) {
   if (!found()) return;
-  for (const CandidateGroup& group : order_variants(config, best_group_)) consider_any(group);
+  for (const CandidateGroup& group : order_variants(config, model_, best_group_))
+    consider_any(group);
   const schedule::StepOptions plain = best_->options;
   move_update(config);
   const schedule::StepOptions moved = best_->options;
   spill(config, moved);
   if (moved.update != plain.update) spill(config, plain);
-  if (best_->options.recompute) {
+  if (best_->options.recompute.any()) {
     spill_elsewhere(groups);
     // That plan spills all activations; fewer may do.
-    if (!best_->options.recompute) spill(config, best_->options);
+    if (!best_->options.recompute.any()) spill(config, best_->options);
   }
   const auto places = [](const schedule::StepOptions& options) {
     return std::pair(options.placement.activation, options.placement.saved);
@@ -183,7 +184,7 @@ void Search::spill_elsewhere(const std::vector<CandidateGroup>& groups) {
   for (const CandidateGroup& group : groups) {
     CandidateGroup spilling;
     for (const schedule::StepOptions& options : group) {
-      if (options.recompute || !spills_activations(options)) continue;
+      if (options.recompute.any() || !spills_activations(options)) continue;
       spilling.push_back(options);
       spilling.back().update = best_->options.update;
     }

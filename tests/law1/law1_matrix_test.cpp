@@ -339,6 +339,60 @@ std::vector<Row> resumed() {
 }
 INSTANTIATE_TEST_SUITE_P(Resume, SameBits, ::testing::ValuesIn(resumed()), kNameOfRow);
 
+// --- values that are made again in the backward pass
+
+const std::vector<std::string> kPolicies{"unit", "selective", "attention"};
+
+Overrides recompute(const std::string& policy) {
+  return {"recompute.policy=" + policy};
+}
+
+// Parts that are made again do not wait between the passes. The name of a case begins with that of
+// its policy.
+void expect_remade(const Case& one, const TrainingRecord& run) {
+  const auto policy = run.plan.at("recompute").get<std::string>();
+  EXPECT_EQ(one.name.rfind(policy, 0), 0u) << policy;
+  const RunEvent& recomputed = run.plan.at("recomputed");
+  EXPECT_EQ(recomputed.at("units"), recomputed.at("of_units"));
+  const RunEvent& saved = run.plan.at("saved_by_tier");
+  for (const char* part : {"normed1", "norm2_rstd", "mlp_hidden"}) {
+    EXPECT_EQ(saved.contains(part), policy == "attention") << part;
+  }
+  for (const char* part : {"attention", "log_sum_exp"}) {
+    EXPECT_EQ(saved.contains(part), policy == "selective") << part;
+  }
+  EXPECT_EQ(saved.contains("mlp_up"), policy != "unit");
+}
+
+Row recompute_row(const std::string& name, const Overrides& model) {
+  Row row{name, model + recompute("none"), kResident, {}, StopBy::kStep, {}, expect_remade};
+  const Overrides spilled{"memory.place.activation=storage"};
+  const Overrides next{"optimizer.placement=next_forward"};
+  for (const std::string& policy : kPolicies) {
+    row.cases.emplace_back(policy, kResident + recompute(policy));
+    row.cases.emplace_back(policy + "_spilled",
+                           kPinnedState + spilled + kUnitOrder + recompute(policy));
+    row.cases.emplace_back(policy + "_next", kStored + next + kNoPrefetch + recompute(policy));
+  }
+  return row;
+}
+
+std::vector<Row> recomputed() {
+  const Overrides fp32{"train.precision=fp32"};
+  const Overrides tied{"model.tie_embeddings=true"};
+  const Overrides spilled{"memory.place.activation=pinned"};
+  Row resumed{"AcrossACheckpoint", kMatrixGpt2 + recompute("none"), kResident, {}};
+  for (const std::string& policy : kPolicies) {
+    resumed.cases.emplace_back(policy, std::vector<Part>{{kPinned + spilled + recompute(policy), 7},
+                                                         {kPinnedState + recompute("none"), 13},
+                                                         {kStored + spilled + recompute(policy)}});
+  }
+  return {recompute_row("Gpt2", kMatrixGpt2), recompute_row("Llama", kMatrixLlama),
+          recompute_row("Gpt2Fp32", kMatrixGpt2 + fp32),
+          recompute_row("LlamaFp32", kMatrixLlama + fp32 + tied), resumed};
+}
+INSTANTIATE_TEST_SUITE_P(Recompute, SameBits, ::testing::ValuesIn(recomputed()), kNameOfRow);
+
 // --- activations on other tiers
 
 const Overrides kSpilling = small_gpt2(4, 4) + kLearning +

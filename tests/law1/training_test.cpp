@@ -38,7 +38,7 @@ TEST(UnitOrder, MovesWeightsAndSumsOnceWhateverTheMicrobatches) {
       // The same for all: the planner may choose differently for each.
       plan.options.weight_slots = 0;
       plan.options.prefetch = 1;
-      plan.options.recompute = false;
+      plan.options.recompute = {};
       const model::Model model(config::model_shape(config));
       const std::unique_ptr<kernels::Kernels> kernels = kernels::make_host_kernels({1});
       const schedule::StepModel step =

@@ -55,7 +55,9 @@ class StepGenerator {
         gradients_(builder_),
         updates_(make_updates()) {
     for (std::int32_t unit = 0; unit < units(); ++unit) {
-      saved_values_.push_back(saved_values(model, options.placement, unit));
+      const std::vector<SavedPart>& parts = footprint(unit).saved_parts;
+      SLUICE_CHECK(can_be_remade(parts, options.recompute.parts_of(unit)));
+      saved_values_.push_back(saved_values(model, options, unit));
     }
   }
 
@@ -63,6 +65,7 @@ class StepGenerator {
   // needs all norms. Updates that are not placed elsewhere end the step.
   Schedule training_step(bool saves) {
     if (saves) saver_.emplace(builder_);
+    if (options_.recompute.any()) builder_.declare_saved_parts();
     emit_items(options_.order == ComputeOrder::kUnit ? items_by_unit() : items_by_microbatch());
     commit();
     emit_tied_fold(builder_);
@@ -97,9 +100,6 @@ class StepGenerator {
   const UnitFootprint& footprint(std::int32_t unit) const {
     return model_.units[static_cast<std::size_t>(unit)];
   }
-  bool recomputed(std::int32_t unit) const {
-    return options_.recompute && footprint(unit).recomputable;
-  }
 
   // One micro-batch passes through all units and back before the next one starts.
   std::vector<ComputeItem> items_by_microbatch() const {
@@ -132,10 +132,10 @@ class StepGenerator {
     return items;
   }
 
-  // A recomputed unit first makes its saved values again. The gradient of the input comes before
-  // that of the weights, since the unit below waits for it.
+  // A unit first makes again the saved parts that it did not keep. The gradient of the input comes
+  // before that of the weights, since the unit below waits for it.
   void append_backward(std::vector<ComputeItem>& items, std::int32_t unit, std::int32_t mb) const {
-    if (recomputed(unit)) items.push_back({Op::kRecompute, unit, mb});
+    if (options_.recompute.recomputes(unit)) items.push_back({Op::kRecompute, unit, mb});
     if (footprint(unit).has_input) items.push_back({Op::kBackwardInput, unit, mb});
     items.push_back({Op::kBackwardWeight, unit, mb});
   }
@@ -151,11 +151,27 @@ class StepGenerator {
     return read;
   }
 
-  // Forward passes write all saved values. Each half of backward reads those that serve it.
-  static bool touches(Op pass, const SavedValue& value) {
-    if (pass == Op::kBackwardInput) return value.used_by != SavedFor::kBackwardWeight;
-    if (pass == Op::kBackwardWeight) return value.used_by != SavedFor::kBackwardInput;
-    return true;
+  // Whether the pass reads the value from an earlier pass or makes it for a later one. A Recompute
+  // makes the values that the forward pass did not keep, from those that it kept. Each half of
+  // backward reads the values that serve it.
+  bool touches(const ComputeItem& item, const SavedValue& value) const {
+    switch (item.op) {
+      case Op::kForward:
+        return !value.remade;
+      case Op::kRecompute:
+        return value.remade || is_source(item.unit, value);
+      case Op::kBackwardInput:
+        return value.used_by != SavedFor::kBackwardWeight;
+      case Op::kBackwardWeight:
+        return value.used_by != SavedFor::kBackwardInput;
+      default:
+        return true;
+    }
+  }
+  // Whether the unit makes parts again from this value.
+  bool is_source(std::int32_t unit, const SavedValue& value) const {
+    const PartMask remade = options_.recompute.parts_of(unit);
+    return (sources_of(footprint(unit).saved_parts, remade) & value.parts) != 0;
   }
 
   // The activations that an item reads from other passes or makes for them.
@@ -168,13 +184,10 @@ class StepGenerator {
     const std::int32_t before = item.unit - 1;
     const std::uint64_t input_bytes = before < 0 ? 0 : footprint(before).output_bytes;
     touch(BufferRole::kActivation, before, input_bytes);
-    if (item.op == Op::kForward) {
-      touch(BufferRole::kActivation, item.unit, unit.output_bytes);
-      if (recomputed(item.unit)) return keys;  // Recompute makes the saved values again
-    }
+    if (item.op == Op::kForward) touch(BufferRole::kActivation, item.unit, unit.output_bytes);
     const std::vector<SavedValue>& values = saved_values_[static_cast<std::size_t>(item.unit)];
     for (std::size_t i = 0; i < values.size(); ++i) {
-      if (!touches(item.op, values[i])) continue;
+      if (!touches(item, values[i])) continue;
       keys.push_back(
           {BufferRole::kSaved, item.unit, item.microbatch, static_cast<std::int32_t>(i)});
     }
@@ -292,21 +305,27 @@ class StepGenerator {
     std::uint64_t workspace_bytes = 0;
   };
 
+  // Makes all saved values; in a Recompute, those that were not kept. A forward pass makes these
+  // too, because it reads them itself, but they die with it.
   void make_saved(const ComputeItem& item, PassUses& uses) {
     const auto at = static_cast<std::size_t>(item.unit);
     std::vector<BufferId>& saved = now_->saved[at];
-    saved.clear();
-    for (const SavedValue& value : saved_values_[at]) {
-      saved.push_back(builder_.add_saved(item.unit, item.microbatch, value.bytes, value.used_by));
+    saved.resize(saved_values_[at].size(), kNoId);
+    for (std::size_t i = 0; i < saved.size(); ++i) {
+      const SavedValue& value = saved_values_[at][i];
+      if (item.op == Op::kRecompute && !value.remade) continue;
+      saved[i] = builder_.add_saved(item.unit, item.microbatch, value.bytes, value.used_by);
+      uses.writes.push_back(saved[i]);
     }
-    uses.writes.insert(uses.writes.end(), saved.begin(), saved.end());
   }
 
-  // Adds the saved values that serve this half of backward.
+  // Adds the saved values that serve this half of backward, or that a Recompute makes others from.
   void read_saved(const ComputeItem& item, PassUses& uses) const {
     const auto at = static_cast<std::size_t>(item.unit);
     for (std::size_t i = 0; i < saved_values_[at].size(); ++i) {
-      if (touches(item.op, saved_values_[at][i])) uses.reads.push_back(now_->saved[at][i]);
+      const SavedValue& value = saved_values_[at][i];
+      const bool made_here = item.op == Op::kRecompute && value.remade;
+      if (touches(item, value) && !made_here) uses.reads.push_back(now_->saved[at][i]);
     }
   }
 
@@ -325,6 +344,7 @@ class StepGenerator {
       now_->output[at] = activation(BufferRole::kActivation, unit.output_bytes, item, item.unit);
       uses.writes.push_back(now_->output[at]);
     }
+    if (item.op == Op::kRecompute) read_saved(item, uses);
     make_saved(item, uses);
   }
 

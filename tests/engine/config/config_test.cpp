@@ -122,8 +122,8 @@ TEST(Config, AMistypedValueNamesTheKeyTheValueAndTheRightType) {
             "run.toml:6: memory.device must be a byte count such as \"64MiB\", from 0 to 1024TiB; "
             "got \"lots\"");
   EXPECT_EQ(refusal(kSmall, {"recompute.policy=all"}),
-            "--set recompute.policy=all: recompute.policy must be \"none\", \"unit\" or \"auto\"; "
-            "got \"all\"");
+            "--set recompute.policy=all: recompute.policy must be \"none\", \"unit\", "
+            "\"selective\", \"attention\" or \"auto\"; got \"all\"");
   EXPECT_EQ(refusal("memory = 3\n"), "run.toml:1: memory is a section, written [memory]; got 3");
   EXPECT_NE(refusal(kSmall + "[train]\nsteps = 1.5\n").find("got 1.5"), std::string::npos);
 }

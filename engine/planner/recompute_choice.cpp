@@ -1,0 +1,25 @@
+#include "engine/planner/recompute_choice.hpp"
+
+#include "base/error.hpp"
+
+namespace sluice::planner {
+
+std::vector<schedule::Recomputation> recompute_choices(const config::Config& config,
+                                                       const schedule::StepModel& model) {
+  using Policy = config::Config::Recompute;
+  switch (config.recompute.policy) {
+    case Policy::kNone:
+      return {{}};
+    case Policy::kUnit:
+      return {recompute_units(model)};
+    case Policy::kSelective:
+      return {recompute_parts(model, schedule::MadeBy::kElementwise)};
+    case Policy::kAttention:
+      return {recompute_parts(model, schedule::MadeBy::kAttention)};
+    case Policy::kAuto:
+      return {{}, recompute_units(model)};
+  }
+  throw InternalError("no such recompute.policy");
+}
+
+}  // namespace sluice::planner
