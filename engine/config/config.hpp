@@ -43,7 +43,15 @@ struct Config {
   enum class Backend : std::uint8_t { kAuto, kHost, kCuda };
   enum class StorageEngineKind : std::uint8_t { kAuto, kIoUring, kPosix };
   enum class Place : std::uint8_t { kAuto, kDevice, kPinned, kStorage };
-  enum class Recompute : std::uint8_t { kNone, kUnit, kSelective, kAttention, kAuto };
+  enum class Recompute : std::uint8_t {
+    kNone,
+    kUnit,
+    kSelective,
+    kAttention,
+    kEvery,
+    kSqrt,
+    kAuto
+  };
   enum class PipelineSchedule : std::uint8_t { kPlain, kGPipe, k1F1B, kInterleaved, kVertical };
   enum class CheckpointMode : std::uint8_t { kScratch, kDurable };
   enum class Order : std::uint8_t { kAuto, kMicrobatch, kUnit };
@@ -132,6 +140,7 @@ struct Config {
 
   struct {
     Recompute policy = Recompute::kAuto;
+    std::int64_t every = 1;  // kEvery: units of a segment
   } recompute;
 
   struct {

@@ -174,6 +174,8 @@ class BlockLayer final : public Layer {
 
   void recompute(kernels::Kernels& kernels, const BatchShape& batch,
                  const PassBuffers& at) const override {
+    // With its output, a recompute is the forward pass.
+    if (at.output != nullptr) return forward(kernels, batch, at);
     make_parts(kernels, batch, at, cut_saved(batch, at.saved), at.remade);
   }
 

@@ -66,15 +66,22 @@ PricedKernels& CostModel::kernels_of(schedule::Lane lane) {
 double CostModel::pass_s(const schedule::Schedule& schedule, const schedule::Instruction& pass) {
   const model::Layer& layer = *model_.units()[static_cast<std::size_t>(pass.unit)].layer;
   model::PassBuffers at;
+  at.output = some_address();
   if (pass.op == schedule::Op::kRecompute) {
+    const bool makes_output =
+        std::any_of(pass.writes.begin(), pass.writes.end(), [&](const schedule::Use& use) {
+          return schedule.buffers[use.buffer].role == schedule::BufferRole::kActivation;
+        });
+    if (!makes_output) at.output = nullptr;
     at.remade = schedule::saved_parts_written(schedule, pass, layer.saves(batch_, kernels_));
   }
-  const auto [found, fresh] = pass_s_.try_emplace({pass.unit, pass.op, at.remade}, 0.0);
+  const auto [found, fresh] =
+      pass_s_.try_emplace({pass.unit, pass.op, at.remade, at.output != nullptr}, 0.0);
   if (!fresh) return found->second;
   at.weights = at.tied_weights = at.input = at.grad_output = some_address();
   at.saved = some_address();
   at.context = at.grad_input = at.workspace = some_address();
-  at.grad_weights = at.tied_grad_weights = at.output = some_address();
+  at.grad_weights = at.tied_grad_weights = some_address();
   kernels_.reset();
   switch (pass.op) {
     case schedule::Op::kForward:

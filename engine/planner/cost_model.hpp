@@ -54,8 +54,8 @@ class CostModel {
   model::ParameterTable table_;
   PricedKernels kernels_;  // the device's
   PricedKernels host_kernels_;
-  // Cache, by unit, pass and the parts that a Recompute makes.
-  std::map<std::tuple<std::int32_t, schedule::Op, schedule::PartMask>, double> pass_s_;
+  // Cache, by unit, pass, the parts that a Recompute makes, and whether there is an output.
+  std::map<std::tuple<std::int32_t, schedule::Op, schedule::PartMask, bool>, double> pass_s_;
 };
 
 }  // namespace sluice::planner

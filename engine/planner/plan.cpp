@@ -13,6 +13,7 @@
 #include "engine/planner/footprint.hpp"
 #include "engine/planner/search.hpp"
 #include "engine/planner/step_size.hpp"
+#include "engine/planner/unit_need.hpp"
 #include "engine/runtime/durable_state.hpp"
 #include "engine/schedule/check/validate.hpp"
 
@@ -171,7 +172,10 @@ std::variant<Plan, Refusal> make_plan(const config::Config& config, const model:
         needs[i] ? *needs[i]
                  : compile_candidate(step_model, groups[i].back(), of_commits).need.peak_bytes());
   }
-  return refuser.refusal();
+  Refusal refusal = refuser.refusal();
+  UnitNeed largest = largest_unit_need(step_model, config.memory.chunk_bytes);
+  if (largest.device_bytes > budgets.front()) refusal.too_large = std::move(largest);
+  return refusal;
 }
 
 }  // namespace sluice::planner

@@ -16,6 +16,10 @@ std::vector<schedule::Recomputation> recompute_choices(const config::Config& con
       return {recompute_parts(model, schedule::MadeBy::kElementwise)};
     case Policy::kAttention:
       return {recompute_parts(model, schedule::MadeBy::kAttention)};
+    case Policy::kEvery:
+      return {recompute_segments(model, static_cast<std::int32_t>(config.recompute.every))};
+    case Policy::kSqrt:
+      return {recompute_segments(model, sqrt_segment_length(model))};
     case Policy::kAuto:
       return {{}, recompute_units(model)};
   }

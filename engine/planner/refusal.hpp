@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/planner/tier_bytes.hpp"
+#include "engine/planner/unit_need.hpp"
 
 namespace sluice::planner {
 
@@ -19,6 +20,8 @@ struct Refusal {
   TierBytes needed_bytes{};             // of the candidate that comes nearest to fitting
   TierBytes available_bytes{};          // the budgets
   std::vector<Suggestion> suggestions;  // empty: this machine has no room for any
+  // The largest unit, if one pass of it alone takes more than the device's budget.
+  std::optional<UnitNeed> too_large;
   std::string sentence() const;
 };
 

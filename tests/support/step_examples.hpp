@@ -120,24 +120,32 @@ inline schedule::StepOptions example_options(const schedule::StepModel& model, T
   return options;
 }
 
-// Each unit keeps its parts, makes all of them again, or some; a function of the seed.
+// Each unit keeps its parts, makes all of them again, or some; some units form segments. A function
+// of the seed.
 inline schedule::Recomputation random_recompute(const schedule::StepModel& model,
                                                 std::uint64_t seed) {
   const CounterRng random(seed, stream_of("test/recompute"));
   std::uint64_t draw = 0;
   schedule::Recomputation recompute;
+  const bool mostly_whole = random.below(draw++, 2) == 0;
   for (const schedule::UnitFootprint& unit : model.units) {
     const schedule::PartMask all = schedule::all_parts(unit.saved_parts);
     schedule::PartMask mask = 0;
     if (unit.recomputable) {
-      const std::uint64_t kind = random.below(draw++, 4);
+      std::uint64_t kind = random.below(draw++, 4);
+      if (mostly_whole && random.below(draw++, 4) > 0) kind = 1;
       if (kind == 1) mask = all;
       if (kind > 1) mask = static_cast<schedule::PartMask>(random.below(draw++, all + 1ull));
     }
     for (std::size_t part = 0; part < unit.saved_parts.size(); ++part) {
       if ((mask & schedule::part_bit(part)) != 0) mask |= unit.saved_parts[part].made_with;
     }
-    recompute.units.push_back({mask});
+    recompute.units.push_back({mask, false});
+  }
+  for (schedule::UnitRecompute& unit : recompute.units) {
+    if (random.below(draw++, 3) == 0) continue;
+    unit.drops_output = true;
+    if (!schedule::is_possible(model, recompute)) unit.drops_output = false;
   }
   return recompute;
 }

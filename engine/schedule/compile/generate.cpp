@@ -17,6 +17,7 @@
 
 #include "base/error.hpp"
 #include "engine/schedule/compile/activation_stream.hpp"
+#include "engine/schedule/compile/compute_items.hpp"
 #include "engine/schedule/compile/gradient_path.hpp"
 #include "engine/schedule/compile/link.hpp"
 #include "engine/schedule/compile/pack.hpp"
@@ -28,12 +29,6 @@
 
 namespace sluice::schedule {
 namespace {
-
-struct ComputeItem {
-  Op op;
-  std::int32_t unit;
-  std::int32_t microbatch;
-};
 
 // Device buffers of one micro-batch between its instructions.
 struct MicrobatchBuffers {
@@ -54,9 +49,8 @@ class StepGenerator {
         builder_(model, options, pending ? 1 : 0),
         gradients_(builder_),
         updates_(make_updates()) {
+    SLUICE_CHECK(is_possible(model, options.recompute));
     for (std::int32_t unit = 0; unit < units(); ++unit) {
-      const std::vector<SavedPart>& parts = footprint(unit).saved_parts;
-      SLUICE_CHECK(can_be_remade(parts, options.recompute.parts_of(unit)));
       saved_values_.push_back(saved_values(model, options, unit));
     }
   }
@@ -66,7 +60,7 @@ class StepGenerator {
   Schedule training_step(bool saves) {
     if (saves) saver_.emplace(builder_);
     if (options_.recompute.any()) builder_.declare_saved_parts();
-    emit_items(options_.order == ComputeOrder::kUnit ? items_by_unit() : items_by_microbatch());
+    emit_items(training_items(model_, options_));
     commit();
     emit_tied_fold(builder_);
     emit_clip_factor(builder_);
@@ -99,45 +93,6 @@ class StepGenerator {
   std::int32_t units() const { return builder_.unit_count(); }
   const UnitFootprint& footprint(std::int32_t unit) const {
     return model_.units[static_cast<std::size_t>(unit)];
-  }
-
-  // One micro-batch passes through all units and back before the next one starts.
-  std::vector<ComputeItem> items_by_microbatch() const {
-    const std::int32_t head = units() - 1;
-    std::vector<ComputeItem> items;
-    for (std::int32_t mb = 0; mb < options_.microbatches; ++mb) {
-      for (std::int32_t unit = 0; unit < head; ++unit) items.push_back({Op::kForward, unit, mb});
-      items.push_back({Op::kLoss, head, mb});
-      for (std::int32_t unit = head; unit >= 0; --unit) append_backward(items, unit, mb);
-    }
-    return items;
-  }
-
-  // The head's passes of one micro-batch stay together, since the head saves more than any other
-  // unit.
-  std::vector<ComputeItem> items_by_unit() const {
-    const std::int32_t head = units() - 1;
-    std::vector<ComputeItem> items;
-    for (std::int32_t unit = 0; unit < head; ++unit) {
-      for (std::int32_t mb = 0; mb < options_.microbatches; ++mb) {
-        items.push_back({Op::kForward, unit, mb});
-      }
-    }
-    for (std::int32_t unit = head; unit >= 0; --unit) {
-      for (std::int32_t mb = 0; mb < options_.microbatches; ++mb) {
-        if (unit == head) items.push_back({Op::kLoss, head, mb});
-        append_backward(items, unit, mb);
-      }
-    }
-    return items;
-  }
-
-  // A unit first makes again the saved parts that it did not keep. The gradient of the input comes
-  // before that of the weights, since the unit below waits for it.
-  void append_backward(std::vector<ComputeItem>& items, std::int32_t unit, std::int32_t mb) const {
-    if (options_.recompute.recomputes(unit)) items.push_back({Op::kRecompute, unit, mb});
-    if (footprint(unit).has_input) items.push_back({Op::kBackwardInput, unit, mb});
-    items.push_back({Op::kBackwardWeight, unit, mb});
   }
 
   // The head's weight gradient computes its logits again, which needs weights. The weight gradients
@@ -174,17 +129,27 @@ class StepGenerator {
     return (sources_of(footprint(unit).saved_parts, remade) & value.parts) != 0;
   }
 
+  // A Recompute makes an output only if it was dropped.
+  bool makes_output(const ComputeItem& item) const {
+    if (item.op == Op::kRecompute) return options_.recompute.drops_output(item.unit);
+    return item.op == Op::kForward;
+  }
+
   // The activations that an item reads from other passes or makes for them.
   std::vector<ActivationKey> activations(const ComputeItem& item) const {
     const UnitFootprint& unit = footprint(item.unit);
     std::vector<ActivationKey> keys;
     const auto touch = [&](BufferRole role, std::int32_t of, std::uint64_t bytes) {
-      if (of >= 0 && bytes > 0) keys.push_back({role, of, item.microbatch, 0});
+      // An output that was dropped and made again is another value, so that none of them waits
+      // for the other.
+      const bool again = role == BufferRole::kActivation && item.op != Op::kForward &&
+                         options_.recompute.drops_output(of);
+      if (of >= 0 && bytes > 0) keys.push_back({role, of, item.microbatch, again ? 1 : 0});
     };
     const std::int32_t before = item.unit - 1;
     const std::uint64_t input_bytes = before < 0 ? 0 : footprint(before).output_bytes;
     touch(BufferRole::kActivation, before, input_bytes);
-    if (item.op == Op::kForward) touch(BufferRole::kActivation, item.unit, unit.output_bytes);
+    if (makes_output(item)) touch(BufferRole::kActivation, item.unit, unit.output_bytes);
     const std::vector<SavedValue>& values = saved_values_[static_cast<std::size_t>(item.unit)];
     for (std::size_t i = 0; i < values.size(); ++i) {
       if (!touches(item, values[i])) continue;
@@ -329,8 +294,8 @@ class StepGenerator {
     }
   }
 
-  // A head reads the targets and writes a loss. Other units write an output, except in a Recompute,
-  // which only makes the saved values again.
+  // A head reads the targets and writes a loss. Other units write an output, except in most
+  // Recomputes, which only make saved values again.
   void use_forward(const ComputeItem& item, PassUses& uses) {
     const auto at = static_cast<std::size_t>(item.unit);
     const UnitFootprint& unit = footprint(item.unit);
@@ -340,7 +305,7 @@ class StepGenerator {
       uses.loss = builder_.add_device(BufferRole::kLoss, Category::kActivation, sizeof(double), -1,
                                       item.microbatch);
       uses.writes.push_back(uses.loss);
-    } else if (item.op != Op::kRecompute) {
+    } else if (makes_output(item)) {
       now_->output[at] = activation(BufferRole::kActivation, unit.output_bytes, item, item.unit);
       uses.writes.push_back(now_->output[at]);
     }

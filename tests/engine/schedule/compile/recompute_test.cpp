@@ -152,6 +152,143 @@ TEST(Recompute, APolicyHasItsName) {
   EXPECT_FALSE(recompute_parts(whole, MadeBy::kElementwise).any());
 }
 
+// The outputs of forward passes that a later Recompute or backward pass reads.
+std::size_t kept_outputs(const Schedule& schedule) {
+  std::map<BufferId, Op> maker;
+  std::map<BufferId, bool> kept;
+  for (const Instruction& instruction : schedule.instructions) {
+    if (instruction.lane != Lane::kCompute || instruction.op == Op::kRelease) continue;
+    const bool first_visit = instruction.op == Op::kForward || instruction.op == Op::kLoss;
+    for (const Use& use : instruction.reads) {
+      const bool output = schedule.buffers[use.buffer].role == BufferRole::kActivation;
+      if (output && !first_visit && maker.at(use.buffer) == Op::kForward) {
+        kept[use.buffer] = true;
+      }
+    }
+    for (const Use& use : instruction.writes) maker[use.buffer] = instruction.op;
+  }
+  return kept.size();
+}
+
+// Each forward pass runs twice, but for the last segment's. The inputs of all segments are kept,
+// with the outputs within the last one, and the head's input.
+TEST(Segments, RunForwardTwiceAndKeepOneInputEach) {
+  for (int blocks = 1; blocks <= 9; ++blocks) {
+    const StepModel model = parted_model(blocks);
+    for (int length = 1; length <= blocks; ++length) {
+      SCOPED_TRACE(::testing::Message() << blocks << " blocks, every " << length);
+      StepOptions options = resident_options(model, 1);
+      options.recompute = recompute_segments(model, length);
+      const int segments = (blocks + length - 1) / length;
+      const int in_last = blocks - (segments - 1) * length;
+      const Schedule schedule = compile(model, options, StepKind::kTraining);
+      EXPECT_TRUE(validate(schedule, schedule.peak_bytes).empty());
+      int outputs_again = 0;
+      for (std::int32_t unit = 1; unit <= blocks; ++unit) {
+        std::map<Op, int> passes = passes_of(schedule, unit);
+        EXPECT_EQ(passes[Op::kForward], 1);
+        EXPECT_EQ(passes[Op::kRecompute], unit <= blocks - in_last ? 1 : 0);
+      }
+      for (const Instruction& instruction : schedule.instructions) {
+        if (instruction.op != Op::kRecompute) continue;
+        for (const Use& use : instruction.writes) {
+          outputs_again += schedule.buffers[use.buffer].role == BufferRole::kActivation ? 1 : 0;
+        }
+      }
+      EXPECT_EQ(outputs_again, (segments - 1) * (length - 1));
+      EXPECT_EQ(kept_outputs(schedule), static_cast<std::size_t>(segments + (in_last - 1) + 1));
+      const RecomputeSummary summary = summarize(model, options.recompute);
+      EXPECT_EQ(summary.units, blocks - in_last);
+      EXPECT_EQ(summary.policy, segments == 1 ? "none"
+                                : length == 1 ? "unit"
+                                              : "every:" + std::to_string(length));
+    }
+  }
+}
+
+// A longer model takes one more input for each segment, and no more parts.
+TEST(Segments, HoldOneSegmentsPartsWhateverTheModel) {
+  const auto arena = [](int blocks) {
+    const StepModel model = parted_model(blocks);
+    // State elsewhere leaves activations alone in the arena.
+    StepOptions options =
+        testing::example_options(model, Tier::kPinned, Tier::kPinned, Tier::kPinned);
+    options.microbatches = 1;
+    options.recompute = recompute_segments(model, 3);
+    return compile(model, options, StepKind::kTraining).device_arena_bytes;
+  };
+  const std::uint64_t output_bytes = 8192;
+  EXPECT_EQ(arena(24) - arena(12), 4 * output_bytes);
+}
+
+// In the order "unit" a segment's passes run for all micro-batches before any goes back.
+TEST(Segments, RunInBothOrdersOfPasses) {
+  const StepModel model = parted_model(6);
+  for (const ComputeOrder order : {ComputeOrder::kMicrobatch, ComputeOrder::kUnit}) {
+    for (const Tier tier : {Tier::kDevice, Tier::kPinned, Tier::kStorage}) {
+      for (const std::int32_t length : {2, 4}) {
+        const Interpretation plain =
+            interpret(compile(model, resident_options(model, 3), StepKind::kTraining));
+        StepOptions options = resident_options(model, 3);
+        options.order = order;
+        options.prefetch = 0;
+        options.piece_elems = 4096;
+        options.placement.activation.assign(model.units.size(), tier);
+        options.recompute = recompute_segments(model, length);
+        const Schedule schedule = compile(model, options, StepKind::kTraining);
+        EXPECT_TRUE(validate(schedule, schedule.peak_bytes).empty());
+        for (const InterpretOptions& timing : adverse_timings(1, 2)) {
+          const Interpretation values = interpret(schedule, timing);
+          ASSERT_TRUE(values.errors.empty()) << values.errors.front();
+          ASSERT_TRUE(values.same_values(plain));
+        }
+      }
+    }
+  }
+}
+
+TEST(Segments, FetchWeightsOnceForAllMicrobatchesInUnitOrder) {
+  const StepModel model = parted_model(6);
+  const auto fetched = [&](std::int32_t microbatches) {
+    StepOptions options =
+        testing::example_options(model, Tier::kPinned, Tier::kDevice, Tier::kPinned);
+    options.order = ComputeOrder::kUnit;
+    options.microbatches = microbatches;
+    options.recompute = recompute_segments(model, 3);
+    std::uint64_t bytes = 0;
+    for (const Instruction& instruction :
+         compile(model, options, StepKind::kTraining).instructions) {
+      if (instruction.op == Op::kUpload && instruction.unit >= 1) bytes += instruction.bytes;
+    }
+    return bytes;
+  };
+  EXPECT_EQ(fetched(2), fetched(6));
+}
+
+TEST(Segments, SqrtTakesTheLeastLengthWhoseSquareCoversTheUnits) {
+  for (const auto& [blocks, length] :
+       std::map<int, int>{{1, 1}, {2, 2}, {4, 2}, {5, 3}, {9, 3}, {10, 4}, {48, 7}, {49, 7}}) {
+    EXPECT_EQ(sqrt_segment_length(parted_model(blocks)), length);
+  }
+}
+
+TEST(Segments, ADroppedOutputNeedsWholeUnitsOnBothSides) {
+  const StepModel model = parted_model(4);
+  const Recomputation segments = recompute_segments(model, 2);
+  EXPECT_TRUE(is_possible(model, segments));
+  for (const std::size_t unit : {1, 2}) {
+    Recomputation partial = segments;
+    partial.units[unit].parts = part_bit(3);
+    EXPECT_FALSE(is_possible(model, partial)) << unit;
+  }
+  Recomputation of_embedding = segments;
+  of_embedding.units[0].drops_output = true;
+  EXPECT_FALSE(is_possible(model, of_embedding));
+  Recomputation to_head = segments;
+  to_head.units[4].drops_output = true;
+  EXPECT_FALSE(is_possible(model, to_head));
+}
+
 // A Recompute that lacks a part that it makes others from, or makes half of an operation's parts.
 TEST(Recompute, WrongSourcesAreRefusedAndGiveOtherValues) {
   const StepModel model = parted_model(3);
