@@ -33,8 +33,9 @@ std::size_t find_node(std::span<const NumaNode> nodes, int os_index) {
                    ": this process may not use such a node; it may use " + list);
 }
 
-// The weights of a spread: each node's memory. All are equal if sizes are unknown (a sandbox
-// without sysfs).
+// Returns the weight of each node when pinned memory is spread over NUMA nodes: the node's memory,
+// or 0 for a node without CPUs. If all sizes are unknown (a sandbox without sysfs), nodes with CPUs
+// weigh the same.
 std::vector<std::uint64_t> spread_weights(std::span<const NumaNode> nodes) {
   std::vector<std::uint64_t> weights;
   bool known = false;
@@ -150,7 +151,8 @@ void first_touch(std::byte* data, std::span<const NodeShare> shares, const NumaM
       }
       try {
         threads.push_back(start_thread("first touch", [&, i] {
-          // A refusal is harmless: the memory is bound, or a warning was logged.
+          // Ignore a failure to bind the thread. The memory is already bound to its node, or
+          // bind_or_warn() has logged a warning.
           if (several_nodes) static_cast<void>(machine.bind_this_thread(pieces[i].node));
           touch_piece(i);
         }));

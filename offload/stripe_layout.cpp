@@ -21,8 +21,8 @@
 namespace sluice::offload {
 namespace {
 
-// Distributes a round of `total` stripes, at least one per path. Each further stripe goes to the
-// path that would still finish first with it.
+// Distributes a round of `total` stripes, at least one per path. Gives each further stripe to the
+// path with the earliest finish time after receiving it.
 std::vector<std::uint32_t> apportion(const std::vector<double>& speeds, std::uint32_t total) {
   std::vector<std::uint32_t> shares(speeds.size(), 1);
   for (auto given = static_cast<std::uint32_t>(speeds.size()); given < total; ++given) {

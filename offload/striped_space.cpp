@@ -28,7 +28,8 @@ struct Gathering {
 };
 
 StripeLayout layout_of(std::size_t paths, const std::vector<std::uint32_t>& shares) {
-  // A space without files needs no layout; one path stands in.
+  // Empty `shares` means equal shares. A space without files may have no path, but a layout needs
+  // at least one.
   if (shares.empty()) return StripeLayout::even(std::max<std::size_t>(paths, 1));
   SLUICE_CHECK(shares.size() == std::max<std::size_t>(paths, 1));
   return StripeLayout(shares);

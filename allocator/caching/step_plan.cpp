@@ -1,18 +1,18 @@
-// Three stages.
+// plan_step() works in three stages.
 //
 // (1) find_lives() pairs each allocation with its free: in the same step, or at the place where the
-// step frees the same allocation of the step before. Allocations without such a free, or with lives
-// of a step or more, are not planned.
+//     step frees the same allocation of the step before. Allocations without such a free, or with
+//     lives of a step or more, are not planned.
 //
-// (2) Lives lie on a circle, and the packer needs a line. find_cut() cuts the circle at the event
-// where the fewest bytes are live. Buffers that are live across the cut are packed as if they were
-// live all the time, which keeps the packing valid and wastes the least. pack_lifetimes() then
-// assigns the offsets.
+// (2) A step repeats, so the lives form a circle, but the packer needs a line. find_cut() cuts the
+//     circle at the event with the fewest live bytes. Buffers that are live across the cut are
+//     packed as if live for the whole step. That keeps the packing valid, and this cut makes their
+//     total size smallest. pack_lifetimes() then assigns the offsets.
 //
 // (3) find_waits() replays the events over a map of the arena that holds the last release of each
-// range by stream. It goes round twice, so that the waits for buffers of the step before are found
-// too. For n events the cost is O(n log n), plus the ranges that each buffer overlaps and the
-// packer.
+//     range by stream. It goes round twice, so that the waits for buffers of the step before are
+//     found too. For n events the cost is O(n log n), plus the ranges that each buffer overlaps and
+//     the packer.
 #include "allocator/caching/step_plan.hpp"
 
 #include <algorithm>

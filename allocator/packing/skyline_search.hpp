@@ -6,10 +6,10 @@
 // places boxes in that order, lowest first. It turns back when the remaining boxes cannot be
 // stacked below the capacity. It has four rules beyond the paper's:
 // - A box that was passed over at its lowest offset must be lifted by another box. So the lowest
-// top
-//   that meets it is a bound for it. Once that bound fails, no later choice at the node can succeed.
+//   top that meets it is a bound for it. Once that bound fails, no later choice at the node can
+//   succeed.
 // - For each height and at every position, the boxes that cannot lie below the height must fit
-// above.
+//   above.
 // - Of boxes with equal lifetime and size, the first in order lies lowest.
 // - Sub-problems that failed are remembered by keys of 64 bits, whatever lies beneath them. Unless
 //   two keys collide, kImpossible is a proof.

@@ -2,16 +2,14 @@
 //
 // 1. The record becomes a sequence of allocations: a hash of each one's shape, and its lifetime.
 // 2. Every run of 8 allocations is hashed. Each distinct run votes for the distance between its
-// last
-//    occurrences, with a vote for each earlier occurrence at the same distance. The distances with
-//    the most votes are the candidates.
+//    last occurrences, with a vote for each earlier occurrence at the same distance. The distances
+//    with the most votes are the candidates.
 // 3. Each candidate is judged: walking back from the end, how far do at least 99% of the
-// allocations
-//    have a like one a period before? The shortest candidate that covers nearly as much as the best
-//    is the period. A multiple of it is taken only if it explains ten times as many large allocations.
+//    allocations match the one a period before? The shortest candidate that covers nearly as much
+//    as the best is the period. A multiple of it is taken only if it explains ten times as many
+//    large allocations.
 // 4. Among the runs that recur each period, the one with the least live memory before it marks
-// where
-//    iterations begin.
+//    where iterations begin.
 #include "allocator/record/iteration_period.hpp"
 
 #include <algorithm>

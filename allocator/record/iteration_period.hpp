@@ -7,18 +7,21 @@
 
 namespace sluice::record {
 
-// A distance P, counted in allocations, is a period of the record's end if at least 99% of the
-// allocations there, by count and by bytes, have a like allocation P before. The end is at least P
-// long. Two allocations are alike if they have the same bytes, stream and pool, within a run of 8
-// such pairs, and lifetimes in the same or neighbouring powers of two, in allocations. A lifetime
-// that the record's end cuts off is like any other. P may vary by 2% and by up to 8 allocations, so
-// that a few allocations that come every n iterations shift nothing.
+// P, counted in allocations, is a period if at least 99% of the allocations at the end of the
+// record, by count and by bytes, match the allocation P earlier. That end must be at least P long.
+// Two allocations match if bytes, stream and pool are equal for all eight allocations of a run, and
+// if their lifetimes fall in the same or neighbouring powers of two. A lifetime that is cut off by
+// the record's end matches every lifetime. The distance may differ from P by 2% plus 8 allocations,
+// so a few allocations that come only every n iterations do no harm.
 //
-// Of the periods that cover within 10% of the longest end, the shortest is taken. A layer repeats
-// only within an iteration, and a micro-batch only up to the optimizer's step, so both cover less.
-// An iteration begins where least memory is live, among the runs that recur each P. No range
-// contains the operations before the repeating end (a first iteration that differs, or one that is
-// cut at its front), nor an iteration that the end cuts off. O(n log n).
+// Among the candidates whose matching end is at least 90% as long as the longest one, give or take
+// a period, the shortest period wins. A multiple of it wins only if it explains ten times as many
+// large allocations. Layers and micro-batches repeat only within a step, so their matching ends are
+// shorter.
+//
+// An iteration starts at the recurring run of allocations with the least live memory before it. No
+// range contains the operations before the matching end (a first iteration that differs, or one
+// that is cut at its front), nor an iteration that the record's end cuts off. O(n log n).
 std::vector<IterationRange> find_repeating_iterations(const MemoryTrace& trace);
 
 }  // namespace sluice::record

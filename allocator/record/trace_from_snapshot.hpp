@@ -22,10 +22,9 @@ struct TraceDefects {
 // - free_requested followed at once by free_completed becomes kFree. Otherwise the two become
 //   kFreePending and kFreeCompleted. If a record leaves out one of them, the other becomes kFree.
 // - Consecutive frees of segments become one kFlush, whether the caller emptied the cache or a
-// failed
-//   allocation did. A replay of the same policy then holds the same memory. There is no kFlush if
-//   more idle memory stayed than was freed, or any under a limit to splitting: then the allocator
-//   trimmed its cache by itself, and recorded_trimming is set.
+//   failed allocation did. A replay of the same policy then holds the same memory. There is no
+//   kFlush if more idle memory stayed than was freed, or any under a limit to splitting: then the
+//   allocator trimmed its cache by itself, and recorded_trimming is set.
 // - The pool of an allocation is that of its segment if the end of the record knows it, else 0.
 // - A block that was allocated before the record has the name and category of its end.
 //

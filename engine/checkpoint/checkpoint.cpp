@@ -68,7 +68,8 @@ CheckpointFound verified(const fs::path& path) {
   return found;
 }
 
-// The value of a key that may be missing: a key that an older version did not know had its default.
+// Returns the value of the key `path`. A key that an older version did not know has its default
+// value.
 std::string value_in(const std::map<std::string, std::string>& settings, const std::string& path) {
   const auto entry = settings.find(path);
   if (entry != settings.end()) return entry->second;
@@ -77,8 +78,8 @@ std::string value_in(const std::map<std::string, std::string>& settings, const s
   return config::format_value(*key, key->read(config::Config{}));
 }
 
-// Names the first key, in the order of the alphabet, that has another value now. Data are told by
-// their fingerprint and not by their paths; the number of steps has its own check.
+// Throws InputError naming the first key, in alphabetical order, that has another value now. Data
+// are compared by fingerprint and not by path, and check_steps() compares the number of steps.
 void check_settings(const CheckpointManifest& manifest, const std::string& where,
                     const std::map<std::string, std::string>& now) {
   std::set<std::string> keys;
@@ -202,7 +203,8 @@ void save_checkpoint(const std::string& directory, CheckpointManifest manifest, 
   fs::remove_all(target);  // the same step again, after a resume
   rename_durably(temporary.string(), target.string());
 
-  // Later checkpoints did not verify, or the run would have gone on from them; they take no place.
+  // Checkpoints of later steps do not count. They did not verify, or the run would have resumed
+  // from them.
   std::vector<fs::path> all = checkpoints_in(directory);
   std::erase_if(all, [&](const fs::path& path) { return *step_of(path) > manifest.step; });
   for (std::size_t i = kKeptCheckpoints; i < all.size(); ++i) fs::remove_all(all[i]);

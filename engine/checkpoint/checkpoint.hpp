@@ -26,9 +26,9 @@ struct CheckpointFound {
 // InputError if there is none, with the reason of the newest that failed.
 CheckpointFound find_checkpoint(const std::string& directory);
 
-// Throws InputError where the checkpoint is of another model (first differing tensor named), of
-// another configuration, of other data, of more steps than train.steps, or where its weights have
-// another hash than its manifest says.
+// Throws InputError if the checkpoint belongs to another model (naming the first tensor that
+// differs), another configuration or other data, if it has more steps than train.steps, or if its
+// weights do not have the hash in its manifest.
 void check_checkpoint(const CheckpointFound& found, const config::Config& config,
                       const model::Model& model, const std::string& data_fingerprint);
 
@@ -36,7 +36,7 @@ void check_checkpoint(const CheckpointFound& found, const config::Config& config
 void check_manifest(const CheckpointManifest& manifest, const std::string& where,
                     const config::Config& config, const std::string& data_fingerprint);
 
-// Throws InputError where the checkpoint was computed by other arithmetic (Kernels::arithmetic()).
+// Throws InputError if the checkpoint was computed by other arithmetic (Kernels::arithmetic()).
 void check_arithmetic(const CheckpointManifest& manifest, const std::string& where,
                       const std::string& arithmetic);
 

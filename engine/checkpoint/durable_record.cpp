@@ -101,7 +101,7 @@ runtime::SavedHome parse_home(const Json& object, const std::string& name,
   return home;
 }
 
-// Even ones where the record has none: it is of a version that knew no others.
+// Returns equal shares if the record has none: older versions of Sluice knew no others.
 std::vector<std::uint32_t> parse_shares(const Json& space, const std::string& name,
                                         std::size_t files) {
   std::vector<std::uint32_t> shares;

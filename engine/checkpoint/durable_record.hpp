@@ -36,12 +36,12 @@ std::string format_state_record(const CheckpointManifest& manifest, const SavedS
 // Throws InputError naming `name` and the member.
 void parse_state_record(std::string_view text, const std::string& name,
                         CheckpointManifest& manifest, SavedState& state);
-// Throws InputError where a record in `log` is of another run: one that was copied there would
-// speak of the other run's files.
+// Throws InputError if a record in `log` belongs to another run. A copied record would name the
+// other run's files.
 void check_record_is_own(const SavedState& state, const std::string& log);
 
 std::string state_log_path(const std::string& directory, const std::string& run_id);
-// The run id in a log's name; empty where the name is no log's.
+// Returns the run id in a log's name; empty if the name is not that of a log.
 std::string run_of_log(const std::string& log);
 // All logs in `directory`, sorted. IoError.
 std::vector<std::string> logs_in(const std::string& directory);

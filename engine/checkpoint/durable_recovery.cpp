@@ -25,8 +25,9 @@ void verify_home(offload::StripedSpace& space, const RunId& run, const runtime::
   reader.finish();
 }
 
-// Replaces each path by where the file is now: under the same name in one of this run's paths (a
-// run directory that was moved or copied takes its data along), else where the record says.
+// Replaces each path by the place where the file is now. That is one of this run's paths if the
+// name exists there (a run directory that was moved or copied takes its data along), else the path
+// in the record.
 void find_files(std::vector<std::string>& files, const std::vector<std::string>& storage_paths) {
   for (std::string& file : files) {
     const fs::path name = fs::path(file).filename();
@@ -73,7 +74,7 @@ bool is_of_the_data(const IoError& error) {
   return error.error_number == 0 || error.error_number == EIO;
 }
 
-// Verifies once more where the disk could not read: a passing error says nothing about the data.
+// Verifies once more if the disk could not read: a passing error says nothing about the data.
 void verify_again_if_unreadable(offload::StorageEngine& engine, const DurableFound& found) {
   try {
     return verify(engine, found);

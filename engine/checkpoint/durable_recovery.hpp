@@ -24,7 +24,7 @@ struct DurableFound {
 // Reads one home of a kept space from its begin to its end, and compares it with the commit.
 class SavedHomeReader {
  public:
-  // All must outlive it.
+  // All arguments must outlive the reader.
   SavedHomeReader(offload::StripedSpace& space, const RunId& run, const runtime::SavedHome& home)
       : space_(space), run_(run), home_(home) {}
   // The next `bytes`: whole blocks, or up to the end. IoError.

@@ -19,7 +19,8 @@ bool is_without_commit(const std::string& log, const offload::StateLog::Contents
          (contents.empty() && data_of_run(run_of_log(log), storage_paths).empty());
 }
 
-// A log without a header was cut short as it was made: it is taken for its own.
+// A log without a header was cut short while it was created, so it counts as an original, not a
+// copy.
 bool owns_data_of_blank(const std::string& log, const offload::StateLog::Contents& contents) {
   return !contents.origin || owns_data(log, *contents.origin);
 }
@@ -73,7 +74,7 @@ void retire(offload::StorageEngine& engine, const std::string& path,
 
 bool owns_data(const std::string& log, const offload::StateLog::Origin& made) {
   std::error_code error;
-  // A record of a version that kept no id.
+  // Records of older Sluice releases have no file id, so compare the files at both paths.
   if (made.id.empty()) return fs::equivalent(made.path, log, error);
   const std::string id = offload::file_id(log);
   const auto inode_of = [](const std::string& of) {

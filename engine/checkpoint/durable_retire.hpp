@@ -15,27 +15,28 @@
 
 namespace sluice::checkpoint {
 
-// Removes every other run's log in `directory`, each after the files that carry its run id. The
-// files that its records name stay where this log is a copy of the one that made them. A log stays
-// with its data where neither record can be read, and where it is one of `kept`.
+// Removes every other run's log in `directory`, each after the data files that carry its run id. If
+// a log is a copy, the files that its records name stay. A log stays with its data if neither of
+// its records can be read, or if it is one of `kept`.
 void retire_other_logs(const std::string& directory, const std::string& own_log,
                        const std::vector<std::string>& storage_paths,
                        const std::vector<std::string>& kept);
 
-// Whether the data of a log that was made as `made` are the log's own, and not those of one that it
-// is a copy of. A rename keeps the inode, and so does a mount, which may change the device; a hard
-// link has both and another path.
+// Whether a log that was created as `made` owns its data, and is not a copy of the log that does. A
+// rename keeps the inode, and so does a mount, which may change the device. A hard link keeps both,
+// but has another path.
 bool owns_data(const std::string& log, const offload::StateLog::Origin& made);
 
-// Files of runs that were killed before they committed anything: blank logs, each after the data of
-// its run in storage_paths where it is no copy.
+// Returns the files of runs that were killed before they committed anything: blank logs, each after
+// the data of its run in storage_paths. If a log is a copy, its data are left out.
 std::vector<std::string> files_without_commit(const std::string& directory,
                                               const std::vector<std::string>& storage_paths);
 // Removes those.
 void remove_files_without_commit(const std::string& directory,
                                  const std::vector<std::string>& storage_paths);
 
-// The files of a run that has committed nothing yet: removed when it ends so.
+// Owns the files of a run that has committed nothing yet. The destructor removes them unless keep()
+// was called.
 class UncommittedFiles {
  public:
   UncommittedFiles(std::string directory, std::string run_id,
@@ -51,10 +52,10 @@ class UncommittedFiles {
   void keep() { kept_ = true; }
   std::string log_path() const { return state_log_path(directory_, run_id_); }
 
-  // Remembers which files lie at these paths now: those that commits rely on.
+  // Remembers which files lie at these paths now. Commits rely on these files.
   void watch(const std::vector<std::string>& paths);
-  // Throws Error where one of them was deleted, moved or replaced since. It would still take
-  // writes, and no resume would find it.
+  // Throws Error if a watched file was deleted, moved or replaced since. Such a file would still
+  // take writes, but no resume would find it.
   void check_watched() const;
 
  private:

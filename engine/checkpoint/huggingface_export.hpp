@@ -42,10 +42,10 @@ std::string huggingface_config(const model::ModelShape& shape, DType weight);
 // At most so many bytes lie in the directory afterwards.
 std::uint64_t huggingface_bytes(const model::ModelShape& shape, DType weight);
 
-// Writes both files into `directory`, which is made if it is missing; each file is replaced whole.
-// They are on the disk when this returns. Holds `piece_bytes` of memory, or one row where a row is
-// larger. Precondition: no obstacle. Throws InputError where `weights` is not this model's file;
-// IoError.
+// Writes model.safetensors and config.json into `directory`, and creates it if it is missing. Each
+// file is replaced as a whole and is on disk when this returns. Uses about `piece_bytes` of memory,
+// or one row of a transposed tensor if that is larger. Precondition: huggingface_obstacle(shape) is
+// empty. Throws InputError if `weights` does not match the model, and IoError.
 void export_huggingface(const SafetensorsReader& weights, const model::ModelShape& shape,
                         DType weight, const std::string& directory,
                         std::uint64_t piece_bytes = 16 * kMiB);

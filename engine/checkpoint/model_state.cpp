@@ -69,7 +69,8 @@ void check_present(const SafetensorsReader& reader, const std::vector<Safetensor
   }
 }
 
-// No tensor of the file, or no weight of it, that this model does not have.
+// Throws InputError if the file has a tensor that this model lacks. only_weights: optimizer state
+// is not checked.
 void check_known(const SafetensorsReader& reader, const std::vector<SafetensorsSpec>& expected,
                  bool only_weights) {
   std::unordered_set<std::string_view> names;
@@ -120,7 +121,7 @@ std::vector<float> ModelState::initial_values(const model::UnitLayout& layout, s
   return values;
 }
 
-// The weight and, where there is one, the master beside it.
+// Fills the weight and, if there is one, the master beside it.
 void ModelState::fill_weights(std::size_t unit, std::uint64_t seed) {
   const model::UnitLayout& layout = model_.units()[unit].layer->layout();
   std::vector<StateKind> kinds{StateKind::kWeight};

@@ -4,8 +4,8 @@
 // data_offsets}}, with an optional "__metadata__" of strings; then the buffer that data_offsets are
 // relative to. Files are untrusted: every count is checked before it is used, and the tensors must
 // cover the buffer without hole or overlap, to the last byte. Nothing but the header is held in
-// memory. Errors: InputError, one sentence with the file and the tensor, for a file that is not
-// right; IoError where the system fails.
+// memory. Errors: InputError if the file is not valid, one sentence with the file and the tensor;
+// IoError if the system fails.
 #pragma once
 
 #include <cstddef>

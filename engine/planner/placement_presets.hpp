@@ -30,7 +30,8 @@ struct PlacementPreset {
 // that cannot be run are left out, and so are duplicates.
 std::vector<PlacementPreset> placement_presets(const config::Config& config);
 
-// The tier of each unit: units in order until their elements reach the share.
+// Returns one tier per unit. Units get share.first in order, as long as their running total of
+// elements fits the share; the others get share.rest.
 std::vector<Tier> spread(const TierShare& share, const schedule::StepModel& model);
 // The same for activations, by number of units.
 std::vector<Tier> spread_activations(const TierShare& share, std::size_t units);

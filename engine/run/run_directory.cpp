@@ -46,8 +46,8 @@ std::uint32_t next_number(const std::string& log_dir) {
   return last + 1;
 }
 
-// `path` itself, or the directory to which a link of that name leads. `latest` moves on with the next
-// start, and a run must not move with it.
+// `path` itself, or the directory to which a link of that name leads. `latest` moves on with the
+// next start, and a run must not move with it.
 std::string without_link(const std::string& path) {
   const fs::path name = normal_path(path);
   std::error_code error;

@@ -15,8 +15,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Throws where something else than a file is in the way. In a directory that came from another user
-// a link would lead to another file, and a pipe would never open.
+// Throws InputError if something other than a regular file is at `path`. In a directory that came
+// from another user, a link would lead to another file, and a pipe would never open.
 void check_regular(const fs::path& path) {
   std::error_code error;
   const fs::file_type type = fs::symlink_status(path, error).type();

@@ -72,7 +72,7 @@ std::optional<RunHolder> read_holder(int descriptor) {
   };
   texts_of("storage_paths", holder.storage_paths);
   texts_of("earlier_runs", holder.earlier_runs);
-  // They become parts of file names.
+  // Run ids become parts of file names, so drop any other text.
   std::erase_if(holder.earlier_runs, [](const std::string& run) { return !parse_run_id(run); });
   return parse_run_id(holder.run_id) ? std::optional(holder) : std::nullopt;
 }
@@ -150,11 +150,11 @@ void RunLock::take_over(const RunHolder& earlier) {
   }
   earlier_runs_ = earlier.earlier_runs;
   earlier_runs_.push_back(earlier.run_id);
-  // By more than one where the record was tampered with.
+  // A record that was tampered with may exceed the limit by more than one.
   while (earlier_runs_.size() > kMostEarlierRuns) earlier_runs_.erase(earlier_runs_.begin());
 }
 
-// For others' messages; a run that cannot write it still holds the lock.
+// Writes the record that other processes read. A run that cannot write it still holds the lock.
 void RunLock::write_holder(const RunId& run) {
   nlohmann::ordered_json record{{"pid", ::getpid()},
                                 {"host", host_name()},

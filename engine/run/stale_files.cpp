@@ -102,11 +102,12 @@ class Sweeper {
     if (run.holder) {
       runs = run.holder->earlier_runs;
       runs.push_back(run.holder->run_id);
-      // The configuration may have changed since.
+      // The run may have used other paths than its configuration names now.
       paths.insert(paths.end(), run.holder->storage_paths.begin(), run.holder->storage_paths.end());
       remove_repeated(paths);
     }
-    // Held while anything is removed; afterwards it goes, unless it alone tells of state.
+    // The lock is held while files are removed. Then it goes too, unless it is the only record of
+    // state that stays.
     found_.removed = remove_;
     std::optional<RunLock> lock;
     if (remove_ && !take(lock, found_.directory)) return;
@@ -160,7 +161,7 @@ class Sweeper {
     }
   }
 
-  // removable: false where the lock is all that tells of data that stay.
+  // removable: false if the lock is the only record of data that stay.
   void note_lock(const std::string& directory, const RunLock::State& state, bool removable) {
     if (!state.exists) return;
     const std::string holder = state.holder ? state.holder->describe() : "a run";
@@ -175,7 +176,8 @@ class Sweeper {
     if (remove_) fs::remove_all(path);
   }
 
-  // Below the run's directory all are this run's; elsewhere, those of the processes in its lock.
+  // Below the run's directory, all storage files belong to the run. Elsewhere, only those do that
+  // carry a run id from its lock.
   void storage_files(const fs::path& directory, const std::vector<std::string>& runs) {
     const fs::path below = fs::path(directory).lexically_relative(found_.directory);
     const bool own = !below.empty() && *below.begin() != "..";
@@ -187,8 +189,8 @@ class Sweeper {
     }
   }
 
-  // Committed state of a durable run is found by its log alone. It is only listed: where the log
-  // was moved, and not deleted, the run can still be resumed.
+  // Committed state of a durable run can be found only through its log. It is listed but not
+  // removed: if the log was moved and not deleted, the run can still be resumed.
   static std::vector<StaleFile> data_without_log(const std::string& checkpoint_dir,
                                                  const std::vector<std::string>& paths,
                                                  const std::vector<std::string>& runs) {

@@ -26,16 +26,18 @@ constexpr std::uint64_t kBlocks = 64;    // of the file
 constexpr std::uint64_t kMostWave = 16;  // requests at once
 constexpr int kRounds = 3;
 constexpr double kSecondsARound = 0.1;  // of each path, at least one wave
-// Of state on each path: to measure for less takes longer than it gains.
-// A trial's file takes as much for a moment; a path that turns out slow may get less afterwards.
+// With less state than this on each path, measuring takes longer than it gains. The file of a trial
+// takes as much room for a moment. A path that turns out slow may get less state afterwards.
 constexpr std::uint64_t kLeastMeasuredBytes = kBlocks * kBlockBytes;
 
-// Kept by every request too: one that misses its deadline still writes there when it ends.
+// Every request shares the ownership, because a request that misses its deadline still uses the
+// memory until it ends.
 using Staging = std::shared_ptr<std::byte>;
 
 class PathTrial {
  public:
-  // staging: of `wave` blocks, for as many requests at once; a power of two, at most kMostWave.
+  // staging: memory for `wave` blocks. wave: the number of requests at once, a power of two and at
+  // most kMostWave.
   PathTrial(offload::StorageEngine& engine, const std::string& directory, Staging staging,
             std::uint64_t wave)
       : engine_(engine),
@@ -67,7 +69,8 @@ class PathTrial {
   double bytes_per_s() const { return bytes_per_s_; }
 
  private:
-  // Requests for blocks that follow each other: writes, or every other one a read.
+  // Moves `wave_` consecutive blocks with one request each, and waits for them. With `reads`, every
+  // other request is a read; the rest are writes.
   void move_wave(std::uint64_t first_block, bool reads) {
     struct Outcome {
       Mutex mutex;

@@ -1,10 +1,10 @@
 // The two slots of a durable run's state on storage, and the work of a Commit.
 //
 // State on storage has two slots (state_save.cpp). `current` holds the newest state; `committed` is
-// the slot of the log's newest record, and nothing writes there. A step whose schedule makes new
-// state finds it in `current` and leaves it in the other slot where `current` is committed, or
-// becomes so in this step, and in place otherwise. Log copies are saved to the slot of the state
-// that they belong to.
+// the slot of the log's newest record, and nothing writes there. A step that makes new state reads
+// the old state from `current`. It writes the new state in place, or to the other slot if `current`
+// is committed or becomes so in this step. Log copies are saved to the slot of the state that they
+// belong to.
 //
 // A commit records for every home one digest of its blocks' tags (offload/tagged_space.hpp), so
 // that recovery detects torn and stale data. Threads: one at a time: between steps the caller's, in
@@ -57,9 +57,10 @@ class DurableState {
   void begin(const schedule::Schedule& schedule, Record record);
   void end();
 
-  // The slot of `place` in this pass: of the state that it makes, or found.
+  // Returns the slot of `place` in this pass: for the state that the pass makes if `made`, else for
+  // the state that it finds.
   std::uint32_t slot_of(const Place& place, bool made) const;
-  // Between passes: that of a home.
+  // Returns the slot of a home between passes.
   std::uint32_t slot_of(const schedule::Buffer& home) const {
     return home.versions == 1 ? 0 : current_;
   }

@@ -287,8 +287,9 @@ void ModelRunner::copy_found(kernels::Kernels& kernels, const std::vector<Place>
   }
 }
 
-// A skipped step. A piece's states go back to their homes as they came, but for a 16-bit weight:
-// that one is only written, so it is made of the master again, which gives the bits it had.
+// Handles a skipped step. The states of a piece go back to their homes unchanged, except for a
+// 16-bit weight, which the update only writes. It is rounded from the master again, which gives the
+// same bits.
 void ModelRunner::keep_weight(kernels::Kernels& kernels, const Place* master, const Place& weight) {
   if (master == nullptr) return;
   kernels.cast(master->data, DType::kF32, weight.data, weight.buffer->dtype, true,

@@ -45,9 +45,10 @@ class ModelRunner final : public OperationRunner {
               const model::ParameterTable& parameters, kernels::Kernels& device_kernels,
               kernels::Kernels& host_kernels, collectives::Communicator& communicator);
 
-  // Compute that is somebody else's (Op::kExternal): starts the instruction's work, on any thread,
-  // and has `signal` called once when it is done; with an exception where it failed. `program` and
-  // `instruction` stay valid until then, and so must `framework` itself.
+  // Compute that a host framework does (Op::kExternal). The framework starts the instruction's
+  // work, on any thread, and calls `signal` once when the work is done, with an exception if it
+  // failed. `program` and `instruction` stay valid until then, and `framework` must stay valid,
+  // too.
   using Framework =
       std::function<void(const Program& program, const schedule::Instruction& instruction,
                          const std::function<void(std::exception_ptr)>& signal)>;

@@ -85,7 +85,7 @@ std::vector<Place> Program::resolve(const std::vector<schedule::Use>& uses, RunM
   return places;
 }
 
-// Reads of one lane never conflict with each other; writes do where they overlap.
+// Finds the earlier writes that each storage write overlaps. Reads of one lane never conflict.
 void Program::find_storage_conflicts() {
   // The last writer of each extent: disjoint half-open ranges, begin -> (end, writer).
   std::map<std::uint64_t, std::pair<std::uint64_t, schedule::InstructionId>> written;

@@ -39,9 +39,9 @@ class Program {
   const std::vector<schedule::InstructionId>& storage_conflicts(schedule::InstructionId id) const {
     return storage_conflicts_[id];
   }
-  // When the end of a storage transfer is waited for: the place in the schedule, counted from 1, of
-  // the first instruction of other lanes that cannot start before it, by way of other transfers
-  // too; behind the last where none waits.
+  // Returns when the end of a storage transfer is needed: the position in the schedule, counted
+  // from 1, of the first instruction on another lane that cannot start before it, also by way of
+  // other transfers. Returns the position after the last instruction if none waits.
   std::uint64_t needed_by(schedule::InstructionId id) const { return needed_by_[id]; }
   // Storage reads directly before a host update of the same memory, and writes directly after it.
   // The update verifies and tags their blocks while these are in its cache (TagsBy::kCaller).

@@ -1,9 +1,9 @@
 // All the memory of a run, obtained once before the first step and held to its end.
 //
 // Device: chunk slots, with a window mapped for every way in which the schedules use them, and one
-// planned arena, over the slots where the schedules share them. Pinned: one arena for homes and
-// staging. Storage: one striped space. Sizes come from the packed schedules; nothing is allocated
-// afterwards.
+// planned arena. The arena lies over the slots if the schedules share the device. Pinned: one arena
+// for homes and staging. Storage: one striped space. Sizes come from the packed schedules; nothing
+// is allocated afterwards.
 #pragma once
 
 #include <array>
@@ -51,8 +51,8 @@ class RunMemory {
   // Address of a device or pinned buffer; windows are mapped on first request (set-up only).
   std::byte* address(const schedule::Buffer& buffer);
   offload::TaggedSpace& storage() { return storage_; }
-  // The tagged range of each slot of a storage buffer (both alike where it has one version). New
-  // ranges at set-up only.
+  // Returns the tagged range of each slot of a storage buffer. Both are equal if the buffer has one
+  // version. Adds new ranges during set-up only.
   using SlotRanges = std::array<offload::TaggedSpace::RangeId, 2>;
   SlotRanges storage_ranges(const schedule::Buffer& buffer);
   // Pinned memory for set-up and checkpoints, only between steps. Shares bytes with staging, so it

@@ -39,7 +39,8 @@ Backend make_host_backend(const config::Config& config) {
   return backend;
 }
 
-// Left to the driver, for code that it loads at the first call, and to the libraries.
+// This much device memory is left to the libraries and to the driver, which loads code at the first
+// call.
 constexpr std::uint64_t kLibraryBytes = 512 * kMiB;
 constexpr int kOrdinal = 0;  // CUDA_VISIBLE_DEVICES says which GPU that is
 

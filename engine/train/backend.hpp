@@ -27,12 +27,13 @@ struct Backend {
       host_kernels;  // run on the optimizer lane's thread, on host memory
 };
 
-// "auto" becomes "cuda" where this build and this machine have a GPU that can be used, and no link
-// is made up (memory.link_bandwidth), else "host".
-// Throws InputError where "cuda" is asked for and cannot be had: the sentence says why.
+// Replaces "auto" by "cuda" if this build and this machine have a usable GPU and
+// memory.link_bandwidth and memory.link_latency simulate no link, else by "host".
+// Throws InputError if "cuda" is requested but unavailable; the message gives the reason.
 void settle_backend(config::Config& config);
 
-// config.memory.backend is settled; config.train.threads: of host kernels, above 0. config may go.
+// Preconditions: memory.backend is settled, and train.threads (for the host kernels) is above 0.
+// `config` need not outlive the backend.
 Backend make_backend(const config::Config& config);
 
 }  // namespace sluice::train

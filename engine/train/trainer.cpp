@@ -65,8 +65,8 @@ void Trainer::start(const std::optional<run::ResumePoint>& found) {
   saved_step_ = found || durable() ? step_ : -1;
 }
 
-// A step reads its data before it changes anything, and writes files of the run when it is
-// finished. So at a fault of either the state is that of step_.
+// A step reads its data before it changes anything, and writes files of the run after it has
+// finished. So if either fails, the state is that of step_.
 TrainingEnd Trainer::run() {
   try {
     return run_steps();

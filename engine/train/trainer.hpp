@@ -72,8 +72,8 @@ class Trainer {
   void save();
   // The state after `step` is saved.
   void note_saved(std::int64_t step);
-  // A durable run's commits that this one went on from are of no more use once it has saved its
-  // own; those that it passed over may be, to their owner.
+  // Removes the commits from which this durable run was resumed: they are of no use once the run
+  // has saved its own. Commits that the resume passed over stay, because their owner may need them.
   void retire_earlier();
   void finish();
   // The final weights: weights.safetensors, and the directory that transformers loads. Returns that

@@ -84,8 +84,8 @@ void note_steps(const checkpoint::CheckpointManifest& manifest, const config::Co
                            " steps");
 }
 
-// Plans the run and holds it against the room of the disks. Nothing where the plan is refused: an
-// event says why.
+// Plans the run and checks that the disks have room for it. Returns nothing if the plan is refused;
+// an event gives the reason.
 std::optional<Prepared> prepare_run(const config::Config& config, bool resumes,
                                     const EventSink& events) {
   try {
@@ -106,7 +106,7 @@ std::optional<Prepared> prepare_run(const config::Config& config, bool resumes,
   }
 }
 
-// Throws InputError where the run cannot go on from `found`.
+// Throws InputError if the run cannot continue from `found`.
 void check_found(const run::ResumePoint& found, const Prepared& prepared, const data::Dataset& data,
                  bool accept_other_arithmetic) {
   const planner::Plan& plan = std::get<planner::Plan>(prepared.result);

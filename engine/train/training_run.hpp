@@ -45,8 +45,8 @@ using StepObserver = std::function<void(const StepReport&)>;
 // own in config.log.dir (engine/run/run_directory.hpp); a resumed one goes on in its own, wherever
 // config.log.dir is. It holds config.toml, plan.json, plan_trace.json, trace.json, events.jsonl and
 // weights.safetensors.
-// Throws InputError before anything was touched; run::NoState where the run that should be resumed
-// holds no state that verifies; Error for a fault at run time.
+// Throws InputError before anything was touched, run::NoState if the run to be resumed holds no
+// state that verifies, and Error for a fault at run time.
 TrainingEnd train(const config::Config& config, const TrainingOptions& options,
                   const EventSink& events, const StepObserver& observe);
 

@@ -9,8 +9,9 @@
 //        +-----------+-----------+
 //
 // Invariants: the cut depends on the shape alone and k is never split, so every element of C is one
-// sum in one order, whatever the number of threads. Panels are at most 4 MiB, so that they stay in
-// the last-level cache with their tiles. Strides are padded away from multiples of 2 KiB.
+// sum in one order, whatever the number of threads. Panels are about 4 MiB (64 rows if k > 16,384),
+// so that they stay in the last-level cache with their tiles. Strides are padded away from
+// multiples of 2 KiB.
 #include "kernels/host/gemm.hpp"
 
 #include <algorithm>
@@ -26,8 +27,9 @@
 namespace sluice::kernels::host {
 namespace {
 
-// Panels of 16-bit operands stay in the last-level cache with their tiles. The conversion costs one
-// load per element and super-block: with panels of 64 rows or more, a few percent of the product.
+// 16-bit operands are widened to fp32 into panels of about kPanelBytes, so that a panel and its
+// tiles stay in the last-level cache. Widening costs one load per element and super-block: a few
+// percent of the product's time if a panel has at least kLeastPanel rows.
 constexpr std::int64_t kPanelBytes = 4 * kMiB;
 constexpr std::int64_t kLeastPanel = 64;
 

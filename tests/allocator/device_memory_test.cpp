@@ -24,6 +24,7 @@ class DeviceMemory : public ::testing::Test {
   std::unique_ptr<device::Device> inner_ = device::make_host_device({.capacity_bytes = 64 * kPage});
   FailingDevice device_{*inner_};
   Ledger ledger_{{16 * kPage, 0, 0}};
+  PagePool pages_{device_, ledger_, kChunk};
 
   std::uint64_t live_bytes() const { return ledger_.totals(Tier::kDevice).live_bytes; }
   std::uint64_t live_bytes(Category category) const {
@@ -41,17 +42,16 @@ using ChunkPoolTest = DeviceMemory;
 using PlannedArenaTest = DeviceMemory;
 
 TEST_F(PagePoolTest, ReusesAHandleOfTheSameSizeOnly) {
-  PagePool pool(device_, ledger_, kChunk);
-  PagePool::Handle* page = pool.take_page(Category::kWeight);
-  pool.put_back(page);
+  PagePool::Handle* page = pages_.take_page(Category::kWeight);
+  pages_.put_back(page);
   EXPECT_EQ(live_bytes(), kPage);  // still ours
-  PagePool::Handle* chunk = pool.take_chunk(Category::kWeight);
+  PagePool::Handle* chunk = pages_.take_chunk(Category::kWeight);
   EXPECT_NE(chunk, page);
   EXPECT_EQ(chunk->block.bytes(), kChunk);
-  EXPECT_EQ(pool.take_page(Category::kWeight), page);
+  EXPECT_EQ(pages_.take_page(Category::kWeight), page);
   EXPECT_EQ(inner_->counters().allocation_calls, 2u);
   EXPECT_EQ(live_bytes(), kPage + kChunk);
-  pool.check_invariants();
+  pages_.check_invariants();
   expect_agreement();
 }
 
@@ -64,44 +64,41 @@ TEST_F(PagePoolTest, OneListWhereChunksArePages) {
 }
 
 TEST_F(PagePoolTest, AReusedHandleMovesItsCharge) {
-  PagePool pool(device_, ledger_, kChunk);
-  pool.put_back(pool.take_chunk(Category::kGradient));
+  pages_.put_back(pages_.take_chunk(Category::kGradient));
   EXPECT_EQ(live_bytes(Category::kGradient), kChunk);
   ledger_.set_category_cap(Tier::kDevice, Category::kOptimizer, kChunk - 1);
-  EXPECT_THROW(pool.take_chunk(Category::kOptimizer), OutOfMemory);
-  EXPECT_EQ(pool.free_handles(), 1u);
+  EXPECT_THROW(pages_.take_chunk(Category::kOptimizer), OutOfMemory);
+  EXPECT_EQ(pages_.free_handles(), 1u);
   EXPECT_EQ(live_bytes(Category::kGradient), kChunk);
-  EXPECT_NE(pool.take_chunk(Category::kActivation), nullptr);
+  EXPECT_NE(pages_.take_chunk(Category::kActivation), nullptr);
   EXPECT_EQ(live_bytes(Category::kGradient), 0u);
   EXPECT_EQ(live_bytes(Category::kActivation), kChunk);
-  pool.check_invariants();
+  pages_.check_invariants();
   expect_agreement();
 }
 
 TEST_F(PagePoolTest, TrimGivesFreeHandlesBackAndTheirPlacesAreReused) {
-  PagePool pool(device_, ledger_, kChunk);
-  PagePool::Handle* kept = pool.take_page(Category::kWeight);
-  pool.put_back(pool.take_page(Category::kWeight));
-  pool.put_back(pool.take_chunk(Category::kWeight));
-  PagePool::Handle* other = pool.take_chunk(Category::kWeight);
-  pool.put_back(other);
-  pool.trim();
+  PagePool::Handle* kept = pages_.take_page(Category::kWeight);
+  pages_.put_back(pages_.take_page(Category::kWeight));
+  pages_.put_back(pages_.take_chunk(Category::kWeight));
+  PagePool::Handle* other = pages_.take_chunk(Category::kWeight);
+  pages_.put_back(other);
+  pages_.trim();
   EXPECT_EQ(live_bytes(), kPage);
-  EXPECT_EQ(pool.live_handles(), 1u);
-  EXPECT_EQ(pool.free_handles(), 0u);
+  EXPECT_EQ(pages_.live_handles(), 1u);
+  EXPECT_EQ(pages_.free_handles(), 0u);
   expect_agreement();
-  pool.check_invariants();
-  EXPECT_NE(pool.take_chunk(Category::kWeight), kept);
-  pool.check_invariants();
+  pages_.check_invariants();
+  EXPECT_NE(pages_.take_chunk(Category::kWeight), kept);
+  pages_.check_invariants();
 }
 
 TEST_F(PagePoolTest, TheCapIsMetBeforeTheDeviceIsAsked) {
-  PagePool pool(device_, ledger_, kChunk);
-  for (int i = 0; i < 8; ++i) static_cast<void>(pool.take_chunk(Category::kWeight));
+  for (int i = 0; i < 8; ++i) static_cast<void>(pages_.take_chunk(Category::kWeight));
   const std::uint64_t calls = device_.calls();
-  EXPECT_THROW(pool.take_page(Category::kWeight), OutOfMemory);
+  EXPECT_THROW(pages_.take_page(Category::kWeight), OutOfMemory);
   EXPECT_EQ(device_.calls(), calls);
-  pool.check_invariants();
+  pages_.check_invariants();
   expect_agreement();
 }
 
@@ -149,8 +146,7 @@ TEST_F(PagePoolTest, SeededRandomOperationsKeepTheInvariants) {
 }
 
 TEST_F(ChunkPoolTest, AliasedWindowsShowTheSameBytes) {
-  PagePool pages(device_, ledger_, kChunk);
-  ChunkPool chunks(device_, pages, 4, Category::kWeight);
+  ChunkPool chunks(device_, pages_, 4, Category::kWeight);
   EXPECT_EQ(live_bytes(Category::kWeight), 4 * kChunk);
   std::byte* first = chunks.map_window(std::vector<std::uint32_t>{2, 0, 3});
   std::byte* second = chunks.map_window(std::vector<std::uint32_t>{3, 1});
@@ -173,45 +169,41 @@ TEST_F(ChunkPoolTest, AliasedWindowsShowTheSameBytes) {
 }
 
 TEST_F(ChunkPoolTest, RefusesBrokenWindows) {
-  PagePool pages(device_, ledger_, kChunk);
-  ChunkPool chunks(device_, pages, 2, Category::kWeight);
+  ChunkPool chunks(device_, pages_, 2, Category::kWeight);
   EXPECT_THROW(chunks.map_window(std::vector<std::uint32_t>{0, 0}), InternalError);
   EXPECT_THROW(chunks.map_window(std::vector<std::uint32_t>{2}), InternalError);
   EXPECT_THROW(chunks.map_window({}), InternalError);
 }
 
 TEST_F(ChunkPoolTest, APoolPastTheCapAllocatesNothing) {
-  PagePool pages(device_, ledger_, kChunk);
-  EXPECT_THROW(ChunkPool(device_, pages, 9, Category::kWeight), OutOfMemory);
-  EXPECT_EQ(pages.live_handles(), 0u);
-  pages.trim();
+  EXPECT_THROW(ChunkPool(device_, pages_, 9, Category::kWeight), OutOfMemory);
+  EXPECT_EQ(pages_.live_handles(), 0u);
+  pages_.trim();
   EXPECT_EQ(live_bytes(), 0u);
-  const ChunkPool fits(device_, pages, 8, Category::kWeight);
+  const ChunkPool fits(device_, pages_, 8, Category::kWeight);
   EXPECT_EQ(live_bytes(), 16 * kPage);
 }
 
 TEST_F(ChunkPoolTest, PhysicalMemoryMovesToTheNextPhase) {
-  PagePool pages(device_, ledger_, kChunk);
-  { const ChunkPool forward(device_, pages, 8, Category::kWeight); }
+  { const ChunkPool forward(device_, pages_, 8, Category::kWeight); }
   const std::uint64_t allocations = inner_->counters().allocation_calls;
-  const ChunkPool backward(device_, pages, 8, Category::kGradient);
+  const ChunkPool backward(device_, pages_, 8, Category::kGradient);
   EXPECT_EQ(inner_->counters().allocation_calls, allocations);
   EXPECT_EQ(live_bytes(Category::kWeight), 0u);
   EXPECT_EQ(live_bytes(Category::kGradient), 16 * kPage);
 }
 
 TEST_F(PlannedArenaTest, IsContiguousAcrossPages) {
-  PagePool pages(device_, ledger_, kChunk);
   {
-    const PlannedArena arena(device_, pages, 3 * kPage - 5, Category::kActivation);
+    const PlannedArena arena(device_, pages_, 3 * kPage - 5, Category::kActivation);
     EXPECT_EQ(arena.bytes(), 3 * kPage);
     EXPECT_EQ(live_bytes(Category::kActivation), 3 * kPage);
     std::memset(arena.at(0), 0x3c, arena.bytes());
     EXPECT_EQ(*(arena.at(arena.bytes()) - 1), std::byte{0x3c});
     EXPECT_THROW(static_cast<void>(arena.at(3 * kPage + 1)), InternalError);
-    EXPECT_EQ(pages.live_handles(), 3u);
+    EXPECT_EQ(pages_.live_handles(), 3u);
   }
-  EXPECT_EQ(pages.live_handles(), 0u);
+  EXPECT_EQ(pages_.live_handles(), 0u);
   expect_agreement();
 }
 
@@ -243,17 +235,15 @@ TEST_F(PlannedArenaTest, MayLieOverSlots) {
 }
 
 TEST_F(PlannedArenaTest, ZeroBytesNeedNothing) {
-  PagePool pages(device_, ledger_, kChunk);
-  const PlannedArena arena(device_, pages, 0, Category::kActivation);
+  const PlannedArena arena(device_, pages_, 0, Category::kActivation);
   EXPECT_EQ(arena.at(0), nullptr);
   EXPECT_EQ(device_.calls(), 0u);
 }
 
 TEST_F(PlannedArenaTest, PastTheCapAllocatesNothing) {
-  PagePool pages(device_, ledger_, kChunk);
-  EXPECT_THROW(PlannedArena(device_, pages, 17 * kPage, Category::kActivation), OutOfMemory);
-  EXPECT_EQ(pages.live_handles(), 0u);
-  pages.check_invariants();
+  EXPECT_THROW(PlannedArena(device_, pages_, 17 * kPage, Category::kActivation), OutOfMemory);
+  EXPECT_EQ(pages_.live_handles(), 0u);
+  pages_.check_invariants();
   expect_agreement();
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/rng.hpp"
+#include "tests/support/thrown.hpp"
 
 namespace sluice::allocator {
 namespace {
@@ -47,23 +48,17 @@ TEST(Ledger, OutOfMemoryCarriesTheFacts) {
   Ledger ledger({100, 100, 100});
   ledger.set_category_cap(Tier::kPinned, Category::kOptimizer, 30);
   const Reservation some = ledger.reserve(Tier::kPinned, Category::kOptimizer, 10);
-  try {
-    const Reservation none = ledger.reserve(Tier::kPinned, Category::kOptimizer, 21);
-    FAIL() << "a category's cap was passed";
-  } catch (const OutOfMemory& error) {
-    EXPECT_EQ(error.tier, Tier::kPinned);
-    EXPECT_EQ(error.category, Category::kOptimizer);
-    EXPECT_EQ(error.requested_bytes, 21u);
-    EXPECT_EQ(error.available_bytes, 20u);
-  }
+  const auto reserving = [&](std::uint64_t bytes) {
+    return [&ledger, bytes] { return ledger.reserve(Tier::kPinned, Category::kOptimizer, bytes); };
+  };
+  const auto error = testing::thrown_by<OutOfMemory>(reserving(21));
+  EXPECT_EQ(error.tier, Tier::kPinned);
+  EXPECT_EQ(error.category, Category::kOptimizer);
+  EXPECT_EQ(error.requested_bytes, 21u);
+  EXPECT_EQ(error.available_bytes, 20u);
   // The tier's own cap decides where it is the tighter one.
   const Reservation other = ledger.reserve(Tier::kPinned, Category::kWeight, 85);
-  try {
-    const Reservation none = ledger.reserve(Tier::kPinned, Category::kOptimizer, 6);
-    FAIL() << "a tier's cap was passed";
-  } catch (const OutOfMemory& error) {
-    EXPECT_EQ(error.available_bytes, 5u);
-  }
+  EXPECT_EQ(testing::thrown_by<OutOfMemory>(reserving(6)).available_bytes, 5u);
   EXPECT_EQ(live(ledger, Tier::kPinned), 95u);
   EXPECT_THROW(ledger.set_category_cap(Tier::kPinned, Category::kWeight, 84), InternalError);
 }

@@ -12,25 +12,39 @@ namespace {
 
 enum class Ties { kEven, kAway };
 
-// The two bf16 neighbours of
-// value
-//  in double, where all differences below are exact. The value after the largest finite number is
-// 2^128: from half-way on, IEEE rounds to infinity.
-double magnitude_of(std::uint32_t upper_bits) {
-  if (upper_bits == 0x7f80u) return std::ldexp(1.0, 128);
-  return static_cast<double>(std::bit_cast<float>(upper_bits << 16));
-}
+// The magnitudes of a format's numbers by their bits, in double, where all differences of
+// neighbours are exact. That of infinity is the number after the largest finite one: from half-way
+// on, IEEE rounds to infinity.
+struct Format {
+  std::uint32_t infinity;
+  double (*magnitude)(std::uint32_t bits);
+};
 
-std::uint16_t round_by_double(float value, Ties ties) {
-  const auto bits = std::bit_cast<std::uint32_t>(value);
-  const auto sign = static_cast<std::uint16_t>((bits >> 16) & 0x8000u);
-  const std::uint32_t lower = (bits & 0x7fffffffu) >> 16;
+double bf16_magnitude(std::uint32_t bits) {
+  if (bits == 0x7f80u) return std::ldexp(1.0, 128);
+  return static_cast<double>(std::bit_cast<float>(bits << 16));
+}
+double f16_magnitude(std::uint32_t bits) {
+  const int exponent = static_cast<int>(bits >> 10);
+  const double mantissa = static_cast<double>(bits & 0x3ffu);
+  return exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024.0 + mantissa, exponent - 25);
+}
+constexpr Format kBf16{0x7f80u, &bf16_magnitude};
+constexpr Format kF16{0x7c00u, &f16_magnitude};
+
+// Converts by search.
+std::uint16_t round_by_double(const Format& format, float value, Ties ties) {
+  const auto sign = static_cast<std::uint16_t>(std::signbit(value) ? 0x8000u : 0u);
   const double magnitude = std::fabs(static_cast<double>(value));
-  if (std::isinf(magnitude)) return sign | 0x7f80u;
-  const double below = magnitude - magnitude_of(lower);
-  const double above = magnitude_of(lower + 1) - magnitude;
-  const bool up = below > above || (below == above && (ties == Ties::kAway || (lower & 1u) != 0));
-  return static_cast<std::uint16_t>(sign | (lower + (up ? 1u : 0u)));
+  std::uint32_t below = 0, above = format.infinity;
+  if (magnitude >= format.magnitude(above)) return sign | static_cast<std::uint16_t>(above);
+  while (above - below > 1) {
+    const std::uint32_t middle = (below + above) / 2;
+    (format.magnitude(middle) <= magnitude ? below : above) = middle;
+  }
+  const double down = magnitude - format.magnitude(below), up = format.magnitude(above) - magnitude;
+  const bool round_up = down > up || (down == up && (ties == Ties::kAway || (below & 1u) != 0));
+  return static_cast<std::uint16_t>(sign | (round_up ? above : below));
 }
 
 void expect_rounded(std::uint32_t bits) {
@@ -43,8 +57,8 @@ void expect_rounded(std::uint32_t bits) {
     ASSERT_NE(nearest_even.bits & 0x40u, 0u) << "a quiet NaN, of " << std::hex << bits;
     return;
   }
-  ASSERT_EQ(nearest_even.bits, round_by_double(value, Ties::kEven)) << std::hex << bits;
-  ASSERT_EQ(nearest_away.bits, round_by_double(value, Ties::kAway)) << std::hex << bits;
+  ASSERT_EQ(nearest_even.bits, round_by_double(kBf16, value, Ties::kEven)) << std::hex << bits;
+  ASSERT_EQ(nearest_away.bits, round_by_double(kBf16, value, Ties::kAway)) << std::hex << bits;
   // The split master stores this remainder beside the weight.
   const auto remainder = static_cast<std::int64_t>(bits) -
                          static_cast<std::int64_t>(std::uint32_t{nearest_away.bits} << 16);
@@ -87,28 +101,6 @@ TEST(Bf16, EveryNumberSurvivesTheWayThroughFloat) {
   }
 }
 
-// The value of a half's magnitude, from its fields; the one after the largest number is 2^16.
-double f16_magnitude(std::uint32_t bits) {
-  const int exponent = static_cast<int>(bits >> 10);
-  const double mantissa = static_cast<double>(bits & 0x3ffu);
-  return exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024.0 + mantissa, exponent - 25);
-}
-
-// Converts by search, in double, where every difference of neighbours is exact.
-std::uint16_t f16_by_double(float value) {
-  const auto sign = static_cast<std::uint16_t>(std::signbit(value) ? 0x8000u : 0u);
-  const double magnitude = std::fabs(static_cast<double>(value));
-  if (magnitude >= f16_magnitude(0x7c00u)) return sign | 0x7c00u;
-  std::uint32_t below = 0, above = 0x7c00u;
-  while (above - below > 1) {
-    const std::uint32_t middle = (below + above) / 2;
-    (f16_magnitude(middle) <= magnitude ? below : above) = middle;
-  }
-  const double down = magnitude - f16_magnitude(below), up = f16_magnitude(above) - magnitude;
-  const bool round_up = down > up || (down == up && (below & 1u) != 0);
-  return static_cast<std::uint16_t>(sign | (round_up ? above : below));
-}
-
 void expect_f16(std::uint32_t bits) {
   const auto value = std::bit_cast<float>(bits);
   const f16 half = f16_from_float(value);
@@ -117,7 +109,7 @@ void expect_f16(std::uint32_t bits) {
     ASSERT_EQ(half.bits >> 15, bits >> 31);
     return;
   }
-  ASSERT_EQ(half.bits, f16_by_double(value)) << std::hex << bits;
+  ASSERT_EQ(half.bits, round_by_double(kF16, value, Ties::kEven)) << std::hex << bits;
 }
 
 // Around every tie: the last bit kept is fp32's bit 13, or higher in a subnormal.

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "tests/support/thread_faults.hpp"
+#include "tests/support/thrown.hpp"
 
 namespace sluice {
 namespace {
@@ -30,18 +31,15 @@ TEST(Thread, RunsItsBodyUnderItsName) {
 TEST(Thread, AStartThatFailsNamesTheThreadAndTheLimit) {
   const testing::FailThreadStart fault(1);
   bool ran = false;
-  try {
-    start_thread("lane h2d", [&ran] { ran = true; });
-    FAIL() << "the start did not fail";
-  } catch (const ThreadError& error) {
-    EXPECT_STREQ(error.what(),
-                 "thread 'lane h2d' could not start: Resource temporarily unavailable; raise the "
-                 "limit of threads (the container's pids limit, or ulimit -u)");
-    EXPECT_EQ(error.thread_name, "lane h2d");
-    EXPECT_EQ(error.error_number, EAGAIN);
-    EXPECT_EQ(error.exit_status(), 3);
-    EXPECT_EQ(error.code(), "thread");
-  }
+  const auto error =
+      testing::thrown_by<ThreadError>([&] { start_thread("lane h2d", [&ran] { ran = true; }); });
+  EXPECT_STREQ(error.what(),
+               "thread 'lane h2d' could not start: Resource temporarily unavailable; raise the "
+               "limit of threads (the container's pids limit, or ulimit -u)");
+  EXPECT_EQ(error.thread_name, "lane h2d");
+  EXPECT_EQ(error.error_number, EAGAIN);
+  EXPECT_EQ(error.exit_status(), 3);
+  EXPECT_EQ(error.code(), "thread");
   EXPECT_FALSE(ran);
 }
 

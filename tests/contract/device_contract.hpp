@@ -25,6 +25,8 @@
 
 #include "base/rng.hpp"
 #include "device/device.hpp"
+#include "tests/support/aligned_bytes.hpp"
+#include "tests/support/thrown.hpp"
 
 namespace sluice {
 
@@ -55,13 +57,19 @@ class DeviceContract : public ::testing::Test {
     page_ = device_->facts().granularity_bytes;
   }
 
+  void to_device(void* destination, const void* source, std::uint64_t bytes) {
+    stream_->copy(destination, source, bytes, device::CopyKind::kHostToDevice);
+  }
+  void to_host(void* destination, const void* source, std::uint64_t bytes) {
+    stream_->copy(destination, source, bytes, device::CopyKind::kDeviceToHost);
+  }
   void upload(std::byte* destination, const std::vector<std::byte>& bytes) {
-    stream_->copy(destination, bytes.data(), bytes.size(), device::CopyKind::kHostToDevice);
+    to_device(destination, bytes.data(), bytes.size());
     stream_->synchronize(contract_deadline());
   }
   std::vector<std::byte> download(const std::byte* source, std::uint64_t bytes) {
     std::vector<std::byte> result(bytes);
-    stream_->copy(result.data(), source, bytes, device::CopyKind::kDeviceToHost);
+    to_host(result.data(), source, bytes);
     stream_->synchronize(contract_deadline());
     return result;
   }
@@ -89,13 +97,11 @@ TYPED_TEST_P(DeviceContract, CopiesCarryBytesAllWaysAndAreCounted) {
   const device::RawBuffer first = this->device_->allocate(pattern.size());
   const device::RawBuffer second = this->device_->allocate(pattern.size());
   std::vector<std::byte> result(pattern.size());
-  this->stream_->copy(first.data(), pattern.data(), pattern.size(),
-                      device::CopyKind::kHostToDevice);
+  this->to_device(first.data(), pattern.data(), pattern.size());
   this->stream_->copy(second.data(), first.data(), pattern.size(),
                       device::CopyKind::kDeviceToDevice);
-  this->stream_->copy(result.data(), second.data(), pattern.size(),
-                      device::CopyKind::kDeviceToHost);
-  this->stream_->copy(result.data(), second.data(), 0, device::CopyKind::kDeviceToHost);
+  this->to_host(result.data(), second.data(), pattern.size());
+  this->to_host(result.data(), second.data(), 0);
   this->stream_->synchronize(contract_deadline());
   EXPECT_EQ(result, pattern);
   for (const std::uint64_t bytes : this->device_->counters().copied_bytes) {
@@ -130,14 +136,11 @@ TYPED_TEST_P(DeviceContract, TheCapIsHardForBlocksAndBuffersTogether) {
   const device::PhysicalBlock block = this->device_->create_block(this->kCapacityBytes / 2);
   const device::DeviceCounters full = this->device_->counters();
   EXPECT_EQ(full.live_bytes, this->kCapacityBytes);
-  try {
-    const device::PhysicalBlock more = this->device_->create_block(this->page_);
-    FAIL() << "one page more than the cap was given";
-  } catch (const OutOfMemory& error) {
-    EXPECT_EQ(error.tier, Tier::kDevice);
-    EXPECT_EQ(error.requested_bytes, this->page_);
-    EXPECT_EQ(error.available_bytes, 0u);
-  }
+  const auto error =
+      testing::thrown_by<OutOfMemory>([&] { this->device_->create_block(this->page_); });
+  EXPECT_EQ(error.tier, Tier::kDevice);
+  EXPECT_EQ(error.requested_bytes, this->page_);
+  EXPECT_EQ(error.available_bytes, 0u);
   EXPECT_THROW(this->device_->allocate(1), OutOfMemory);
   EXPECT_THROW(this->device_->allocate(~std::uint64_t{0}), OutOfMemory);
   EXPECT_EQ(this->device_->counters().live_bytes, full.live_bytes);
@@ -243,24 +246,21 @@ TYPED_TEST_P(DeviceContract, HandlesMoveWithoutReleasing) {
 
 TYPED_TEST_P(DeviceContract, HostPagesAreRegisteredOnce) {
   constexpr std::uint64_t kBytes = 1 << 20;
-  const std::unique_ptr<std::byte, void (*)(void*)> pages(
-      static_cast<std::byte*>(std::aligned_alloc(4096, kBytes)), std::free);
-  ASSERT_NE(pages, nullptr);
-  std::memset(pages.get(), 7, kBytes);
+  const testing::AlignedBytes pages(kBytes);
+  std::memset(pages.at(), 7, kBytes);
   {
-    const device::HostRegistration registration = this->device_->register_host(pages.get(), kBytes);
-    EXPECT_EQ(registration.data(), pages.get());
+    const device::HostRegistration registration = this->device_->register_host(pages.at(), kBytes);
+    EXPECT_EQ(registration.data(), pages.at());
     EXPECT_EQ(this->device_->counters().registration_calls, 1u);
     EXPECT_EQ(this->device_->counters().peak_registered_bytes, kBytes);
-    EXPECT_THROW(this->device_->register_host(pages.get() + 4096, 4096), InternalError);
+    EXPECT_THROW(this->device_->register_host(pages.at(4096), 4096), InternalError);
     const device::RawBuffer buffer = this->device_->allocate(kBytes);
-    this->stream_->copy(buffer.data(), pages.get(), kBytes, device::CopyKind::kHostToDevice);
-    this->stream_->synchronize(contract_deadline());
+    this->to_device(buffer.data(), pages.at(), kBytes);
     EXPECT_EQ(this->download(buffer.data(), kBytes), std::vector<std::byte>(kBytes, std::byte{7}));
   }
-  EXPECT_THROW(this->device_->register_host(pages.get() + 8, 4096), InternalError);
-  EXPECT_THROW(this->device_->register_host(pages.get(), 0), InternalError);
-  const device::HostRegistration again = this->device_->register_host(pages.get(), kBytes);
+  EXPECT_THROW(this->device_->register_host(pages.at(8), 4096), InternalError);
+  EXPECT_THROW(this->device_->register_host(pages.at(), 0), InternalError);
+  const device::HostRegistration again = this->device_->register_host(pages.at(), kBytes);
   EXPECT_EQ(this->device_->counters().registration_calls, 2u);
   EXPECT_EQ(this->device_->counters().peak_registered_bytes, kBytes);
 }
@@ -269,26 +269,23 @@ TYPED_TEST_P(DeviceContract, HostPagesAreRegisteredOnce) {
 TYPED_TEST_P(DeviceContract, ACopyMayCrossAdjoiningRegistrations) {
   constexpr std::uint64_t kPieceBytes = 64 * kKiB;
   constexpr std::uint64_t kBytes = 3 * kPieceBytes;
-  const std::unique_ptr<std::byte, void (*)(void*)> pages(
-      static_cast<std::byte*>(std::aligned_alloc(4096, kBytes)), std::free);
-  ASSERT_NE(pages, nullptr);
+  const testing::AlignedBytes pages(kBytes);
   const auto pattern = contract_pattern(kBytes, 11);
-  std::memcpy(pages.get(), pattern.data(), kBytes);
+  std::memcpy(pages.at(), pattern.data(), kBytes);
   std::vector<device::HostRegistration> registrations;
   for (std::uint64_t offset = 0; offset < kBytes; offset += kPieceBytes) {
-    registrations.push_back(this->device_->register_host(pages.get() + offset, kPieceBytes));
+    registrations.push_back(this->device_->register_host(pages.at(offset), kPieceBytes));
   }
   const device::RawBuffer buffer = this->device_->allocate(kBytes);
-  this->stream_->copy(buffer.data(), pages.get(), kBytes, device::CopyKind::kHostToDevice);
+  this->to_device(buffer.data(), pages.at(), kBytes);
   EXPECT_EQ(this->download(buffer.data(), kBytes), pattern);
-  std::memset(pages.get(), 0, kBytes);
+  std::memset(pages.at(), 0, kBytes);
   // Begins and ends inside a piece, two borders between.
   const std::uint64_t begin = kPieceBytes - 256;
   const std::uint64_t bytes = kPieceBytes + 512;
-  this->stream_->copy(pages.get() + begin, buffer.data() + begin, bytes,
-                      device::CopyKind::kDeviceToHost);
+  this->to_host(pages.at(begin), buffer.data() + begin, bytes);
   this->stream_->synchronize(contract_deadline());
-  EXPECT_EQ(std::memcmp(pages.get() + begin, pattern.data() + begin, bytes), 0);
+  EXPECT_EQ(std::memcmp(pages.at(begin), pattern.data() + begin, bytes), 0);
   EXPECT_EQ(this->device_->counters().peak_registered_bytes, kBytes);
 }
 
@@ -301,9 +298,9 @@ TYPED_TEST_P(DeviceContract, AStreamRunsInOrder) {
   std::vector<int> launched;
   for (int i = 0; i < kEntries; ++i) sources.push_back(contract_pattern(kBytes, 100 + i));
   for (int i = 0; i < kEntries; ++i) {
-    this->stream_->copy(buffer.data(), sources[i].data(), kBytes, device::CopyKind::kHostToDevice);
+    this->to_device(buffer.data(), sources[i].data(), kBytes);
     this->stream_->launch([&launched, i] { launched.push_back(i); });
-    this->stream_->copy(results[i].data(), buffer.data(), kBytes, device::CopyKind::kDeviceToHost);
+    this->to_host(results[i].data(), buffer.data(), kBytes);
   }
   this->stream_->synchronize(contract_deadline());
   EXPECT_EQ(results, sources);
@@ -342,8 +339,7 @@ TYPED_TEST_P(DeviceContract, EventTimesFollowTheStream) {
   const device::RawBuffer buffer = this->device_->allocate(pattern.size());
   const std::int64_t before = this->device_->now_ns();
   this->stream_->record(*first);
-  this->stream_->copy(buffer.data(), pattern.data(), pattern.size(),
-                      device::CopyKind::kHostToDevice);
+  this->to_device(buffer.data(), pattern.data(), pattern.size());
   this->stream_->record(*second);
   second->synchronize(contract_deadline(), "the second event");
   const std::int64_t after = this->device_->now_ns();
@@ -362,8 +358,7 @@ TYPED_TEST_P(DeviceContract, RecordingAgainReplacesThePoint) {
   const std::int64_t first_ns = event->time_ns();
   const auto pattern = contract_pattern(4 * kMiB, 8);
   const device::RawBuffer buffer = this->device_->allocate(pattern.size());
-  this->stream_->copy(buffer.data(), pattern.data(), pattern.size(),
-                      device::CopyKind::kHostToDevice);
+  this->to_device(buffer.data(), pattern.data(), pattern.size());
   this->stream_->record(*event);
   event->synchronize(contract_deadline(), "the second point");
   EXPECT_GT(event->time_ns(), first_ns);
@@ -465,15 +460,12 @@ TYPED_TEST_P(DeviceContract, AFailurePoisonsItsStreamOnly) {
   bool ran_after = false;
   this->stream_->record(*earlier);
   this->stream_->launch([] { throw DeviceError("deliberate"); });
-  this->stream_->copy(buffer.data(), new_bytes.data(), 4096, device::CopyKind::kHostToDevice);
+  this->to_device(buffer.data(), new_bytes.data(), 4096);
   this->stream_->launch([&] { ran_after = true; });
   this->stream_->record(*later);
-  try {
-    later->synchronize(contract_deadline(), "the later event");
-    FAIL() << "an event after the failure must carry it";
-  } catch (const DeviceError& error) {
-    EXPECT_NE(std::string(error.what()).find("deliberate"), std::string::npos);
-  }
+  const std::string message = testing::message_of<DeviceError>(
+      [&] { later->synchronize(contract_deadline(), "the later event"); });
+  EXPECT_TRUE(testing::mentions(message, "deliberate"));
   EXPECT_TRUE(later->done());
   earlier->synchronize(contract_deadline(), "an event before the failure");
   EXPECT_THROW(this->stream_->synchronize(contract_deadline()), DeviceError);

@@ -12,7 +12,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
 #include <csignal>
 #include <cstring>
 #include <filesystem>
@@ -29,32 +28,11 @@
 #include "base/log.hpp"
 #include "base/units.hpp"
 #include "offload/storage_engine.hpp"
+#include "tests/support/aligned_bytes.hpp"
 #include "tests/support/temp_directory.hpp"
+#include "tests/support/thrown.hpp"
 
 namespace sluice::testing {
-
-// Page-aligned bytes; at(offset) may be anything.
-class AlignedBytes {
- public:
-  explicit AlignedBytes(std::uint64_t bytes)
-      : bytes_(bytes),
-        data_(static_cast<std::byte*>(std::aligned_alloc(4096, round_up(bytes + 1, 4096)))) {
-    std::memset(data_, 0, round_up(bytes + 1, 4096));
-  }
-  ~AlignedBytes() { std::free(data_); }
-  AlignedBytes(const AlignedBytes&) = delete;
-  AlignedBytes& operator=(const AlignedBytes&) = delete;
-  std::byte* at(std::uint64_t offset = 0) const { return data_ + offset; }
-  std::uint64_t bytes() const { return bytes_; }
-  void fill(std::uint64_t seed) {
-    std::mt19937_64 random(seed);
-    for (std::uint64_t i = 0; i < bytes_; ++i) data_[i] = static_cast<std::byte>(random());
-  }
-
- private:
-  std::uint64_t bytes_;
-  std::byte* data_;
-};
 
 inline std::uint64_t hash_of(const std::byte* data, std::uint64_t bytes) {
   return XXH3_64bits(data, bytes);
@@ -112,14 +90,17 @@ class StorageContract : public ::testing::Test {
   void write(offload::StorageFileId file, std::uint64_t offset, void* data, std::uint64_t bytes) {
     engine_->transfer({offload::StorageOp::kWrite, file, offset, data, bytes});
   }
+  // All of `data` in equal parts, each to its own offset.
+  void submit_writes(offload::StorageFileId file, const AlignedBytes& data, std::uint64_t parts,
+                     Ends& ends) {
+    const std::uint64_t bytes = data.bytes() / parts;
+    for (std::uint64_t at = 0; at < data.bytes(); at += bytes) {
+      engine_->submit({offload::StorageOp::kWrite, file, at, data.at(at), bytes}, ends.callback());
+    }
+  }
   std::string open_error(const std::string& path, offload::StorageFileMode mode,
                          std::uint64_t bytes) {
-    try {
-      engine_->open(path, mode, bytes);
-    } catch (const InputError& error) {
-      return error.what();
-    }
-    return {};
+    return refusal_of([&] { engine_->open(path, mode, bytes); });
   }
 
   TempDirectory directory_;
@@ -217,11 +198,7 @@ TYPED_TEST_P(StorageContract, UnalignedNeighboursUnderWayAtOnceKeepAllBytes) {
   AlignedBytes data(kPieceBytes * kPieces);
   data.fill(5);
   Ends ends;
-  for (std::uint64_t i = 0; i < kPieces; ++i) {
-    this->engine_->submit(
-        {offload::StorageOp::kWrite, file, i * kPieceBytes, data.at(i * kPieceBytes), kPieceBytes},
-        ends.callback());
-  }
+  this->submit_writes(file, data, kPieces, ends);
   this->engine_->drain(this->soon());
   EXPECT_TRUE(ends.errors().empty());
   AlignedBytes found(data.bytes());
@@ -289,19 +266,11 @@ TYPED_TEST_P(StorageContract, RangesOutsideTheFileAreErrorsOfTheRequest) {
   const std::uint64_t huge = ~std::uint64_t{0};
   for (const std::uint64_t offset :
        {std::uint64_t{9000}, std::uint64_t{10000}, huge - 4096, huge, std::uint64_t{1} << 63}) {
-    try {
-      this->read(file, offset, data.at(), 4096);
-      FAIL() << offset;
-    } catch (const IoError& error) {
-      EXPECT_EQ(error.error_number, 0);
-      EXPECT_EQ(error.offset, offset);
-    }
-    try {
-      this->write(file, offset, data.at(), 4096);
-      FAIL() << offset;
-    } catch (const IoError& error) {
-      EXPECT_EQ(error.error_number, ENOSPC);
-    }
+    const auto read = thrown_by<IoError>([&] { this->read(file, offset, data.at(), 4096); });
+    EXPECT_EQ(read.error_number, 0);
+    EXPECT_EQ(read.offset, offset);
+    const auto write = thrown_by<IoError>([&] { this->write(file, offset, data.at(), 4096); });
+    EXPECT_EQ(write.error_number, ENOSPC);
   }
   EXPECT_THROW(this->read(file, 0, data.at(), huge), IoError);
   this->write(file, 10000 - 4096, data.at(), 4096);
@@ -329,13 +298,9 @@ TYPED_TEST_P(StorageContract, AFileThatShrankUnderneathEndsShort) {
   const auto file = this->engine_->open(path, offload::StorageFileMode::kReadOnly, 0);
   std::filesystem::resize_file(path, 100 * kKiB + 10);
   AlignedBytes data(256 * kKiB);
-  try {
-    this->read(file, 0, data.at(), data.bytes());
-    FAIL();
-  } catch (const IoError& error) {
-    EXPECT_EQ(error.error_number, 0);
-    EXPECT_NE(std::string(error.what()).find(path), std::string::npos);
-  }
+  const auto error = thrown_by<IoError>([&] { this->read(file, 0, data.at(), data.bytes()); });
+  EXPECT_EQ(error.error_number, 0);
+  EXPECT_TRUE(mentions(error.what(), path));
 }
 
 TYPED_TEST_P(StorageContract, AClosedFileIsRefused) {
@@ -353,11 +318,7 @@ TYPED_TEST_P(StorageContract, ClosingWaitsForTheFilesRequests) {
   const auto file = this->scratch(4 * kMiB);
   AlignedBytes data(4 * kMiB);
   Ends ends;
-  for (std::uint64_t i = 0; i < 8; ++i) {
-    this->engine_->submit(
-        {offload::StorageOp::kWrite, file, i * 512 * kKiB, data.at(i * 512 * kKiB), 512 * kKiB},
-        ends.callback());
-  }
+  this->submit_writes(file, data, 8, ends);
   this->engine_->close(file);
   EXPECT_EQ(ends.ended(), 8u);
   EXPECT_TRUE(ends.errors().empty());
@@ -396,34 +357,23 @@ TYPED_TEST_P(StorageContract, OpenRefusesWithASentenceThatNamesThePlace) {
   const std::string taken = this->directory_.file("taken");
   std::ofstream(taken) << "precious";
   for (const auto mode : {offload::StorageFileMode::kCreate, offload::StorageFileMode::kScratch}) {
-    EXPECT_NE(this->open_error(taken, mode, 4096).find("exists already"), std::string::npos);
+    EXPECT_TRUE(mentions(this->open_error(taken, mode, 4096), "exists already"));
   }
   EXPECT_EQ(std::filesystem::file_size(taken), 8u);
-  const std::string nowhere = this->directory_.file("absent/file");
-  EXPECT_NE(this->open_error(nowhere, offload::StorageFileMode::kScratch, 1)
-                .find(this->directory_.file("absent")),
-            std::string::npos);
-  EXPECT_NE(
-      this->open_error(this->directory_.file("absent"), offload::StorageFileMode::kReadOnly, 0)
-          .find("absent"),
-      std::string::npos);
-  EXPECT_NE(this->open_error(this->directory_.path(), offload::StorageFileMode::kReadOnly, 0)
-                .find("not a regular"),
-            std::string::npos);
+  using enum offload::StorageFileMode;
+  const std::string absent = this->directory_.file("absent");
+  EXPECT_TRUE(mentions(this->open_error(absent + "/file", kScratch, 1), absent));
+  EXPECT_TRUE(mentions(this->open_error(absent, kReadOnly, 0), "absent"));
+  EXPECT_TRUE(mentions(this->open_error(this->directory_.path(), kReadOnly, 0), "not a regular"));
   // root may write anywhere, so the test becomes another user.
   const uid_t user = ::geteuid();
   ASSERT_EQ(::chmod(this->directory_.path().c_str(), 0555), 0);
-  if (user == 0) {
-    ASSERT_EQ(::seteuid(65534), 0);
-  }
+  ASSERT_EQ(user == 0 ? ::seteuid(65534) : 0, 0);
   const std::string message =
       this->open_error(this->directory_.file("new"), offload::StorageFileMode::kCreate, 1);
-  if (user == 0) {
-    ASSERT_EQ(::seteuid(0), 0);
-  }
+  ASSERT_EQ(user == 0 ? ::seteuid(0) : 0, 0);
   ASSERT_EQ(::chmod(this->directory_.path().c_str(), 0755), 0);
-  EXPECT_NE(message.find("directory '" + this->directory_.path().string()), std::string::npos)
-      << message;
+  EXPECT_TRUE(mentions(message, "directory '" + this->directory_.path().string()));
 }
 
 TYPED_TEST_P(StorageContract, TooLittleRoomIsRefusedWithBothFigures) {
@@ -431,9 +381,9 @@ TYPED_TEST_P(StorageContract, TooLittleRoomIsRefusedWithBothFigures) {
   const std::uint64_t needed = std::uint64_t{1} << 55;
   for (const std::uint64_t bytes : {needed, ~std::uint64_t{0}}) {
     const std::string message = this->open_error(path, offload::StorageFileMode::kCreate, bytes);
-    EXPECT_NE(message.find(path), std::string::npos);
-    EXPECT_NE(message.find(std::to_string(bytes)), std::string::npos) << message;
-    EXPECT_NE(message.find("bytes are available"), std::string::npos);
+    EXPECT_TRUE(mentions(message, path));
+    EXPECT_TRUE(mentions(message, std::to_string(bytes)));
+    EXPECT_TRUE(mentions(message, "bytes are available"));
   }
   struct rlimit limit {};
   ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &limit), 0);
@@ -441,30 +391,20 @@ TYPED_TEST_P(StorageContract, TooLittleRoomIsRefusedWithBothFigures) {
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
   const std::string message = this->open_error(path, offload::StorageFileMode::kCreate, 128 * kKiB);
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
-  EXPECT_NE(message.find("131072"), std::string::npos) << message;
-  EXPECT_NE(message.find("65536 bytes are available"), std::string::npos) << message;
+  EXPECT_TRUE(mentions(message, "131072"));
+  EXPECT_TRUE(mentions(message, "65536 bytes are available"));
   EXPECT_TRUE(std::filesystem::is_empty(this->directory_.path()));
 }
 
 TYPED_TEST_P(StorageContract, DestructionEndsEveryRequestOnce) {
   AlignedBytes data(8 * kMiB);
   Ends ends;
-  {
-    const auto file = this->scratch(8 * kMiB);
-    for (std::uint64_t i = 0; i < 32; ++i) {
-      const std::uint64_t offset = i * 256 * kKiB;
-      this->engine_->submit({offload::StorageOp::kWrite, file, offset, data.at(offset), 256 * kKiB},
-                            ends.callback());
-    }
-    this->engine_.reset();
-  }
+  this->submit_writes(this->scratch(8 * kMiB), data, 32, ends);
+  this->engine_.reset();
   EXPECT_EQ(ends.ended(), 32u);
   for (const auto& error : ends.errors()) {
-    try {
-      std::rethrow_exception(error);
-    } catch (const IoError& io) {
-      EXPECT_EQ(io.error_number, ECANCELED);
-    }
+    const auto io = thrown_by<IoError>([&] { std::rethrow_exception(error); });
+    EXPECT_EQ(io.error_number, ECANCELED);
   }
 }
 
@@ -542,47 +482,27 @@ TYPED_TEST_P(StorageContract, ManyFilesAtOnce) {
   }
 }
 
-// Holds the engine at its first call until it is let go, and reports when it is held.
-class Gate {
- public:
-  std::int64_t pass(std::int64_t result) {
-    std::unique_lock lock(mutex_);
-    held_ = true;
-    changed_.notify_all();
-    changed_.wait_for(lock, std::chrono::seconds(60), [&] { return open_; });
-    return result;
-  }
-  void await_held() {
-    std::unique_lock lock(mutex_);
-    EXPECT_TRUE(changed_.wait_for(lock, std::chrono::seconds(60), [&] { return held_; }));
-  }
-  void open() {
-    const std::lock_guard lock(mutex_);
-    open_ = true;
-    changed_.notify_all();
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool held_ = false;
-  bool open_ = false;
-};
-
 // The order in which requests ended, by their numbers; one piece of each direction at a time.
 template <typename Factory>
 std::vector<int> order_of_ends(
-    const std::string& path, offload::StorageOp held,
+    const std::string& path, offload::StorageOp first_op,
     const std::vector<std::pair<offload::StorageOp, std::uint64_t>>& requests) {
   constexpr std::uint64_t kBytes = 64 * kKiB;
   offload::StorageOptions options;
   options.queue_depth = 16;  // of the queue; no more than one goes at a time
   options.write_depth = 1;
   options.threads = 1;
-  if (held == offload::StorageOp::kRead) options.queue_depth = 1;
-  const auto gate = std::make_shared<Gate>();
+  if (first_op == offload::StorageOp::kRead) options.queue_depth = 1;
+  // Holds the engine at its first call until it is let go.
+  std::promise<void> held, let_go;
+  const auto gate = let_go.get_future().share();
+  std::once_flag first;
   const auto engine = Factory::make(options);
-  engine->filter_results([gate](std::int64_t result) { return gate->pass(result); });
+  engine->filter_results([&, gate](std::int64_t result) {
+    std::call_once(first, [&] { held.set_value(); });
+    gate.wait_for(std::chrono::seconds(60));
+    return result;
+  });
   const auto file = engine->open(path, offload::StorageFileMode::kScratch, 64 * kBytes);
   AlignedBytes buffer(64 * kBytes);
   std::mutex mutex;
@@ -596,12 +516,12 @@ std::vector<int> order_of_ends(
                      order.push_back(number);
                    });
   };
-  submit(held, 0, 0);
-  gate->await_held();
+  submit(first_op, 0, 0);
+  EXPECT_EQ(held.get_future().wait_for(std::chrono::seconds(60)), std::future_status::ready);
   for (std::size_t i = 0; i < requests.size(); ++i) {
     submit(requests[i].first, static_cast<int>(i) + 1, requests[i].second);
   }
-  gate->open();
+  let_go.set_value();
   engine->drain(Deadline::after_seconds(60));
   return order;
 }

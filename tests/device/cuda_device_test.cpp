@@ -11,18 +11,13 @@
 #include "base/log.hpp"
 #include "tests/contract/device_contract.hpp"
 #include "tests/support/cuda_driver/simulator.hpp"
+#include "tests/support/thrown.hpp"
 
 namespace sluice::device {
 namespace {
 
+using testing::AlignedBytes;
 using testing::CudaSimulator;
-
-struct Pages {
-  explicit Pages(std::uint64_t size)
-      : bytes(size), data(static_cast<std::byte*>(std::aligned_alloc(4096, size)), std::free) {}
-  std::uint64_t bytes;
-  std::unique_ptr<std::byte, void (*)(void*)> data;
-};
 
 TEST(CudaSearch, ListsTheSimulatedGpu) {
   const CudaSimulator simulator;
@@ -38,12 +33,9 @@ TEST(CudaSearch, ListsTheSimulatedGpu) {
 }
 
 TEST(CudaSearch, RefusesAnAbsentGpuInOneSentence) {
-  try {
-    make_cuda_device({.ordinal = 3, .capacity_bytes = kMiB});
-    FAIL();
-  } catch (const InputError& error) {
-    EXPECT_NE(std::string(error.what()).find("no GPU 3"), std::string::npos) << error.what();
-  }
+  const std::string message = testing::message_of<InputError>(
+      [&] { make_cuda_device({.ordinal = 3, .capacity_bytes = kMiB}); });
+  EXPECT_TRUE(testing::mentions(message, "no GPU 3"));
   EXPECT_THROW(make_cuda_device({.capacity_bytes = 4 * kGiB}), InputError);
   EXPECT_THROW(make_cuda_device({.ordinal = -1}), InputError);
 }
@@ -59,13 +51,9 @@ TEST(CudaDevice, AFullGpuIsOutOfMemoryAndNamesTheFreeBytes) {
   const auto second = make_cuda_device({.capacity_bytes = 2 * kGiB});
   const PhysicalBlock most = first->create_block(2 * kGiB - 4 * kMiB);
   const RawBuffer fits = second->allocate(2 * kMiB);
-  try {
-    const PhysicalBlock more = second->create_block(4 * kMiB);
-    FAIL();
-  } catch (const OutOfMemory& error) {
-    EXPECT_EQ(error.requested_bytes, 4 * kMiB);
-    EXPECT_EQ(error.available_bytes, 2 * kMiB);
-  }
+  const auto error = testing::thrown_by<OutOfMemory>([&] { second->create_block(4 * kMiB); });
+  EXPECT_EQ(error.requested_bytes, 4 * kMiB);
+  EXPECT_EQ(error.available_bytes, 2 * kMiB);
   EXPECT_THROW(second->allocate(4 * kMiB), OutOfMemory);
   EXPECT_EQ(second->counters().live_bytes, 2 * kMiB);
 }
@@ -79,10 +67,10 @@ TEST(CudaStream, WorkIsAsynchronousAndNativeIsTheDriversStream) {
   const auto stream = device->create_stream("work");
   ASSERT_NE(stream->native(), nullptr);
   ASSERT_NE(stream->native(), gate->native());
-  Pages pages(8192);
-  std::memset(pages.data.get(), 1, pages.bytes);
-  const HostRegistration registration = device->register_host(pages.data.get(), pages.bytes);
-  const RawBuffer buffer = device->allocate(pages.bytes);
+  AlignedBytes pages(8192);
+  std::memset(pages.at(), 1, pages.bytes());
+  const HostRegistration registration = device->register_host(pages.at(), pages.bytes());
+  const RawBuffer buffer = device->allocate(pages.bytes());
   const auto open = device->create_event();
   const auto copied = device->create_event();
 
@@ -105,7 +93,7 @@ TEST(CudaStream, WorkIsAsynchronousAndNativeIsTheDriversStream) {
   });
   gate->record(*open);
   stream->wait(*open);
-  stream->copy(buffer.data(), pages.data.get(), pages.bytes, CopyKind::kHostToDevice);
+  stream->copy(buffer.data(), pages.at(), pages.bytes(), CopyKind::kHostToDevice);
   stream->record(*copied);
   EXPECT_FALSE(open->done());
   EXPECT_FALSE(copied->done());
@@ -117,7 +105,7 @@ TEST(CudaStream, WorkIsAsynchronousAndNativeIsTheDriversStream) {
   copied->synchronize(contract_deadline(), "the copy");
   EXPECT_TRUE(open->done());
   EXPECT_LE(open->time_ns(), copied->time_ns());
-  EXPECT_EQ(device->counters().copied_bytes[0], pages.bytes);
+  EXPECT_EQ(device->counters().copied_bytes[0], pages.bytes());
 }
 
 // The driver refuses a copy that is partly in a registration; the device cuts it at every border.
@@ -125,18 +113,18 @@ TEST(CudaStream, CopiesAreCutWhereRegistrationsBeginAndEnd) {
   const CudaSimulator simulator;
   const auto device = make_cuda_device({.capacity_bytes = 64 * kMiB});
   const auto stream = device->create_stream("cut");
-  Pages pages(16 * 4096);
-  const auto pattern = contract_pattern(pages.bytes, 3);
-  std::memcpy(pages.data.get(), pattern.data(), pages.bytes);
-  const RawBuffer buffer = device->allocate(pages.bytes);
-  const HostRegistration low = device->register_host(pages.data.get() + 2 * 4096, 3 * 4096);
-  const HostRegistration high = device->register_host(pages.data.get() + 7 * 4096, 4096);
-  stream->copy(buffer.data(), pages.data.get(), pages.bytes, CopyKind::kHostToDevice);
+  AlignedBytes pages(16 * 4096);
+  const auto pattern = contract_pattern(pages.bytes(), 3);
+  std::memcpy(pages.at(), pattern.data(), pages.bytes());
+  const RawBuffer buffer = device->allocate(pages.bytes());
+  const HostRegistration low = device->register_host(pages.at(2 * 4096), 3 * 4096);
+  const HostRegistration high = device->register_host(pages.at(7 * 4096), 4096);
+  stream->copy(buffer.data(), pages.at(), pages.bytes(), CopyKind::kHostToDevice);
   stream->synchronize(contract_deadline());
-  std::memset(pages.data.get(), 0, pages.bytes);
-  stream->copy(pages.data.get() + 100, buffer.data() + 100, 10 * 4096, CopyKind::kDeviceToHost);
+  std::memset(pages.at(), 0, pages.bytes());
+  stream->copy(pages.at(100), buffer.data() + 100, 10 * 4096, CopyKind::kDeviceToHost);
   stream->synchronize(contract_deadline());
-  EXPECT_EQ(std::memcmp(pages.data.get() + 100, pattern.data() + 100, 10 * 4096), 0);
+  EXPECT_EQ(std::memcmp(pages.at(100), pattern.data() + 100, 10 * 4096), 0);
   EXPECT_EQ(device->counters().copied_bytes[1], 10u * 4096);
 }
 
@@ -162,13 +150,9 @@ TEST(CudaStream, AFaultOfTheGpuIsThrownByEveryWait) {
     stream->record(*event);
     constexpr int kIllegalAddress = 700;
     simulator.fault(kIllegalAddress);
-    try {
-      stream->synchronize(contract_deadline());
-      FAIL();
-    } catch (const DeviceError& error) {
-      EXPECT_NE(std::string(error.what()).find("CUDA_ERROR_ILLEGAL_ADDRESS"), std::string::npos)
-          << error.what();
-    }
+    const std::string message =
+        testing::message_of<DeviceError>([&] { stream->synchronize(contract_deadline()); });
+    EXPECT_TRUE(testing::mentions(message, "CUDA_ERROR_ILLEGAL_ADDRESS"));
     EXPECT_THROW(event->synchronize(contract_deadline(), "an event"), DeviceError);
     EXPECT_THROW(device->allocate(100), DeviceError);
     simulator.heal();
@@ -218,10 +202,7 @@ TEST(CudaDevice, LeavesNothingBehindWhateverTheOrderOfRelease) {
     stream.reset();
     EXPECT_TRUE(event->done());
   }
-  const SluiceSimulatedObjects left = simulator.objects();
-  EXPECT_EQ(left.contexts + left.streams + left.events + left.blocks + left.mappings + left.ranges +
-                left.buffers + left.registrations,
-            0u);
+  EXPECT_EQ(simulator.object_count(), 0u);
 }
 
 }  // namespace

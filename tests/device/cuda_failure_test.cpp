@@ -1,12 +1,15 @@
 // Every driver call fails in turn: the result is a typed error, and nothing is left behind.
 #include <gtest/gtest.h>
 
-#include <array>
+#include <algorithm>
 #include <cstring>
+#include <deque>
 
 #include "device/cuda/cuda_device.hpp"
 #include "tests/contract/device_contract.hpp"
 #include "tests/support/cuda_driver/simulator.hpp"
+#include "tests/support/parts_of.hpp"
+#include "tests/support/thrown.hpp"
 
 namespace sluice::device {
 namespace {
@@ -19,10 +22,8 @@ constexpr int kOutOfMemory = 2;
 // Kept for good: later use of the same addresses must not meet a registration that could not be
 // undone.
 std::byte* fresh_pages() {
-  using Pages = std::unique_ptr<std::byte, void (*)(void*)>;
-  static std::vector<Pages> kept;
-  return kept.emplace_back(static_cast<std::byte*>(std::aligned_alloc(4096, 8192)), std::free)
-      .get();
+  static std::deque<testing::AlignedBytes> kept;
+  return kept.emplace_back(8192).at();
 }
 
 // Uses every part of the device once. Returns the bytes that came back through it.
@@ -54,97 +55,51 @@ std::vector<std::byte> use_all(const std::vector<std::byte>& pattern) {
   return result;
 }
 
-std::uint64_t total(const SluiceSimulatedObjects& objects) {
-  return objects.contexts + objects.streams + objects.events + objects.blocks + objects.mappings +
-         objects.ranges + objects.buffers + objects.registrations;
-}
-
-// If a context cannot be made current, nothing that needs it can be released either.
-bool leaks_by_nature(const char* function) {
-  return std::strcmp(function, "cuCtxPushCurrent") == 0;
-}
-
-constexpr std::array kFunctions{
-    "cuInit",
-    "cuDriverGetVersion",
-    "cuDeviceGetCount",
-    "cuDeviceGet",
-    "cuDeviceGetName",
-    "cuDeviceTotalMem",
-    "cuDeviceGetAttribute",
-    "cuDeviceGetPCIBusId",
-    "cuDevicePrimaryCtxRetain",
-    "cuDevicePrimaryCtxRelease",
-    "cuCtxPushCurrent",
-    "cuCtxPopCurrent",
-    "cuStreamCreate",
-    "cuStreamDestroy",
-    "cuStreamQuery",
-    "cuStreamWaitEvent",
-    "cuEventCreate",
-    "cuEventDestroy",
-    "cuEventRecord",
-    "cuEventQuery",
-    "cuEventElapsedTime",
-    "cuMemAlloc",
-    "cuMemFree",
-    "cuMemHostRegister",
-    "cuMemHostUnregister",
-    "cuMemcpyHtoDAsync",
-    "cuMemcpyDtoHAsync",
-    "cuMemcpyDtoDAsync",
-    "cuMemGetAllocationGranularity",
-    "cuMemAddressReserve",
-    "cuMemAddressFree",
-    "cuMemCreate",
-    "cuMemRelease",
-    "cuMemMap",
-    "cuMemUnmap",
-    "cuMemSetAccess",
-};
+const std::string kFunctions =
+    "cuInit cuDriverGetVersion cuDeviceGetCount cuDeviceGet cuDeviceGetName cuDeviceTotalMem "
+    "cuDeviceGetAttribute cuDeviceGetPCIBusId cuDevicePrimaryCtxRetain "
+    "cuDevicePrimaryCtxRelease cuCtxPushCurrent cuCtxPopCurrent cuStreamCreate "
+    "cuStreamDestroy cuStreamQuery cuStreamWaitEvent cuEventCreate cuEventDestroy "
+    "cuEventRecord cuEventQuery cuEventElapsedTime cuMemAlloc cuMemFree cuMemHostRegister "
+    "cuMemHostUnregister cuMemcpyHtoDAsync cuMemcpyDtoHAsync cuMemcpyDtoDAsync "
+    "cuMemGetAllocationGranularity cuMemAddressReserve cuMemAddressFree cuMemCreate "
+    "cuMemRelease cuMemMap cuMemUnmap cuMemSetAccess";
 
 // Releases report failures of earlier work; they have only the log to report to.
-bool only_releases(const std::string& function) {
-  return function == "cuDevicePrimaryCtxRelease" || function == "cuCtxPopCurrent" ||
-         function == "cuStreamDestroy" || function == "cuEventDestroy" || function == "cuMemFree" ||
-         function == "cuMemHostUnregister" || function == "cuMemAddressFree" ||
-         function == "cuMemRelease" || function == "cuMemUnmap";
-}
+const std::vector<std::string> kReleases = testing::parts_of(
+    "cuDevicePrimaryCtxRelease cuCtxPopCurrent cuStreamDestroy cuEventDestroy cuMemFree "
+    "cuMemHostUnregister cuMemAddressFree cuMemRelease cuMemUnmap");
 
-class CudaFailures : public ::testing::TestWithParam<const char*> {};
+class CudaFailures : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(CudaFailures, EachCallThatFailsIsATypedErrorAndLeaksNothing) {
   CudaSimulator simulator;
-  const char* const function = GetParam();
+  const std::string& function = GetParam();
   const auto pattern = contract_pattern(8192, 1);
   ASSERT_EQ(use_all(pattern), pattern);
-  std::uint64_t before = total(simulator.objects());
-  simulator.fail(function, -1, 0);
+  std::uint64_t before = simulator.object_count();
+  simulator.fail(function.c_str(), -1, 0);
   use_all(pattern);
   const auto calls = static_cast<std::int64_t>(simulator.calls());
   ASSERT_GT(calls, 0) << "nothing calls it";
   // Polls are as many as the machine is slow; the first some say it all.
   for (std::int64_t call = 0; call < std::min<std::int64_t>(calls, 60); ++call) {
-    SCOPED_TRACE(std::string(function) + " call " + std::to_string(call));
-    simulator.fail(function, call, kUnknown);
-    bool thrown = false;
+    SCOPED_TRACE(function + " call " + std::to_string(call));
+    simulator.fail(function.c_str(), call, kUnknown);
     std::vector<std::byte> result;
-    try {
-      result = use_all(pattern);
-    } catch (const Error& error) {
-      thrown = true;
-      EXPECT_NE(std::string(error.what()).find("CUDA_ERROR_UNKNOWN"), std::string::npos)
-          << error.what();
-    }
+    const std::string error = testing::refusal_of<Error>([&] { result = use_all(pattern); });
+    const bool thrown = !error.empty();
     simulator.heal();
-    EXPECT_TRUE(thrown || result == pattern);
-    EXPECT_FALSE(thrown && only_releases(function));
-    if (leaks_by_nature(function)) before = total(simulator.objects());
-    ASSERT_EQ(total(simulator.objects()), before);
+    EXPECT_TRUE(thrown ? testing::mentions(error, "CUDA_ERROR_UNKNOWN")
+                       : ::testing::AssertionResult(result == pattern));
+    EXPECT_FALSE(thrown && std::count(kReleases.begin(), kReleases.end(), function) > 0);
+    // If a context cannot be made current, nothing that needs it can be released either.
+    if (function == "cuCtxPushCurrent") before = simulator.object_count();
+    ASSERT_EQ(simulator.object_count(), before);
   }
 }
-INSTANTIATE_TEST_SUITE_P(Calls, CudaFailures, ::testing::ValuesIn(kFunctions),
-                         [](const auto& call) { return std::string(call.param); });
+INSTANTIATE_TEST_SUITE_P(Calls, CudaFailures, ::testing::ValuesIn(testing::parts_of(kFunctions)),
+                         [](const auto& call) { return call.param; });
 
 TEST(CudaFailure, OutOfMemoryOfTheDriverIsOurs) {
   CudaSimulator simulator;

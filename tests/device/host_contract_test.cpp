@@ -14,22 +14,20 @@ INSTANTIATE_TYPED_TEST_SUITE_P(Host, DeviceContract, HostFactory);
 
 // The same promises with the debug checks on: they change nothing, and none of these programs
 // races.
-struct CheckedHostFactory {
+struct CheckedHostFactory : HostFactory {
   static std::unique_ptr<Device> make(std::uint64_t capacity_bytes) {
     return make_host_device({.capacity_bytes = capacity_bytes, .detect_races = true});
   }
-  static const char* missing() { return HostFactory::missing(); }
 };
 INSTANTIATE_TYPED_TEST_SUITE_P(CheckedHost, DeviceContract, CheckedHostFactory);
 
 // And with a link that is slow enough to keep copies in flight.
-struct LinkedHostFactory {
+struct LinkedHostFactory : HostFactory {
   static std::unique_ptr<Device> make(std::uint64_t capacity_bytes) {
     return make_host_device({.capacity_bytes = capacity_bytes,
                              .link_bandwidth_bytes_per_s = 2e9,
                              .link_latency_s = 20e-6});
   }
-  static const char* missing() { return HostFactory::missing(); }
 };
 INSTANTIATE_TYPED_TEST_SUITE_P(LinkedHost, DeviceContract, LinkedHostFactory);
 

@@ -30,19 +30,6 @@ bool readable(const std::byte* data) {
   return written == 1;
 }
 
-TEST(HostMemory, AliasesArePagesNotCopies) {
-  const auto device = make_host_device({.capacity_bytes = 8 * kMiB});
-  const AddressRange range = device->reserve(2 * kPageBytes);
-  const PhysicalBlock block = device->create_block(kPageBytes);
-  const Mapping low = device->map(range, 0, block);
-  const Mapping high = device->map(range, kPageBytes, block);
-  ASSERT_NE(low.data(), high.data());
-  low.data()[12345] = std::byte{42};
-  EXPECT_EQ(high.data()[12345], std::byte{42});
-  high.data()[kPageBytes - 1] = std::byte{7};
-  EXPECT_EQ(low.data()[kPageBytes - 1], std::byte{7});
-}
-
 TEST(HostMemory, OnlyMappedAddressesCanBeRead) {
   const auto device = make_host_device({.capacity_bytes = 8 * kMiB});
   const AddressRange range = device->reserve(3 * kPageBytes);
@@ -86,16 +73,6 @@ TEST(HostMemory, AReleasedRangeLivesUntilItsLastMappingGoes) {
   range = AddressRange();
   mapping.data()[0] = std::byte{1};
   EXPECT_EQ(mapping.data()[0], std::byte{1});
-}
-
-TEST(HostMemory, BlocksDoNotFragment) {
-  constexpr std::uint64_t kPages = 8;
-  const auto device = make_host_device({.capacity_bytes = kPages * kPageBytes});
-  std::vector<PhysicalBlock> blocks;
-  for (std::uint64_t i = 0; i < kPages; ++i) blocks.push_back(device->create_block(kPageBytes));
-  for (std::uint64_t i = 0; i < kPages; i += 2) blocks[i] = PhysicalBlock();
-  const PhysicalBlock large = device->create_block(kPages / 2 * kPageBytes);
-  EXPECT_EQ(device->counters().live_bytes, kPages * kPageBytes);
 }
 
 // Random reserve-free traffic of blocks and mappings against a model that knows the bytes last

@@ -13,18 +13,21 @@
 
 #include "tests/contract/storage_contract.hpp"
 
-namespace sluice::testing {
+namespace sluice::offload {
 namespace {
 
-using State = offload::PieceTransfer::State;
+using testing::AlignedBytes;
+using enum StorageOp;
+
+using State = PieceTransfer::State;
 
 // A file in memory that moves fewer bytes than asked for, and checks the demands of direct I/O.
 class MoodyFile {
  public:
-  MoodyFile(std::uint64_t bytes, offload::DirectAlignment alignment, std::uint64_t seed)
+  MoodyFile(std::uint64_t bytes, DirectAlignment alignment, std::uint64_t seed)
       : content(bytes), alignment_(alignment), random_(seed) {}
 
-  std::int64_t serve(const offload::PieceTransfer::Call& call) {
+  std::int64_t serve(const PieceTransfer::Call& call) {
     EXPECT_EQ(call.offset % alignment_.offset_bytes, 0u);
     EXPECT_EQ(call.bytes % alignment_.offset_bytes, 0u);
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(call.data) % alignment_.memory_bytes, 0u);
@@ -32,7 +35,7 @@ class MoodyFile {
     if (random_() % 8 == 0) return random_() % 2 == 0 ? -EINTR : -EAGAIN;
     std::uint64_t bytes = call.bytes;
     if (random_() % 3 == 0) bytes = 1 + random_() % bytes;
-    if (call.op == offload::StorageOp::kWrite) {
+    if (call.op == kWrite) {
       if (content.size() < call.offset + bytes) content.resize(call.offset + bytes);
       std::memcpy(content.data() + call.offset, call.data, bytes);
       return static_cast<std::int64_t>(bytes);
@@ -46,22 +49,21 @@ class MoodyFile {
   std::vector<std::byte> content;
 
  private:
-  offload::DirectAlignment alignment_;
+  DirectAlignment alignment_;
   std::mt19937_64 random_;
 };
 
-void carry(MoodyFile& file, const offload::StorageRequest& request,
-           offload::DirectAlignment alignment) {
-  AlignedBytes bounce(offload::kBounceBytes);
-  offload::PieceCursor cursor(request, alignment, 16 * kKiB);
+void carry(MoodyFile& file, const StorageRequest& request, DirectAlignment alignment) {
+  AlignedBytes bounce(kBounceBytes);
+  PieceCursor cursor(request, alignment, 16 * kKiB);
   std::uint64_t at = request.offset;
   while (!cursor.done()) {
-    const offload::Piece piece = cursor.peek();
+    const Piece piece = cursor.peek();
     cursor.pop();
     ASSERT_EQ(piece.offset, at);
     ASSERT_GT(piece.bytes, 0u);
     at += piece.bytes;
-    offload::PieceTransfer transfer(piece, request.op, alignment, bounce.at());
+    PieceTransfer transfer(piece, request.op, alignment, bounce.at());
     State state = State::kContinue;
     for (int i = 0; state == State::kContinue; ++i) {
       ASSERT_LT(i, 10000);
@@ -74,9 +76,8 @@ void carry(MoodyFile& file, const offload::StorageRequest& request,
 
 TEST(AlignedTransfer, MovesExactlyTheCallersBytesWhateverTheKernelDoes) {
   std::mt19937_64 random(11);
-  for (const offload::DirectAlignment alignment :
-       {offload::DirectAlignment{1, 1}, offload::DirectAlignment{512, 512},
-        offload::DirectAlignment{4, 4096}}) {
+  for (const DirectAlignment alignment :
+       {DirectAlignment{1, 1}, DirectAlignment{512, 512}, DirectAlignment{4, 4096}}) {
     const std::uint64_t size = 100'001;
     MoodyFile file(size, alignment, random());
     std::vector<std::byte> model(size);
@@ -87,10 +88,10 @@ TEST(AlignedTransfer, MovesExactlyTheCallersBytesWhateverTheKernelDoes) {
       const std::uint64_t offset = random() % (size - bytes + 1);
       std::byte* data = buffer.at(random() % (size - bytes + 1));
       if (random() % 2 == 0) {
-        carry(file, {offload::StorageOp::kWrite, 0, offset, data, bytes}, alignment);
+        carry(file, {kWrite, 0, offset, data, bytes}, alignment);
         std::memcpy(model.data() + offset, data, bytes);
       } else {
-        carry(file, {offload::StorageOp::kRead, 0, offset, data, bytes}, alignment);
+        carry(file, {kRead, 0, offset, data, bytes}, alignment);
         ASSERT_EQ(std::memcmp(data, model.data() + offset, bytes), 0) << i;
       }
       if (HasFatalFailure()) return;
@@ -101,12 +102,11 @@ TEST(AlignedTransfer, MovesExactlyTheCallersBytesWhateverTheKernelDoes) {
 
 TEST(AlignedTransfer, AWholeAlignedRequestIsDirect) {
   AlignedBytes data(1 * kMiB);
-  offload::PieceCursor cursor({offload::StorageOp::kRead, 0, 4096, data.at(), 40960}, {512, 512},
-                              16 * kKiB);
+  PieceCursor cursor({kRead, 0, 4096, data.at(), 40960}, {512, 512}, 16 * kKiB);
   EXPECT_TRUE(cursor.aligned());
   std::vector<std::uint64_t> sizes;
   for (; !cursor.done(); cursor.pop()) {
-    EXPECT_EQ(cursor.peek().kind, offload::Piece::Kind::kDirect);
+    EXPECT_EQ(cursor.peek().kind, Piece::Kind::kDirect);
     sizes.push_back(cursor.peek().bytes);
   }
   EXPECT_EQ(sizes, (std::vector<std::uint64_t>{16384, 16384, 8192}));
@@ -114,27 +114,23 @@ TEST(AlignedTransfer, AWholeAlignedRequestIsDirect) {
 
 TEST(AlignedTransfer, AnAddressThatOnlyTheMiddleSharesIsDirectThere) {
   AlignedBytes data(16 * kKiB);
-  offload::PieceCursor cursor({offload::StorageOp::kWrite, 0, 100, data.at(100), 8192}, {512, 512},
-                              16 * kKiB);
+  PieceCursor cursor({kWrite, 0, 100, data.at(100), 8192}, {512, 512}, 16 * kKiB);
   EXPECT_FALSE(cursor.aligned());
-  std::vector<offload::Piece::Kind> kinds;
+  std::vector<Piece::Kind> kinds;
   for (; !cursor.done(); cursor.pop()) kinds.push_back(cursor.peek().kind);
-  EXPECT_EQ(kinds, (std::vector<offload::Piece::Kind>{offload::Piece::Kind::kEdge,
-                                                      offload::Piece::Kind::kDirect,
-                                                      offload::Piece::Kind::kEdge}));
+  EXPECT_EQ(kinds, (std::vector<Piece::Kind>{Piece::Kind::kEdge, Piece::Kind::kDirect,
+                                             Piece::Kind::kEdge}));
 }
 
 TEST(AlignedTransfer, ABlockBeyondTheEndIsWrittenAsZerosAroundTheBytes) {
-  const offload::DirectAlignment alignment{512, 512};
+  const DirectAlignment alignment{512, 512};
   MoodyFile file(700, alignment, 8);
   AlignedBytes data(10);
   data.fill(1);
-  AlignedBytes bounce(offload::kBounceBytes);
+  AlignedBytes bounce(kBounceBytes);
   std::memset(bounce.at(), 0xff, 512);  // bytes of an earlier transfer
-  const offload::Piece piece =
-      offload::PieceCursor({offload::StorageOp::kWrite, 0, 800, data.at(), 10}, alignment, 4096)
-          .peek();
-  offload::PieceTransfer transfer(piece, offload::StorageOp::kWrite, alignment, bounce.at());
+  const Piece piece = PieceCursor({kWrite, 0, 800, data.at(), 10}, alignment, 4096).peek();
+  PieceTransfer transfer(piece, kWrite, alignment, bounce.at());
   while (transfer.advance(file.serve(transfer.call())) == State::kContinue) continue;
   ASSERT_EQ(file.content.size(), 1024u);
   for (std::uint64_t i = 0; i < 1024; ++i) {
@@ -145,9 +141,8 @@ TEST(AlignedTransfer, ABlockBeyondTheEndIsWrittenAsZerosAroundTheBytes) {
 
 TEST(AlignedTransfer, AnErrorEndsItAndKeepsTheErrno) {
   AlignedBytes data(4096);
-  offload::PieceCursor cursor({offload::StorageOp::kWrite, 0, 0, data.at(), 4096}, {512, 512},
-                              4096);
-  offload::PieceTransfer transfer(cursor.peek(), offload::StorageOp::kWrite, {512, 512}, nullptr);
+  PieceCursor cursor({kWrite, 0, 0, data.at(), 4096}, {512, 512}, 4096);
+  PieceTransfer transfer(cursor.peek(), kWrite, {512, 512}, nullptr);
   EXPECT_EQ(transfer.advance(512), State::kContinue);
   EXPECT_EQ(transfer.resubmitted(), 1u);
   EXPECT_EQ(transfer.call().offset, 512u);
@@ -157,12 +152,10 @@ TEST(AlignedTransfer, AnErrorEndsItAndKeepsTheErrno) {
 
 TEST(AlignedTransfer, NeitherEagainNorTinyProgressGoesOnForEver) {
   AlignedBytes data(4096);
-  const offload::Piece piece =
-      offload::PieceCursor({offload::StorageOp::kWrite, 0, 0, data.at(), 4096}, {512, 512}, 4096)
-          .peek();
+  const Piece piece = PieceCursor({kWrite, 0, 0, data.at(), 4096}, {512, 512}, 4096).peek();
   for (const std::int64_t result :
        {std::int64_t{-EAGAIN}, std::int64_t{-EINTR}, std::int64_t{100}, std::int64_t{0}}) {
-    offload::PieceTransfer transfer(piece, offload::StorageOp::kWrite, {512, 512}, nullptr);
+    PieceTransfer transfer(piece, kWrite, {512, 512}, nullptr);
     State state = State::kContinue;
     int calls = 0;
     for (; state == State::kContinue && calls < 5000; ++calls) state = transfer.advance(result);
@@ -172,8 +165,8 @@ TEST(AlignedTransfer, NeitherEagainNorTinyProgressGoesOnForEver) {
 }
 
 TEST(StorageFileTest, GoesOnThroughThePageCacheWhenDirectIoIsRefused) {
-  const TempDirectory directory;
-  offload::StorageFile file(directory.file("data"), offload::StorageFileMode::kScratch, 8192);
+  const testing::TempDirectory directory;
+  StorageFile file(directory.file("data"), StorageFileMode::kScratch, 8192);
   if (!file.direct()) GTEST_SKIP() << "no direct I/O here";
   file.stop_direct();
   EXPECT_FALSE(file.direct());
@@ -185,4 +178,4 @@ TEST(StorageFileTest, GoesOnThroughThePageCacheWhenDirectIoIsRefused) {
 }
 
 }  // namespace
-}  // namespace sluice::testing
+}  // namespace sluice::offload

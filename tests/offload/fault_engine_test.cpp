@@ -2,13 +2,14 @@
 // bytes or with a clear error, each callback runs once, and nothing hangs.
 #include <gtest/gtest.h>
 
-#include <array>
 #include <cerrno>
 
 #include "tests/contract/storage_contract.hpp"
 
 namespace sluice::testing {
 namespace {
+
+using enum offload::StorageFault;
 
 constexpr std::uint64_t kPieceBytes = 9001;
 constexpr std::uint64_t kPieces = 5;
@@ -73,33 +74,30 @@ class FaultSweep : public ::testing::TestWithParam<std::string> {
         GetParam() == "io_uring" ? offload::io_uring_unavailable_reason() : "";
     if (!reason.empty()) GTEST_SKIP() << reason;
   }
+  Outcome run(const offload::FaultPlan& plan) const {
+    return run_scenario(GetParam(), directory_, plan);
+  }
   TempDirectory directory_;
 };
 
-TEST_P(FaultSweep, WithoutAFaultEverythingIsCounted) {
-  const Outcome outcome = run_scenario(GetParam(), directory_, {});
-  EXPECT_EQ(outcome.error, "");
-  EXPECT_TRUE(outcome.right_bytes);
-  EXPECT_EQ(outcome.operations, kOperations);
-}
-
 TEST_P(FaultSweep, AnErrorAnywhereEndsWithIoError) {
-  for (const auto fault : {offload::StorageFault::kEio, offload::StorageFault::kEnospc}) {
+  for (const auto fault : {kEio, kEnospc}) {
     for (const bool forever : {false, true}) {
       for (std::uint64_t n = 0; n < kOperations; ++n) {
-        const Outcome outcome = run_scenario(GetParam(), directory_, {fault, n, forever});
+        const Outcome outcome = run({fault, n, forever});
         EXPECT_NE(outcome.error, "") << "operation " << n;
       }
-      const Outcome beyond = run_scenario(GetParam(), directory_, {fault, kOperations, forever});
+      const Outcome beyond = run({fault, kOperations, forever});
       EXPECT_EQ(beyond.error, "");
+      EXPECT_TRUE(beyond.right_bytes);
+      EXPECT_EQ(beyond.operations, kOperations);
     }
   }
 }
 
 TEST_P(FaultSweep, AShortTransferOnceIsResumed) {
   for (std::uint64_t n = 0; n < kOperations; ++n) {
-    const Outcome outcome =
-        run_scenario(GetParam(), directory_, {offload::StorageFault::kShortTransfer, n, false});
+    const Outcome outcome = run({kShortTransfer, n, false});
     EXPECT_EQ(outcome.error, "") << "operation " << n;
     EXPECT_TRUE(outcome.right_bytes) << "operation " << n;
     const bool is_transfer = n != 0 && n != kPieces + 1;
@@ -116,24 +114,19 @@ TEST_P(FaultSweep, AShortTransferOnceIsResumed) {
 
 TEST_P(FaultSweep, AShortTransferForEverEndsWithIoErrorAfterBoundedTries) {
   for (std::uint64_t n = 0; n < kOperations; ++n) {
-    const Outcome outcome =
-        run_scenario(GetParam(), directory_, {offload::StorageFault::kShortTransfer, n, true});
+    const Outcome outcome = run({kShortTransfer, n, true});
     EXPECT_NE(outcome.error, "") << "operation " << n;
     EXPECT_LT(outcome.operations, 10 * kOperations);
   }
 }
 
-constexpr std::array kShortCalls{offload::StorageFault::kCallShortByHalf,
-                                 offload::StorageFault::kCallShortByOne,
-                                 offload::StorageFault::kCallShortBy511};
-
 TEST_P(FaultSweep, ACallThatIsInterruptedOrShortOnceIsMadeAgain) {
-  const std::uint64_t calls = run_scenario(GetParam(), directory_, {}).calls;
+  const std::uint64_t calls = run({}).calls;
   EXPECT_GE(calls, 2 * kPieces);
-  for (const auto fault : {offload::StorageFault::kCallEagain, offload::StorageFault::kCallEintr,
-                           kShortCalls[0], kShortCalls[1], kShortCalls[2]}) {
+  for (const auto fault :
+       {kCallEagain, kCallEintr, kCallShortByHalf, kCallShortByOne, kCallShortBy511}) {
     for (std::uint64_t n = 0; n < calls; ++n) {
-      const Outcome outcome = run_scenario(GetParam(), directory_, {fault, n, false});
+      const Outcome outcome = run({fault, n, false});
       EXPECT_EQ(outcome.error, "") << "call " << n;
       EXPECT_TRUE(outcome.right_bytes) << "call " << n;
       EXPECT_GE(outcome.calls, calls) << "call " << n;
@@ -142,30 +135,27 @@ TEST_P(FaultSweep, ACallThatIsInterruptedOrShortOnceIsMadeAgain) {
 }
 
 TEST_P(FaultSweep, ACallThatIsInterruptedForEverEndsWithItsErrorAfterBoundedTries) {
-  for (const auto fault : {offload::StorageFault::kCallEagain, offload::StorageFault::kCallEintr}) {
-    const Outcome outcome = run_scenario(GetParam(), directory_, {fault, 3, true});
-    EXPECT_EQ(outcome.error_number, fault == offload::StorageFault::kCallEagain ? EAGAIN : EINTR);
+  for (const auto fault : {kCallEagain, kCallEintr}) {
+    const Outcome outcome = run({fault, 3, true});
+    EXPECT_EQ(outcome.error_number, fault == kCallEagain ? EAGAIN : EINTR);
     EXPECT_GT(outcome.calls, 1000u);    // kMaxRetries
     EXPECT_LT(outcome.calls, 25'000u);  // of each piece
   }
 }
 
 TEST_P(FaultSweep, CallsThatAreShortForEverEndRightOrWithIoErrorAfterBoundedTries) {
-  for (const auto fault : kShortCalls) {
-    const Outcome outcome = run_scenario(GetParam(), directory_, {fault, 2, true});
+  for (const auto fault : {kCallShortByHalf, kCallShortByOne, kCallShortBy511}) {
+    const Outcome outcome = run({fault, 2, true});
     EXPECT_TRUE(outcome.right_bytes || !outcome.error.empty());
     EXPECT_LT(outcome.calls, 50'000u);
   }
 }
 
 TEST_P(FaultSweep, ACorruptingFaultChangesBytesAndReportsNothing) {
-  for (const auto fault :
-       {offload::StorageFault::kFlippedRead, offload::StorageFault::kFlippedWrite,
-        offload::StorageFault::kLostWrite}) {
+  for (const auto fault : {kFlippedRead, kFlippedWrite, kLostWrite}) {
     for (std::uint64_t n = 0; n < kOperations; ++n) {
-      const Outcome outcome = run_scenario(GetParam(), directory_, {fault, n, false});
-      const bool meets =
-          fault == offload::StorageFault::kFlippedRead ? n > kPieces + 1 : n >= 1 && n <= kPieces;
+      const Outcome outcome = run({fault, n, false});
+      const bool meets = fault == kFlippedRead ? n > kPieces + 1 : n >= 1 && n <= kPieces;
       EXPECT_EQ(outcome.error, "") << "operation " << n;
       EXPECT_EQ(outcome.right_bytes, !meets) << "operation " << n;
     }
@@ -173,7 +163,7 @@ TEST_P(FaultSweep, ACorruptingFaultChangesBytesAndReportsNothing) {
 }
 
 TEST_P(FaultSweep, AFaultWhileTheEngineGoesAwayStillEndsItsRequest) {
-  for (const auto fault : {offload::StorageFault::kEio, offload::StorageFault::kShortTransfer}) {
+  for (const auto fault : {kEio, kShortTransfer}) {
     AlignedBytes data(1 * kMiB);
     Ends ends;
     {

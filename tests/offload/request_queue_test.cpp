@@ -8,23 +8,27 @@
 
 #include "offload/queued_engine.hpp"
 
-namespace sluice::testing {
+namespace sluice::offload {
 namespace {
 
-offload::ActiveRequestPtr made(offload::StorageOp op, std::uint64_t needed_by,
-                               std::uint64_t sequence) {
-  offload::StorageRequest request;
+using enum StorageOp;
+
+ActiveRequestPtr made(StorageOp op, std::uint64_t needed_by, std::uint64_t sequence) {
+  StorageRequest request;
   request.op = op;
   request.needed_by = needed_by;
-  return std::make_shared<offload::ActiveRequest>(
-      offload::ActiveRequest{request, nullptr, nullptr, offload::PieceCursor(request, {}, 4096), 0,
-                             0, false, nullptr, sequence});
+  return std::make_shared<ActiveRequest>(ActiveRequest{
+      request, nullptr, nullptr, PieceCursor(request, {}, 4096), 0, 0, false, nullptr, sequence});
+}
+
+bool is_before(const ActiveRequestPtr& a, const ActiveRequestPtr& b) {
+  return std::pair(a->request.needed_by, a->sequence) <
+         std::pair(b->request.needed_by, b->sequence);
 }
 
 // A request of one piece: it starts and is gone.
-offload::ActiveRequestPtr take(offload::RequestQueue& queue, bool reads = true,
-                               bool writes = true) {
-  const offload::ActiveRequestPtr next = queue.next(reads, writes);
+ActiveRequestPtr take(RequestQueue& queue, bool reads = true, bool writes = true) {
+  const ActiveRequestPtr next = queue.next(reads, writes);
   if (next) {
     queue.count_start(next);
     queue.erase(next);
@@ -33,28 +37,23 @@ offload::ActiveRequestPtr take(offload::RequestQueue& queue, bool reads = true,
 }
 
 TEST(RequestQueue, TheMostUrgentGoesFirstAndOfThoseTheOldest) {
-  offload::RequestQueue queue;
+  RequestQueue queue;
   std::mt19937_64 random(7);
-  std::vector<offload::ActiveRequestPtr> all;
+  std::vector<ActiveRequestPtr> all;
   for (std::uint64_t i = 0; i < 60; ++i) {
-    all.push_back(made(i % 2 == 0 ? offload::StorageOp::kRead : offload::StorageOp::kWrite,
-                       random() % 10, i));
+    all.push_back(made(i % 2 == 0 ? kRead : kWrite, random() % 10, i));
     queue.push(all.back());
   }
-  std::sort(all.begin(), all.end(),
-            [](const offload::ActiveRequestPtr& a, const offload::ActiveRequestPtr& b) {
-              return std::pair(a->request.needed_by, a->sequence) <
-                     std::pair(b->request.needed_by, b->sequence);
-            });
-  for (const offload::ActiveRequestPtr& expected : all) EXPECT_EQ(take(queue), expected);
+  std::sort(all.begin(), all.end(), is_before);
+  for (const ActiveRequestPtr& expected : all) EXPECT_EQ(take(queue), expected);
   EXPECT_TRUE(queue.empty());
   EXPECT_EQ(take(queue), nullptr);
 }
 
 TEST(RequestQueue, ADirectionThatMayNotStartIsLeftOut) {
-  offload::RequestQueue queue;
-  const auto read = made(offload::StorageOp::kRead, 9, 0);
-  const auto write = made(offload::StorageOp::kWrite, 1, 1);
+  RequestQueue queue;
+  const auto read = made(kRead, 9, 0);
+  const auto write = made(kWrite, 1, 1);
   queue.push(read);
   queue.push(write);
   EXPECT_EQ(queue.next(true, false), read);
@@ -67,22 +66,22 @@ TEST(RequestQueue, ADirectionThatMayNotStartIsLeftOut) {
 }
 
 TEST(RequestQueue, TheOldestIsOvertakenABoundedNumberOfTimes) {
-  offload::RequestQueue queue;
-  const auto patient = made(offload::StorageOp::kRead, 1000, 0);
+  RequestQueue queue;
+  const auto patient = made(kRead, 1000, 0);
   queue.push(patient);
-  for (std::uint64_t i = 1; i <= 2 * offload::RequestQueue::kMostOvertakes; ++i) {
-    queue.push(made(offload::StorageOp::kRead, 1, i));
+  for (std::uint64_t i = 1; i <= 2 * RequestQueue::kMostOvertakes; ++i) {
+    queue.push(made(kRead, 1, i));
   }
   std::uint32_t before = 0;
   while (take(queue) != patient) ++before;
-  EXPECT_EQ(before, offload::RequestQueue::kMostOvertakes);
+  EXPECT_EQ(before, RequestQueue::kMostOvertakes);
 }
 
 // A large request is cut in many pieces: it stands in the queue while they start.
 TEST(RequestQueue, PiecesOfOneRequestCountAsOvertakingToo) {
-  offload::RequestQueue queue;
-  const auto patient = made(offload::StorageOp::kWrite, 2, 0);
-  const auto large = made(offload::StorageOp::kWrite, 1, 1);
+  RequestQueue queue;
+  const auto patient = made(kWrite, 2, 0);
+  const auto large = made(kWrite, 1, 1);
   queue.push(patient);
   queue.push(large);
   std::uint32_t before = 0;
@@ -90,28 +89,25 @@ TEST(RequestQueue, PiecesOfOneRequestCountAsOvertakingToo) {
     queue.count_start(large);
     ++before;
   }
-  EXPECT_EQ(before, offload::RequestQueue::kMostOvertakes);
+  EXPECT_EQ(before, RequestQueue::kMostOvertakes);
   queue.erase(patient);
   EXPECT_EQ(queue.next(true, true), large);
 }
 
 // On an engine with threads for both (posix), a steady stream of reads would keep writes out.
 TEST(RequestQueue, ADirectionIsPassedOverABoundedNumberOfTimes) {
-  for (const offload::StorageOp patient_op :
-       {offload::StorageOp::kRead, offload::StorageOp::kWrite}) {
-    const offload::StorageOp other = patient_op == offload::StorageOp::kRead
-                                         ? offload::StorageOp::kWrite
-                                         : offload::StorageOp::kRead;
-    offload::RequestQueue queue;
+  for (const StorageOp patient_op : {kRead, kWrite}) {
+    const StorageOp other = patient_op == kRead ? kWrite : kRead;
+    RequestQueue queue;
     const auto patient = made(patient_op, 1000, 0);
     queue.push(patient);
     std::uint32_t before = 0;
     for (std::uint64_t i = 1;; ++i) {
       queue.push(made(other, 1, i));
       if (take(queue) == patient) break;
-      ASSERT_LE(++before, offload::RequestQueue::kMostOvertakes);
+      ASSERT_LE(++before, RequestQueue::kMostOvertakes);
     }
-    EXPECT_EQ(before, offload::RequestQueue::kMostOvertakes);
+    EXPECT_EQ(before, RequestQueue::kMostOvertakes);
     // From then on it counts anew, and a direction in which nothing waits counts nothing.
     EXPECT_EQ(queue.next(true, true)->request.op, other);
   }
@@ -119,21 +115,21 @@ TEST(RequestQueue, ADirectionIsPassedOverABoundedNumberOfTimes) {
 
 // A request that may not start (its slots are taken) does not keep the other direction back.
 TEST(RequestQueue, ADirectionThatMayNotStartDelaysNoOther) {
-  offload::RequestQueue queue;
-  queue.push(made(offload::StorageOp::kWrite, 1000, 0));
-  for (std::uint64_t i = 1; i <= 2 * offload::RequestQueue::kMostOvertakes; ++i) {
-    queue.push(made(offload::StorageOp::kRead, 1, i));
-    ASSERT_EQ(take(queue, true, false)->request.op, offload::StorageOp::kRead);
+  RequestQueue queue;
+  queue.push(made(kWrite, 1000, 0));
+  for (std::uint64_t i = 1; i <= 2 * RequestQueue::kMostOvertakes; ++i) {
+    queue.push(made(kRead, 1, i));
+    ASSERT_EQ(take(queue, true, false)->request.op, kRead);
   }
 }
 
 // Against a list that is searched from its begin to its end each time.
 TEST(RequestQueue, RandomSequencesAgreeWithAList) {
   std::mt19937_64 random(11);
-  offload::RequestQueue queue;
-  std::vector<offload::ActiveRequestPtr> model;
+  RequestQueue queue;
+  std::vector<ActiveRequestPtr> model;
   for (std::uint64_t i = 0; i < 3000; ++i) {
-    const auto op = random() % 2 == 0 ? offload::StorageOp::kRead : offload::StorageOp::kWrite;
+    const auto op = random() % 2 == 0 ? kRead : kWrite;
     if (random() % 2 == 0 || model.empty()) {
       model.push_back(made(op, random() % 50, i));
       queue.push(model.back());
@@ -144,16 +140,11 @@ TEST(RequestQueue, RandomSequencesAgreeWithAList) {
       queue.erase(*victim);
       model.erase(victim);
     }
-    const auto first = std::min_element(
-        model.begin(), model.end(),
-        [](const offload::ActiveRequestPtr& a, const offload::ActiveRequestPtr& b) {
-          return std::pair(a->request.needed_by, a->sequence) <
-                 std::pair(b->request.needed_by, b->sequence);
-        });
+    const auto first = std::min_element(model.begin(), model.end(), is_before);
     ASSERT_EQ(queue.next(true, true), first == model.end() ? nullptr : *first);
     ASSERT_EQ(queue.empty(), model.empty());
   }
 }
 
 }  // namespace
-}  // namespace sluice::testing
+}  // namespace sluice::offload

@@ -20,12 +20,21 @@ class StateLogTest : public ::testing::Test {
     return StateLog::read(*engine, path());
   }
   std::vector<StateLog::Record> read() { return contents().records; }
+  // A new log with these records.
+  void make(const std::vector<std::string>& texts) const {
+    StateLog log(*engine_, path(), StateLog::file_bytes(kRecordBytes));
+    for (const std::string& text : texts) log.append(text);
+  }
   std::string bytes() const {
     std::ifstream in(path(), std::ios::binary);
     return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
   }
   void replace(const std::string& bytes) const {
     std::ofstream(path(), std::ios::binary | std::ios::trunc) << bytes;
+  }
+  static std::string flipped(std::string bytes, std::size_t at, int bits) {
+    bytes[at] = static_cast<char>(bytes[at] ^ bits);
+    return bytes;
   }
   static constexpr std::uint64_t kRecordBytes = 1000;
   static constexpr std::uint64_t kHeaderBytes = 8192;
@@ -51,8 +60,8 @@ TEST_F(StateLogTest, HoldsTheNewestTwoRecordsNewestFirst) {
 }
 
 TEST_F(StateLogTest, ALogThatExistsIsNotOverwritten) {
-  { const StateLog log(*engine_, path(), StateLog::file_bytes(kRecordBytes)); }
-  EXPECT_THROW(StateLog(*engine_, path(), StateLog::file_bytes(kRecordBytes)), InputError);
+  make({});
+  EXPECT_THROW(make({}), InputError);
 }
 
 TEST_F(StateLogTest, ARecordLongerThanItsRoomIsAnErrorAndHarmsNothing) {
@@ -66,17 +75,10 @@ TEST_F(StateLogTest, ARecordLongerThanItsRoomIsAnErrorAndHarmsNothing) {
 
 // Every byte of the newest record's frame and text, and the length's high bytes with them.
 TEST_F(StateLogTest, ADamagedRecordIsNone) {
-  {
-    StateLog log(*engine_, path(), StateLog::file_bytes(kRecordBytes));
-    log.append("the first");  // in the second area
-    log.append("the second");
-  }
-  std::ifstream in(path(), std::ios::binary);
-  const std::string whole((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+  make({"the first", "the second"});  // the first in the second area
+  const std::string whole = bytes();
   for (std::size_t at = kHeaderBytes; at < kHeaderBytes + 40 + 10; ++at) {
-    std::string damaged = whole;
-    damaged[at] = static_cast<char>(damaged[at] ^ 0x40);
-    std::ofstream(path(), std::ios::binary | std::ios::trunc) << damaged;
+    replace(flipped(whole, at, 0x40));
     const std::vector<StateLog::Record> records = read();
     ASSERT_EQ(records.size(), 1u) << "byte " << at;
     EXPECT_EQ(records[0].text, "the first");
@@ -86,20 +88,17 @@ TEST_F(StateLogTest, ADamagedRecordIsNone) {
 
 // Whatever stands in it may have been a commit: of the only record, each bit, and all but one byte.
 TEST_F(StateLogTest, ALogWithAByteInItIsNotBlank) {
-  { StateLog(*engine_, path(), StateLog::file_bytes(kRecordBytes)).append("the only one"); }
-  std::ifstream in(path(), std::ios::binary);
-  const std::string whole((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+  make({"the only one"});
+  const std::string whole = bytes();
   const std::size_t begin = (whole.size() + kHeaderBytes) / 2;
   for (std::size_t at = begin; at < begin + 40 + 12; ++at) {
-    std::string damaged = whole;
-    damaged[at] = static_cast<char>(damaged[at] ^ 1);
-    std::ofstream(path(), std::ios::binary | std::ios::trunc) << damaged;
+    replace(flipped(whole, at, 1));
     EXPECT_TRUE(read().empty());
     EXPECT_FALSE(contents().blank()) << "byte " << at;
     if (whole[at] == 0) continue;
     std::string single(whole.size(), '\0');
     single[at] = whole[at];
-    std::ofstream(path(), std::ios::binary | std::ios::trunc) << single;
+    replace(single);
     EXPECT_FALSE(contents().blank()) << "byte " << at;
   }
 }
@@ -107,18 +106,18 @@ TEST_F(StateLogTest, ALogWithAByteInItIsNotBlank) {
 TEST_F(StateLogTest, AFileThatIsNoLogHoldsNone) {
   for (const std::string& bytes : {std::string(), std::string("x"), std::string(79, '\0'),
                                    std::string(80, '\xff'), std::string(100000, 'S')}) {
-    std::ofstream(path(), std::ios::binary | std::ios::trunc) << bytes;
+    replace(bytes);
     EXPECT_TRUE(read().empty());
   }
 }
 
 // However much of it is left, it may have held a commit.
 TEST_F(StateLogTest, ALogThatWasCutShortIsNotBlank) {
-  { const StateLog made(*engine_, path(), StateLog::file_bytes(kRecordBytes)); }
+  make({});
   const std::string none = bytes();
   EXPECT_TRUE(contents().blank());
   std::filesystem::remove(path());
-  { StateLog(*engine_, path(), StateLog::file_bytes(kRecordBytes)).append("the only one"); }
+  make({"the only one"});
   for (const std::string& whole : {none, bytes()}) {
     for (const std::size_t left : {std::size_t{0}, std::size_t{1}, std::size_t{39}, kHeaderBytes,
                                    kHeaderBytes + 1, whole.size() / 2, whole.size() - 1}) {
@@ -131,7 +130,7 @@ TEST_F(StateLogTest, ALogThatWasCutShortIsNotBlank) {
 }
 
 TEST_F(StateLogTest, RecordsItsOriginalPathAndFile) {
-  { const StateLog made(*engine_, path(), StateLog::file_bytes(kRecordBytes)); }
+  make({});
   ASSERT_TRUE(contents().origin);
   EXPECT_EQ(contents().origin->path, path());
   EXPECT_EQ(contents().origin->id, file_id(path()));
@@ -145,16 +144,10 @@ TEST_F(StateLogTest, RecordsItsOriginalPathAndFile) {
 
 // Records do not depend on a header, whole or not; and there was a time without.
 TEST_F(StateLogTest, RecordsAreReadWithoutAHeader) {
-  {
-    StateLog log(*engine_, path(), StateLog::file_bytes(kRecordBytes));
-    log.append("first");
-    log.append("second");
-  }
+  make({"first", "second"});
   const std::string whole = bytes();
   for (const std::size_t at : {0u, 8u, 16u, 24u, 40u, 80u}) {
-    std::string damaged = whole;
-    damaged[at] = static_cast<char>(damaged[at] ^ 1);
-    replace(damaged);
+    replace(flipped(whole, at, 1));
     ASSERT_EQ(read().size(), 2u) << at;
     EXPECT_EQ(read()[0].text, "second");
     EXPECT_FALSE(contents().origin);

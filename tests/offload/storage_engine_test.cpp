@@ -19,13 +19,11 @@ struct IoUring {
   static std::string unavailable_reason() { return offload::io_uring_unavailable_reason(); }
 };
 
-struct IoUringWithSubmissionThread {
-  static std::unique_ptr<offload::StorageEngine> make(const offload::StorageOptions& options) {
-    offload::StorageOptions polled = options;
-    polled.submission_thread = true;
-    return offload::make_storage_engine("io_uring", polled);
+struct IoUringWithSubmissionThread : IoUring {
+  static std::unique_ptr<offload::StorageEngine> make(offload::StorageOptions options) {
+    options.submission_thread = true;
+    return IoUring::make(options);
   }
-  static std::string unavailable_reason() { return offload::io_uring_unavailable_reason(); }
 };
 
 struct Posix {
@@ -35,12 +33,11 @@ struct Posix {
   static std::string unavailable_reason() { return {}; }
 };
 
-struct FaultFree {  // the decorator with nothing planned is the engine itself
+struct FaultFree : Posix {  // the decorator with nothing planned is the engine itself
   static constexpr bool kFiltersItself = true;
   static std::unique_ptr<offload::StorageEngine> make(const offload::StorageOptions& options) {
-    return offload::make_faulty_engine(offload::make_storage_engine("posix", options), {});
+    return offload::make_faulty_engine(Posix::make(options), {});
   }
-  static std::string unavailable_reason() { return {}; }
 };
 
 using Engines = ::testing::Types<IoUring, IoUringWithSubmissionThread, Posix, FaultFree>;
@@ -71,15 +68,14 @@ TEST(IoUringEngine, ABrokenRingEndsItsRequestsWithAnErrorAndNoHang) {
     GTEST_SKIP() << offload::io_uring_unavailable_reason();
   constexpr std::uint64_t kBytes = 1 << 20;
   const TempDirectory directory;
-  const std::unique_ptr<std::byte, void (*)(void*)> data(
-      static_cast<std::byte*>(std::aligned_alloc(4096, kBytes)), std::free);
-  std::fill(data.get(), data.get() + kBytes, std::byte{1});
+  AlignedBytes data(kBytes);
+  data.fill(1);
   const auto engine = offload::make_storage_engine("io_uring", {});
   const offload::StorageFileId file =
       engine->open(directory.file("data"), offload::StorageFileMode::kCreate, kBytes);
   const auto write = [&] {
     auto ended = std::make_shared<std::promise<void>>();
-    engine->submit({offload::StorageOp::kWrite, file, 0, data.get(), kBytes},
+    engine->submit({offload::StorageOp::kWrite, file, 0, data.at(), kBytes},
                    [ended](const std::exception_ptr& error) {
                      error ? ended->set_exception(error) : ended->set_value();
                    });

@@ -1,9 +1,13 @@
-// Checks that a trace is sound: an oracle for readers, generators and rollback.
+// Checks that a trace is sound: an oracle for readers, generators and rollback; counts of it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <iterator>
+#include <utility>
 #include <vector>
 
+#include "allocator/record/iterations.hpp"
 #include "allocator/record/memory_trace.hpp"
 #include "base/error.hpp"
 
@@ -12,6 +16,11 @@ namespace sluice::testing {
 // Throws InternalError if an operation names no allocation, frees twice, or allocates twice.
 inline void check_trace(const record::MemoryTrace& trace) {
   enum class Life : std::uint8_t { kUnborn, kLive, kPending, kDead };
+  // By action: kAlloc, kFree, kFreePending, kFreeCompleted.
+  constexpr std::pair<Life, Life> kChanges[] = {{Life::kUnborn, Life::kLive},
+                                                {Life::kLive, Life::kDead},
+                                                {Life::kLive, Life::kPending},
+                                                {Life::kPending, Life::kDead}};
   std::vector<Life> lives(trace.allocations.size(), Life::kUnborn);
   SLUICE_CHECK(trace.initial_ids.size() == trace.initial_segments.size());
   for (std::size_t s = 0; s < trace.initial_segments.size(); ++s) {
@@ -25,33 +34,20 @@ inline void check_trace(const record::MemoryTrace& trace) {
     }
   }
   for (const record::TraceOperation& operation : trace.operations) {
-    if (operation.action == record::TraceAction::kStep ||
-        operation.action == record::TraceAction::kFlush)
-      continue;
+    const auto action = static_cast<std::size_t>(operation.action);
+    if (action >= std::size(kChanges)) continue;  // a step, a flush
     SLUICE_CHECK(operation.allocation < lives.size());
-    Life& life = lives[operation.allocation];
-    const auto advance = [&life](Life from, Life to) {
-      SLUICE_CHECK(life == from);
-      life = to;
-    };
-    switch (operation.action) {
-      case record::TraceAction::kAlloc:
-        advance(Life::kUnborn, Life::kLive);
-        break;
-      case record::TraceAction::kFree:
-        advance(Life::kLive, Life::kDead);
-        break;
-      case record::TraceAction::kFreePending:
-        advance(Life::kLive, Life::kPending);
-        break;
-      case record::TraceAction::kFreeCompleted:
-        advance(Life::kPending, Life::kDead);
-        break;
-      case record::TraceAction::kStep:
-      case record::TraceAction::kFlush:
-        break;
-    }
+    SLUICE_CHECK(lives[operation.allocation] == kChanges[action].first);
+    lives[operation.allocation] = kChanges[action].second;
   }
+}
+
+inline std::size_t allocation_count(const record::MemoryTrace& trace,
+                                    const record::IterationRange& range) {
+  return static_cast<std::size_t>(
+      std::count_if(trace.operations.begin() + static_cast<std::ptrdiff_t>(range.begin),
+                    trace.operations.begin() + static_cast<std::ptrdiff_t>(range.end),
+                    [](const auto& one) { return one.action == record::TraceAction::kAlloc; }));
 }
 
 }  // namespace sluice::testing

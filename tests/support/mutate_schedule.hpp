@@ -2,6 +2,8 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
 #include <optional>
 #include <string_view>
 #include <vector>
@@ -38,17 +40,18 @@ class Mutator {
 
   // Returns the mutant, or nothing if the schedule offers no place for this mutation.
   std::optional<schedule::Schedule> mutate(Mutation mutation) {
+    using enum schedule::Op;
+    const auto is_release = [](const schedule::Instruction& i) { return i.op == kRelease; };
     switch (mutation) {
       case Mutation::kDropFetch:
         return drop([](const schedule::Instruction& i) {
-          return i.op == schedule::Op::kUpload || i.op == schedule::Op::kDownload ||
-                 i.op == schedule::Op::kStorageRead || i.op == schedule::Op::kStorageWrite ||
-                 i.op == schedule::Op::kSpillActivation || i.op == schedule::Op::kFetchActivation;
+          return i.op == kUpload || i.op == kDownload || i.op == kStorageRead ||
+                 i.op == kStorageWrite || i.op == kSpillActivation || i.op == kFetchActivation;
         });
       case Mutation::kDropAny:
-        return drop([](const schedule::Instruction& i) { return i.op != schedule::Op::kRelease; });
+        return drop(std::not_fn(is_release));
       case Mutation::kDropRelease:
-        return drop([](const schedule::Instruction& i) { return i.op == schedule::Op::kRelease; });
+        return drop(is_release);
       case Mutation::kSwapNeighbours:
         return swap_neighbours();
       case Mutation::kSwapInLane:
@@ -73,6 +76,7 @@ class Mutator {
 
  private:
   using Pick = std::optional<std::size_t>;
+  using Mutant = std::optional<schedule::Schedule>;
 
   std::size_t below(std::size_t bound) { return random_.below(draw_++, bound); }
   // One of the items for which `wanted` holds.
@@ -109,13 +113,24 @@ class Mutator {
   }
   std::vector<std::size_t> list_order() const {
     std::vector<std::size_t> order(schedule_.instructions.size());
-    for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+    std::iota(order.begin(), order.end(), std::size_t{0});
     return order;
+  }
+
+  // An instruction stands before an earlier one. Deps on later ones cannot be kept.
+  schedule::Schedule moved_up(std::size_t from, std::size_t to) const {
+    std::vector<std::size_t> order = list_order();
+    const auto at = [&](std::size_t i) { return order.begin() + static_cast<std::ptrdiff_t>(i); };
+    std::rotate(at(to), at(from), at(from + 1));
+    schedule::Schedule mutant = reordered(order);
+    std::erase_if(mutant.instructions[to].deps,
+                  [&](schedule::InstructionId dep) { return dep >= to; });
+    return mutant;
   }
 
   // Its dependents wait for its own dependencies instead, so that only its effect is missing.
   template <typename Wanted>
-  std::optional<schedule::Schedule> drop(Wanted wanted) {
+  Mutant drop(Wanted wanted) {
     const Pick victim = pick(schedule_.instructions, wanted);
     if (!victim) return std::nullopt;
     schedule::Schedule source = schedule_;
@@ -131,7 +146,7 @@ class Mutator {
     return Mutator(source, 0).reordered(order);
   }
 
-  std::optional<schedule::Schedule> swap_neighbours() {
+  Mutant swap_neighbours() {
     std::vector<std::size_t> order = list_order();
     if (order.size() < 2) return std::nullopt;
     const std::size_t at = below(order.size() - 1);
@@ -140,27 +155,19 @@ class Mutator {
   }
 
   // The later one moves to just before the earlier one, so all deps of others stay in list order.
-  std::optional<schedule::Schedule> swap_in_lane() {
+  Mutant swap_in_lane() {
     if (schedule_.instructions.empty()) return std::nullopt;
     const std::size_t later = below(schedule_.instructions.size());
     const schedule::Instruction& moved = schedule_.instructions[later];
     for (std::size_t i = later; i-- > 0;) {
       const schedule::Instruction& earlier = schedule_.instructions[i];
       if (earlier.lane != moved.lane || earlier.rank != moved.rank) continue;
-      std::vector<std::size_t> order = list_order();
-      std::rotate(order.begin() + static_cast<std::ptrdiff_t>(i),
-                  order.begin() + static_cast<std::ptrdiff_t>(later),
-                  order.begin() + static_cast<std::ptrdiff_t>(later + 1));
-      schedule::Schedule mutant = reordered(order);
-      // Deps on later instructions cannot be kept.
-      std::erase_if(mutant.instructions[i].deps,
-                    [&](schedule::InstructionId dep) { return dep >= i; });
-      return mutant;
+      return moved_up(later, i);
     }
     return std::nullopt;
   }
 
-  std::optional<schedule::Schedule> drop_dep() {
+  Mutant drop_dep() {
     const Pick victim = pick(schedule_.instructions,
                              [](const schedule::Instruction& i) { return !i.deps.empty(); });
     if (!victim) return std::nullopt;
@@ -170,24 +177,16 @@ class Mutator {
     return mutant;
   }
 
-  std::optional<schedule::Schedule> early_release() {
+  Mutant early_release() {
     const Pick release = pick(schedule_.instructions, [](const schedule::Instruction& i) {
       return i.op == schedule::Op::kRelease && i.id > 0;
     });
     if (!release) return std::nullopt;
     const std::size_t distance = 1 + below(std::min<std::size_t>(*release, 12));
-    std::vector<std::size_t> order = list_order();
-    const auto to = order.begin() + static_cast<std::ptrdiff_t>(*release - distance);
-    std::rotate(to, order.begin() + static_cast<std::ptrdiff_t>(*release),
-                order.begin() + static_cast<std::ptrdiff_t>(*release + 1));
-    schedule::Schedule mutant = reordered(order);
-    const std::size_t at = *release - distance;
-    std::erase_if(mutant.instructions[at].deps,
-                  [&](schedule::InstructionId dep) { return dep >= at; });
-    return mutant;
+    return moved_up(*release, *release - distance);
   }
 
-  std::optional<schedule::Schedule> shrink_buffer() {
+  Mutant shrink_buffer() {
     const Pick victim =
         pick(schedule_.buffers, [](const schedule::Buffer& b) { return b.bytes > 1; });
     if (!victim) return std::nullopt;
@@ -201,7 +200,7 @@ class Mutator {
     return mutant;
   }
 
-  std::optional<schedule::Schedule> overlap() {
+  Mutant overlap() {
     const Pick victim = pick(schedule_.buffers, [](const schedule::Buffer&) { return true; });
     if (!victim) return std::nullopt;
     schedule::Schedule mutant = schedule_;
@@ -220,7 +219,7 @@ class Mutator {
     return mutant;
   }
 
-  std::optional<schedule::Schedule> move_lane() {
+  Mutant move_lane() {
     const Pick victim =
         pick(schedule_.instructions, [](const schedule::Instruction&) { return true; });
     if (!victim) return std::nullopt;
@@ -232,7 +231,7 @@ class Mutator {
     return mutant;
   }
 
-  std::optional<schedule::Schedule> redirect_use() {
+  Mutant redirect_use() {
     const Pick victim = pick(schedule_.instructions,
                              [](const schedule::Instruction& i) { return !i.reads.empty(); });
     if (!victim) return std::nullopt;
@@ -249,7 +248,7 @@ class Mutator {
     return mutant;
   }
 
-  std::optional<schedule::Schedule> unmatched_message() {
+  Mutant unmatched_message() {
     const auto is_message = [](const schedule::Instruction& i) {
       return i.op == schedule::Op::kSendForward || i.op == schedule::Op::kRecvForward ||
              i.op == schedule::Op::kSendBackward || i.op == schedule::Op::kRecvBackward;

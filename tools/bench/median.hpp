@@ -22,14 +22,14 @@ struct Interval {
   double high = 0;
 };
 
-// A confidence interval of at least 95% for the median of the distribution, if the values are
-// independent; the distribution may be any. It runs from the k-th smallest to the k-th largest
-// value (the inverted sign test): k is the greatest number such that fewer than k of n fair coins
-// fall heads with probability at most 2.5%. Returns nothing for fewer than six values: no k exists.
+// A confidence interval of at least 95% for the median of any distribution, if the values are
+// independent. It runs from the k-th smallest to the k-th largest value (inverted sign test). k is
+// the greatest number with P(X < k) <= 2.5%, where X is the number of heads in n tosses of a fair
+// coin. Returns nothing for fewer than six values, because k would be 0.
 inline std::optional<Interval> interval_of_median(std::vector<double> values) {
   const std::size_t n = values.size();
   double chance = std::pow(0.5, static_cast<double>(n));  // of exactly k heads
-  double below = 0;                                       // of fewer than k + 1
+  double below = 0;                                       // of fewer than k
   std::size_t k = 0;
   while (below + chance <= 0.025) {
     below += chance;

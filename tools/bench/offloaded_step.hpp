@@ -34,9 +34,9 @@ struct OffloadedStepShape {
 
 class OffloadedStep {
  public:
-  // states, moments: values of the configuration's keys. threads: of the update; 0: all cores.
-  // directory: holds the file of the state; the caller removes it. Fills the state.
-  // Throws InputError if there is no room; OutOfMemory, IoError.
+  // states, moments: values of optimizer.states and optimizer.moments. threads: for the update; 0
+  // means all cores. directory: receives the state file, which the caller removes. The constructor
+  // writes the initial state. Throws InputError if the disk has no room, OutOfMemory, or IoError.
   OffloadedStep(const OffloadedStepShape& shape, const std::string& states,
                 const std::string& moments, int threads, const std::string& directory);
   ~OffloadedStep();

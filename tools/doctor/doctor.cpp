@@ -74,7 +74,8 @@ void print_gpu(const planner::HardwareProfile& gpu, std::ostream& out) {
   line("hand over", format_seconds(gpu.hand_over_s));
 }
 
-// The saved profile, where it is one of this machine; nothing else is compared.
+// Returns the saved profile if it is from this machine. Profiles of other machines are not
+// compared.
 std::optional<planner::HardwareProfile> saved_profile(const std::string& path,
                                                       const planner::HardwareProfile& measured) {
   try {

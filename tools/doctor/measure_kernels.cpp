@@ -19,7 +19,7 @@ namespace {
 
 using Axis = std::vector<std::int64_t>;
 
-// Rows of the elementwise kernels that work by rows.
+// Length of a row, for the elementwise kernels that work by rows.
 constexpr std::int64_t kCols = 256;
 
 // Hands out parts of one block, anew for every point.
@@ -65,7 +65,8 @@ struct Case {
   std::function<Call(const planner::OperationSize&, DType)> make;
 };
 
-// Makes the calls. Buffers hold zeros at first, and no subnormal numbers later: those are slow.
+// Builds the kernel calls to be timed. Their buffers start as zeros, and repeated calls never
+// produce subnormal numbers, because arithmetic on subnormals is slow.
 class Cases {
  public:
   Cases(kernels::Kernels& kernels, Arena& arena, std::uint64_t state_bytes)

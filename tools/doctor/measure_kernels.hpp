@@ -21,15 +21,17 @@ struct KernelOptions {
 
 class KernelTrial {
  public:
-  // The kernels must outlive it; a round uses the calling thread and the kernels' own.
+  // The kernels must outlive the trial. A round runs on the calling thread and on the kernels' own
+  // threads.
   explicit KernelTrial(const KernelOptions& options);
   ~KernelTrial();
   KernelTrial(const KernelTrial&) = delete;
   KernelTrial& operator=(const KernelTrial&) = delete;
 
   void measure_round();
-  // The median of the rounds: at least one. profile.cores must be set. Both dtypes of every kernel
-  // in TimedOperation, norms as RMSNorm, and the rates of products and AdamW that people are told.
+  // Stores the medians of the rounds: both dtypes of every kernel in TimedOperation, norms as
+  // RMSNorm, and the rates of products and AdamW that are shown to people. Preconditions: at least
+  // one round, and profile.cores is set.
   void save(planner::HardwareProfile& profile) const;
 
  private:

@@ -27,8 +27,9 @@ struct ReadTrace {
 // - "torch": a pickle of torch.cuda.memory._snapshot(): 4 GiB, 50 million events;
 // - "sluice": memory_trace_csv.hpp: 16 GiB, 50 million events;
 // - "rmm": rmm_log.hpp: 16 GiB, 25 million lines;
-// - "lifetimes": lifetime_csv.hpp: 64 MiB, 100,000 buffers. InputError if the file has none of
-// these formats (the message lists them), is broken, or exceeds a limit.
+// - "lifetimes": lifetime_csv.hpp: 64 MiB, 100,000 buffers.
+// Throws InputError if the file has none of these formats (the message lists them), is broken, or
+// exceeds a limit.
 ReadTrace read_trace(const std::string& path, const ReadTraceOptions& options = {});
 
 // Turns lifetimes into operations, in order of position. At one position, frees come before

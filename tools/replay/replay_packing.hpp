@@ -15,11 +15,10 @@ namespace sluice::replay {
 // "capacity_bytes", "above_peak_live" (capacity / peak live - 1), "seconds", "fits"}]}. The
 // policies:
 // - "online": best fit in the order of time, like a caching allocator, which does not know the
-// future;
+//   future;
 // - "quick": the packing of the trainer's plans;
 // - "planned": the thorough packing. It takes some 20 s if the bound is out of reach, and longer
-// for
-//   tens of thousands of buffers. If capacity_bytes is given, it stops there.
+//   for tens of thousands of buffers. If capacity_bytes is given, it stops there.
 // "fits" is present if capacity_bytes is given.
 nlohmann::json replay_packing(std::span<const packing::Lifetime> lifetimes,
                               const std::string& source,

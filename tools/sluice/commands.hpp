@@ -1,5 +1,5 @@
-// The commands of the `sluice` program. Each returns an exit status; errors are
-// thrown and reported by main. With --json, stdout holds JSON events and nothing else.
+// The commands of the `sluice` program. Each returns an exit status; errors are thrown and reported
+// by main. With --json, stdout holds JSON events and nothing else.
 #pragma once
 
 #include <cstdint>

@@ -25,7 +25,8 @@ namespace sluice::cli {
 
 namespace {
 
-// All is measured once for so much of --seconds: seven times at its default.
+// Seconds of --seconds that one measuring round of `sluice doctor` stands for. By default
+// (0.25 s) there are seven rounds.
 constexpr double kSecondsARound = 0.25 / 7;
 constexpr double kMostRounds = 100;
 

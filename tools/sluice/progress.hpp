@@ -14,7 +14,7 @@ namespace sluice::cli {
 class Progress {
  public:
   explicit Progress(const config::Config& config) : config_(config) {}
-  // Constants of the run, once: device, model, memory, bytes that each step moves.
+  // Prints the constants of the run once: device, model, memory, and the bytes that a step moves.
   void plan(const train::RunEvent& plan);
   // Explains the figures of the step lines. Call before the first step.
   void explain() const;

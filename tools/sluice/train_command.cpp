@@ -50,7 +50,7 @@ std::string short_path(const std::string& path) {
   return below.empty() || *below.begin() == ".." ? path : below.string();
 }
 
-// One process of a run: a new one, or in the directory `resumed` of one.
+// One process of a run. `resumed` is the directory of the run to continue, or empty for a new run.
 class TrainProcess {
  public:
   TrainProcess(const TrainArguments& arguments, const config::Config& config,

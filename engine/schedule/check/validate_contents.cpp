@@ -82,8 +82,8 @@ class ContentCheck {
   }
 
   void enter() {
-    // Homes outlive the step where exit says so, and losses do; a gradient is used up within unless
-    // its update is pending, and partials of the norm always are.
+    // Homes outlive the step if `exit` names them, and losses always do. A gradient is used up
+    // within the step unless its update is pending. Partials of the norm are always used up.
     for (const Buffer& buffer : schedule_.buffers) {
       outlives_[buffer.id] = buffer.persistent && buffer.role != BufferRole::kState &&
                              buffer.role != BufferRole::kNormPartial;
@@ -110,7 +110,7 @@ class ContentCheck {
     }
   }
 
-  // With a gradient that waits to be applied waits the clip factor of its step.
+  // A pending gradient in the entry state implies that the clip factor of its step is pending, too.
   void enter_pending(const Residency& residency) {
     for (const Buffer& buffer : schedule_.buffers) {
       if (!buffer.persistent || buffer.role != BufferRole::kScalar ||
@@ -249,7 +249,8 @@ class ContentCheck {
     if (instruction.op == Op::kCommit) check_commit(instruction);
   }
 
-  // A commit is of everything that the schedule declares, whole, at the version declared.
+  // A commit must cover everything that the schedule declares, each home whole and at the declared
+  // version.
   void check_commit(const Instruction& instruction) {
     committed_[instruction.rank] += 1;
     std::map<BufferId, std::int32_t> declared;
@@ -362,8 +363,8 @@ class ContentCheck {
       });
     }
   }
-  // The version of the gradients, or of the other state, that an instruction reads; nothing where
-  // it reads several or none.
+  // Returns the version of the gradients, or of the other state, that an instruction reads. Returns
+  // nothing if it reads several versions or none.
   std::optional<std::int32_t> state_version(const Instruction& instruction, bool of_gradients) {
     std::optional<std::int32_t> version;
     bool mixed = false;

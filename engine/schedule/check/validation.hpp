@@ -61,13 +61,15 @@ class HappensBefore {
   std::vector<Counts> start_;
 };
 
-// Ids, ranks, ranges, lifetimes' Releases. The other checks run only where this finds nothing.
+// Checks ids, ranks, ranges and the Releases that end lifetimes. The other checks run only if this
+// one finds nothing.
 void check_structure(const Schedule& schedule, Problems& problems);
-// Sends and receives, collectives, absence of cycles.
+// Checks sends and receives, collectives, and that no instructions wait in a circle.
 void check_messages(const Schedule& schedule, Problems& problems);
 // Whether each op's uses fit together: copies move like to like, within one unit and micro-batch.
 void check_meaning(const Schedule& schedule, Problems& problems);
-// Races and values: for one outcome of the guards (guard g takes effect where taken[g]).
+// Checks for races, and that each read finds the expected value, for one outcome of the guards.
+// Guard g takes effect if taken[g].
 void check_contents(const Schedule& schedule, const HappensBefore& order,
                     const std::array<bool, kGuardCount>& taken, Problems& problems);
 // Places and capacities.

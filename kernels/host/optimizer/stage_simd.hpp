@@ -226,7 +226,9 @@ HWY_INLINE void encode_blocks(float* room, std::int64_t i, std::int64_t count, v
   }
 }
 
-// Calls body(moment1, moment2) for elements from i on; the first has key `key`.
+// Calls body(moment1, moment2) once, with accessors for the moments of elements [i, i + count), and
+// stores 8-bit moments back afterwards. `key` is the model-wide index of element i (key_of). It
+// selects the rounding noise of bf16 moments.
 template <int kMoments, class Body>
 HWY_INLINE void with_moments(const UpdateArrays& arrays, std::int64_t i, std::int64_t count,
                              std::uint64_t key, StageRoom& room, const Body& body) {

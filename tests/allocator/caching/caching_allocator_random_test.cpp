@@ -9,6 +9,7 @@
 
 #include "tests/allocator/caching/allocator_bench.hpp"
 #include "tests/allocator/caching/stress_operations.hpp"
+#include "tests/support/snapshot_sums.hpp"
 
 namespace sluice::allocator {
 namespace {
@@ -126,25 +127,10 @@ class RandomSequence {
     EXPECT_EQ(bench_.ledger().totals(Tier::kDevice).live_bytes,
               bench_.device().counters().live_bytes);
     EXPECT_LE(statistics.reserved_bytes, bench_.device().counters().live_bytes);
-    std::uint64_t live_bytes = 0;
-    std::uint64_t live_count = 0;
-    std::uint64_t total_bytes = 0;
-    for (const record::SnapshotSegment& segment : allocator.snapshot().segments) {
-      std::uint64_t address = segment.address;
-      for (const record::SnapshotBlock& block : segment.blocks) {
-        EXPECT_EQ(block.address, address);
-        EXPECT_LE(block.requested_bytes, block.bytes);
-        address += block.bytes;
-        if (block.state != record::BlockState::kAllocated) continue;
-        live_bytes += block.requested_bytes;
-        ++live_count;
-      }
-      EXPECT_EQ(address, segment.address + segment.bytes);
-      total_bytes += segment.bytes;
-    }
-    EXPECT_EQ(live_bytes, asked_bytes);
-    EXPECT_EQ(live_count, live_.size());
-    EXPECT_EQ(total_bytes, statistics.reserved_bytes);
+    const testing::SnapshotSums sums = testing::sums_of(allocator.snapshot().segments);
+    EXPECT_EQ(sums.live_bytes, asked_bytes);
+    EXPECT_EQ(sums.live_count, live_.size());
+    EXPECT_EQ(sums.bytes, statistics.reserved_bytes);
   }
 
   const CounterRng rng_;

@@ -11,6 +11,7 @@
 
 #include "tests/allocator/caching/allocator_bench.hpp"
 #include "tests/allocator/caching/stress_operations.hpp"
+#include "tests/support/snapshot_sums.hpp"
 
 namespace sluice::allocator {
 namespace {
@@ -94,14 +95,7 @@ void expect_sound(AllocatorBench& bench) {
                 statistics.free_bytes,
             statistics.reserved_bytes);
   EXPECT_LE(statistics.reserved_bytes, bench.cap_bytes());
-  std::uint64_t total_bytes = 0;
-  for (const record::SnapshotSegment& segment : bench.allocator().snapshot().segments) {
-    for (const record::SnapshotBlock& block : segment.blocks) {
-      EXPECT_LE(block.requested_bytes, block.bytes);
-      total_bytes += block.bytes;
-    }
-  }
-  EXPECT_LE(total_bytes, bench.cap_bytes());
+  EXPECT_LE(testing::sums_of(bench.allocator().snapshot().segments).bytes, bench.cap_bytes());
 }
 
 class CachingAllocatorOnThreads : public ::testing::TestWithParam<DeviceUnderTest> {};

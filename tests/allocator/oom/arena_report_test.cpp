@@ -2,13 +2,13 @@
 // found in a simulation that has no arena.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <memory>
 #include <vector>
 
 #include "allocator/caching/planning_allocator.hpp"
 #include "allocator/oom/oom_fixes.hpp"
-#include "tests/allocator/caching/oom_fixture.hpp"
+#include "tests/allocator/oom/three_steps.hpp"
+#include "tests/support/thrown.hpp"
 
 namespace sluice::allocator {
 namespace {
@@ -44,36 +44,27 @@ TEST(ArenaReport, ListsTheBlocksOfAPlannedArena) {
     }
     ASSERT_EQ(planner.statistics().arena_bytes, 3 * kPage);
     std::byte* const first = begin();
-    try {
+    const auto error = testing::thrown_by<OutOfMemoryReported>([&] {
       planner.allocate({6 * kPage, c, Category::kGradient, 0});
-      FAIL() << "6 pages beside 3 of 8";
-    } catch (const OutOfMemoryReported& error) {
-      const OomReport& report = *error.report;
-      EXPECT_EQ(report.arena_bytes, 3 * kPage);
-      EXPECT_EQ(report.arena_live_bytes, 2 * kPage);
-      ASSERT_EQ(report.sites.size(), 2u);
-      EXPECT_EQ(report.sites[0].name, "layers.1");
-      EXPECT_EQ(report.sites[0].bytes, 2 * kPage);
-      EXPECT_EQ(report.sites[1].name, "planned arena, not in use");
-      EXPECT_EQ(report.sites[1].bytes, kPage);
-      const auto& live = report.live_by_category;
-      EXPECT_EQ(live[static_cast<std::size_t>(Category::kWorkspace)], 2 * kPage);
-      EXPECT_EQ(live[static_cast<std::size_t>(Category::kActivation)], kPage);
-      expect_sums(report);
-      EXPECT_EQ(live_in(*report.record), std::vector{2 * kPage});
-      const OomFixes fixes = find_fixes(report);
-      EXPECT_TRUE(fixes.reproduced) << fixes.note;
-      const auto unplanned =
-          std::find_if(fixes.tried.begin(), fixes.tried.end(),
-                       [](const OomFix& fix) { return fix.change == OomChange::kPlanning; });
-      ASSERT_NE(unplanned, fixes.tried.end());
-      EXPECT_TRUE(unplanned->verified) << unplanned->text;  // 2 and 6 of 8 pages
-      const auto cap = std::find_if(fixes.tried.begin(), fixes.tried.end(), [](const OomFix& fix) {
-        return fix.change == OomChange::kLargerCap;
-      });
-      ASSERT_NE(cap, fixes.tried.end());
-      EXPECT_EQ(cap->bytes, kPage) << cap->text;
-    }
+    });
+    const OomReport& report = *error.report;
+    EXPECT_EQ(report.arena_bytes, 3 * kPage);
+    EXPECT_EQ(report.arena_live_bytes, 2 * kPage);
+    ASSERT_EQ(report.sites.size(), 2u);
+    EXPECT_EQ(report.sites[0].name, "layers.1");
+    EXPECT_EQ(report.sites[0].bytes, 2 * kPage);
+    EXPECT_EQ(report.sites[1].name, "planned arena, not in use");
+    EXPECT_EQ(report.sites[1].bytes, kPage);
+    const auto& live = report.live_by_category;
+    EXPECT_EQ(live[static_cast<std::size_t>(Category::kWorkspace)], 2 * kPage);
+    EXPECT_EQ(live[static_cast<std::size_t>(Category::kActivation)], kPage);
+    expect_sums(report);
+    EXPECT_EQ(live_in(*report.record), std::vector{2 * kPage});
+    const OomFixes fixes = find_fixes(report);
+    EXPECT_TRUE(fixes.reproduced) << fixes.note;
+    const OomFix& unplanned = find_change(fixes, OomChange::kPlanning);
+    EXPECT_TRUE(unplanned.verified) << unplanned.text;  // 2 and 6 of 8 pages
+    EXPECT_EQ(find_change(fixes, OomChange::kLargerCap).bytes, kPage);
     planner.free(first);
   }
 }

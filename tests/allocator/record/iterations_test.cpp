@@ -7,6 +7,7 @@
 
 #include "base/rng.hpp"
 #include "base/units.hpp"
+#include "tests/support/check_trace.hpp"
 
 namespace sluice::record {
 namespace {
@@ -42,14 +43,6 @@ std::string repeated(const std::string& text, int times) {
   std::string result;
   for (int i = 0; i < times; ++i) result += text;
   return result;
-}
-
-std::size_t allocation_count(const MemoryTrace& trace, const IterationRange& range) {
-  std::size_t count = 0;
-  for (std::size_t i = range.begin; i < range.end; ++i) {
-    if (trace.operations[i].action == TraceAction::kAlloc) ++count;
-  }
-  return count;
 }
 
 TEST(Iterations, UsesTheMarksOfTheRecord) {
@@ -90,7 +83,7 @@ TEST(Iterations, AlternationRepeatsAfterTwo) {
       EXPECT_EQ(found.repeats_after, 2u);
     } else {
       ASSERT_GE(found.ranges.size(), 3u);
-      EXPECT_EQ(allocation_count(script.trace(), found.ranges[1]), 46u + 40u);
+      EXPECT_EQ(testing::allocation_count(script.trace(), found.ranges[1]), 46u + 40u);
       EXPECT_EQ(found.repeats_after, 1u);
     }
   }
@@ -103,7 +96,7 @@ TEST(Iterations, DoesNotTakeALayerForAnIteration) {
   const Iterations found = find_iterations(script.trace());
   ASSERT_GE(found.ranges.size(), 5u);
   for (const IterationRange& range : found.ranges) {
-    EXPECT_EQ(allocation_count(script.trace(), range), iteration.size());
+    EXPECT_EQ(testing::allocation_count(script.trace(), range), iteration.size());
   }
   EXPECT_EQ(found.repeats_after, 1u);
 }
@@ -118,7 +111,7 @@ TEST(Iterations, DoesNotTakeAMicroBatchForAnIteration) {
     for (int i = 0; i < 6; ++i) script.run(iteration);
     const Iterations found = find_iterations(script.trace());
     ASSERT_GE(found.ranges.size(), 4u);
-    EXPECT_EQ(allocation_count(script.trace(), found.ranges[1]), iteration.size());
+    EXPECT_EQ(testing::allocation_count(script.trace(), found.ranges[1]), iteration.size());
   }
 }
 
@@ -127,7 +120,7 @@ TEST(Iterations, FindsStepsThatAreAllAlike) {
   for (int i = 0; i < 100; ++i) script.run("ABCDabcdefghij");
   const Iterations found = find_iterations(script.trace());
   EXPECT_GE(found.ranges.size(), 97u);
-  EXPECT_EQ(allocation_count(script.trace(), found.ranges[3]), 14u);
+  EXPECT_EQ(testing::allocation_count(script.trace(), found.ranges[3]), 14u);
   EXPECT_EQ(found.repeats_after, 1u);
 }
 

@@ -8,6 +8,7 @@
 
 #include "allocator/record/format/torch_snapshot.hpp"
 #include "tests/support/check_trace.hpp"
+#include "tests/support/snapshot_sums.hpp"
 
 namespace sluice::record {
 namespace {
@@ -26,6 +27,16 @@ Result convert(const MemorySnapshot& snapshot) {
   result.trace = trace_of(snapshot, "given", "torch", &result.defects);
   testing::check_trace(result.trace);
   return result;
+}
+
+// A record that contradicts itself nowhere.
+MemoryTrace convert(std::vector<SnapshotSegment> segments, std::vector<MemoryEvent> events) {
+  MemorySnapshot snapshot;
+  snapshot.segments = std::move(segments);
+  snapshot.events = std::move(events);
+  Result result = convert(snapshot);
+  EXPECT_EQ(result.defects.contradictions, 0u);
+  return std::move(result.trace);
 }
 
 MemoryEvent event(MemoryAction action, std::uint64_t address, std::uint64_t bytes,
@@ -47,22 +58,15 @@ std::string operations(const MemoryTrace& trace) {
 
 SnapshotSegment segment(std::uint64_t address, std::uint64_t bytes,
                         std::vector<SnapshotBlock> blocks = {}) {
-  SnapshotSegment result;
-  result.address = address;
-  result.bytes = bytes;
-  result.is_small = bytes == 2 * kMiB;
-  result.blocks = std::move(blocks);
-  return result;
+  return {.address = address,
+          .bytes = bytes,
+          .is_small = bytes == 2 * kMiB,
+          .blocks = std::move(blocks)};
 }
 
 SnapshotBlock block(std::uint64_t address, std::uint64_t bytes, std::uint64_t requested_bytes,
                     BlockState state) {
-  SnapshotBlock result;
-  result.address = address;
-  result.bytes = bytes;
-  result.requested_bytes = requested_bytes;
-  result.state = state;
-  return result;
+  return {address, bytes, requested_bytes, state};
 }
 
 class RecordOfPyTorch : public ::testing::TestWithParam<const char*> {};
@@ -96,42 +100,31 @@ TEST_P(RecordOfPyTorch, TheStateAtTheCutIsFound) {
 INSTANTIATE_TEST_SUITE_P(All, RecordOfPyTorch, ::testing::Values("torch_cut", "torch_cut_split"));
 
 TEST(TraceOf, AFreeIsOneOperationUnlessOthersStillUseTheMemory) {
-  MemorySnapshot snapshot;
-  snapshot.segments.push_back(segment(kBase, 2 * kMiB));
-  snapshot.events = {event(kSegmentAlloc, kBase, 2 * kMiB),
-                     event(kAlloc, kBase, 100),
-                     event(kAlloc, kBase + 512, 100),
-                     event(kFreeRequested, kBase, 100),
-                     event(kFreeCompleted, kBase, 100),
-                     event(kFreeRequested, kBase + 512, 100),
-                     event(kStep, 0, 0),
-                     event(kAlloc, kBase, 40),
-                     event(kFreeCompleted, kBase + 512, 100),
-                     event(kFreeRequested, kBase, 40),
-                     event(kFreeCompleted, kBase, 40)};
-  const Result result = convert(snapshot);
-  EXPECT_EQ(operations(result.trace), "a0 a1 f0 p1 | a2 c1 f2");
-  EXPECT_TRUE(result.trace.initial_segments.empty());
-  EXPECT_EQ(result.trace.allocations[0].segment_address, kBase);
-  EXPECT_EQ(result.trace.allocations[1].segment_address, 0u);
-  EXPECT_EQ(result.trace.allocations[2].bytes, 40u);
-  EXPECT_EQ(result.defects.contradictions, 0u);
-  EXPECT_EQ(result.trace.recorded_peak_reserved_bytes, 2 * kMiB);
+  const MemoryTrace trace = convert(
+      {segment(kBase, 2 * kMiB)},
+      {event(kSegmentAlloc, kBase, 2 * kMiB), event(kAlloc, kBase, 100),
+       event(kAlloc, kBase + 512, 100), event(kFreeRequested, kBase, 100),
+       event(kFreeCompleted, kBase, 100), event(kFreeRequested, kBase + 512, 100),
+       event(kStep, 0, 0), event(kAlloc, kBase, 40), event(kFreeCompleted, kBase + 512, 100),
+       event(kFreeRequested, kBase, 40), event(kFreeCompleted, kBase, 40)});
+  EXPECT_EQ(operations(trace), "a0 a1 f0 p1 | a2 c1 f2");
+  EXPECT_TRUE(trace.initial_segments.empty());
+  EXPECT_EQ(trace.allocations[0].segment_address, kBase);
+  EXPECT_EQ(trace.allocations[1].segment_address, 0u);
+  EXPECT_EQ(trace.allocations[2].bytes, 40u);
+  EXPECT_EQ(trace.recorded_peak_reserved_bytes, 2 * kMiB);
 }
 
 TEST(TraceOf, EarlierMemoryHasNoAllocation) {
   // One block is pending at the start, one is allocated at the start, one is pending at the end.
-  MemorySnapshot snapshot;
-  snapshot.segments.push_back(
-      segment(kBase, 2 * kMiB,
-              {block(kBase, 1024, 600, BlockState::kPendingFree),
-               block(kBase + 1024, 2 * kMiB - 1024, 0, BlockState::kFree)}));
-  snapshot.events = {event(kFreeCompleted, kBase + 1024, 512), event(kFreeRequested, kBase, 600),
-                     event(kFreeRequested, kBase + 2048, 512),
-                     event(kFreeCompleted, kBase + 2048, 512)};
-  const Result result = convert(snapshot);
-  ASSERT_EQ(result.trace.initial_segments.size(), 1u);
-  const auto& blocks = result.trace.initial_segments[0].blocks;
+  const MemoryTrace trace =
+      convert({segment(kBase, 2 * kMiB,
+                       {block(kBase, 1024, 600, BlockState::kPendingFree),
+                        block(kBase + 1024, 2 * kMiB - 1024, 0, BlockState::kFree)})},
+              {event(kFreeCompleted, kBase + 1024, 512), event(kFreeRequested, kBase, 600),
+               event(kFreeRequested, kBase + 2048, 512), event(kFreeCompleted, kBase + 2048, 512)});
+  ASSERT_EQ(trace.initial_segments.size(), 1u);
+  const auto& blocks = trace.initial_segments[0].blocks;
   ASSERT_EQ(blocks.size(), 5u);
   EXPECT_EQ(blocks[0].state, BlockState::kAllocated);
   EXPECT_EQ(blocks[0].bytes, 1024u);
@@ -139,10 +132,8 @@ TEST(TraceOf, EarlierMemoryHasNoAllocation) {
   EXPECT_EQ(blocks[2].state, BlockState::kFree);
   EXPECT_EQ(blocks[2].bytes, 512u);
   EXPECT_EQ(blocks[3].state, BlockState::kAllocated);
-  EXPECT_EQ(result.trace.initial_ids[0],
-            (std::vector<std::uint32_t>{0, 1, UINT32_MAX, 2, UINT32_MAX}));
-  EXPECT_EQ(operations(result.trace), "c1 p0 f2");
-  EXPECT_EQ(result.defects.contradictions, 0u);
+  EXPECT_EQ(trace.initial_ids[0], (std::vector<std::uint32_t>{0, 1, UINT32_MAX, 2, UINT32_MAX}));
+  EXPECT_EQ(operations(trace), "c1 p0 f2");
 }
 
 TEST(TraceOf, ARestThatIsTooSmallToSplitBelongsToItsBlock) {
@@ -159,22 +150,16 @@ TEST(TraceOf, ARestThatIsTooSmallToSplitBelongsToItsBlock) {
 }
 
 TEST(TraceOf, ConsecutiveFreesOfSegmentsAreOneFlush) {
-  MemorySnapshot snapshot;
-  snapshot.events = {event(kSegmentFree, kBase, 20 * kMiB),
-                     event(kSegmentFree, kBase + 64 * kMiB, 2 * kMiB),
-                     event(kOutOfMemory, 0, 1),
-                     event(kSegmentAlloc, kBase, 40 * kMiB),
-                     event(kAlloc, kBase, 40 * kMiB),
-                     event(kFreeRequested, kBase, 40 * kMiB),
-                     event(kFreeCompleted, kBase, 40 * kMiB),
-                     event(kSegmentFree, kBase, 40 * kMiB)};
-  const Result result = convert(snapshot);
-  EXPECT_EQ(operations(result.trace), "~ a0 f0 ~");
-  EXPECT_EQ(result.trace.initial_segments.size(), 2u);
-  EXPECT_TRUE(result.trace.initial_segments[1].is_small);
-  EXPECT_EQ(result.trace.recorded_peak_reserved_bytes, 40 * kMiB);
-  EXPECT_EQ(result.trace.recorded_end_reserved_bytes, 0u);
-  EXPECT_EQ(result.defects.contradictions, 0u);
+  const MemoryTrace trace = convert(
+      {}, {event(kSegmentFree, kBase, 20 * kMiB), event(kSegmentFree, kBase + 64 * kMiB, 2 * kMiB),
+           event(kOutOfMemory, 0, 1), event(kSegmentAlloc, kBase, 40 * kMiB),
+           event(kAlloc, kBase, 40 * kMiB), event(kFreeRequested, kBase, 40 * kMiB),
+           event(kFreeCompleted, kBase, 40 * kMiB), event(kSegmentFree, kBase, 40 * kMiB)});
+  EXPECT_EQ(operations(trace), "~ a0 f0 ~");
+  EXPECT_EQ(trace.initial_segments.size(), 2u);
+  EXPECT_TRUE(trace.initial_segments[1].is_small);
+  EXPECT_EQ(trace.recorded_peak_reserved_bytes, 40 * kMiB);
+  EXPECT_EQ(trace.recorded_end_reserved_bytes, 0u);
 }
 
 TEST(TraceOf, TrimmingByTheAllocatorIsNotAFlush) {
@@ -228,13 +213,11 @@ TEST(TraceOf, PagesOfExpandableSegmentsComeAndGo) {
 
 TEST(TraceOf, OneKindOfFreeEventsIsEnough) {
   for (const MemoryAction word : {kFreeRequested, kFreeCompleted}) {
-    MemorySnapshot snapshot;
-    snapshot.segments.push_back(segment(kBase, 2 * kMiB));
-    snapshot.events = {event(word, kBase + 1024, 9), event(kAlloc, kBase, 1), event(word, kBase, 1),
-                       event(kAlloc, kBase, 1), event(word, kBase, 1)};
-    const Result result = convert(snapshot);
-    EXPECT_EQ(operations(result.trace), "f0 a1 f1 a2 f2");
-    EXPECT_EQ(result.defects.contradictions, 0u);
+    const MemoryTrace trace =
+        convert({segment(kBase, 2 * kMiB)},
+                {event(word, kBase + 1024, 9), event(kAlloc, kBase, 1), event(word, kBase, 1),
+                 event(kAlloc, kBase, 1), event(word, kBase, 1)});
+    EXPECT_EQ(operations(trace), "f0 a1 f1 a2 f2");
   }
 }
 
@@ -268,13 +251,11 @@ TEST(TraceOf, ContradictionsAreCountedAndSkipped) {
 }
 
 TEST(TraceOf, ARecordWithoutSegmentsHasNoneReserved) {
-  MemorySnapshot snapshot;
-  snapshot.events = {event(kAlloc, kBase, 1), event(kFreeRequested, kBase + 512, 5),
-                     event(kFreeCompleted, kBase + 512, 5)};
-  const Result result = convert(snapshot);
-  EXPECT_EQ(operations(result.trace), "a1 f0");
-  EXPECT_EQ(result.trace.recorded_peak_reserved_bytes, 0u);
-  EXPECT_EQ(result.defects.contradictions, 0u);
+  const MemoryTrace trace =
+      convert({}, {event(kAlloc, kBase, 1), event(kFreeRequested, kBase + 512, 5),
+                   event(kFreeCompleted, kBase + 512, 5)});
+  EXPECT_EQ(operations(trace), "a1 f0");
+  EXPECT_EQ(trace.recorded_peak_reserved_bytes, 0u);
 }
 
 // Any events over any end state: check_trace passes, segments are full of blocks without gaps.
@@ -306,18 +287,13 @@ TEST(TraceOf, NeverFailsOnARecordThatMakesNoSense) {
     if (pick(3) == 0) snapshot.max_split_bytes = kMiB;
     if (pick(3) == 0) snapshot.roundup_power2_divisions = any(1, 9);
     const Result result = convert(snapshot);
+    testing::sums_of(result.trace.initial_segments);
+    ASSERT_FALSE(HasFailure());
     std::uint64_t end = 0;
     for (const SnapshotSegment& held : result.trace.initial_segments) {
       ASSERT_GE(held.address, end);
       end = held.address + held.bytes;
-      std::uint64_t address = held.address;
-      for (const SnapshotBlock& block : held.blocks) {
-        ASSERT_EQ(block.address, address);
-        ASSERT_GT(block.bytes, 0u);
-        ASSERT_LE(block.requested_bytes, block.bytes);
-        address += block.bytes;
-      }
-      ASSERT_EQ(address, end);
+      for (const SnapshotBlock& block : held.blocks) ASSERT_GT(block.bytes, 0u);
     }
   }
 }

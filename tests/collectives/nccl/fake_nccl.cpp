@@ -106,13 +106,15 @@ void run(ncclComm& comm, std::function<ncclResult_t()> work) {
   comm.worker = std::thread([&comm, work = std::move(work)] { comm.state = work(); });
 }
 
-ncclResult_t add(ncclComm* comm, const Call& call) {
+ncclResult_t add(ncclComm* comm, ncclDataType_t type, const Call& call) {
+  if (type != ncclUint8) return ncclInvalidArgument;
   if (group_depth == 0) return ncclInvalidUsage;
   queued[comm].push_back(call);
   return ncclSuccess;
 }
 
-void end(ncclComm* comm) {
+ncclResult_t end(ncclComm* comm, std::atomic<int>& count) {
+  ++count;
   comm->aborted = true;
   comm->hub->changed.notify_all();
   {
@@ -122,10 +124,10 @@ void end(ncclComm* comm) {
   if (comm->worker.joinable()) comm->worker.join();
   delete comm;
   --counts.live;
+  return ncclSuccess;
 }
 
-// --- the table
-// ------------------------------------------------------------------------------------
+// ---- the table
 
 ncclResult_t get_version(int* version) {
   *version = 99999;
@@ -165,14 +167,10 @@ ncclResult_t finalize(ncclComm_t) {
   return ncclSuccess;
 }
 ncclResult_t destroy(ncclComm_t comm) {
-  ++counts.destroyed;
-  end(comm);
-  return ncclSuccess;
+  return end(comm, counts.destroyed);
 }
 ncclResult_t abort_comm(ncclComm_t comm) {
-  ++counts.aborted;
-  end(comm);
-  return ncclSuccess;
+  return end(comm, counts.aborted);
 }
 ncclResult_t async_error(ncclComm_t comm, ncclResult_t* state) {
   *state = comm->state;
@@ -211,23 +209,19 @@ ncclResult_t group_end() {
 }
 ncclResult_t all_gather(const void* source, void* destination, std::size_t bytes,
                         ncclDataType_t type, ncclComm_t comm, cudaStream_t) {
-  if (type != ncclUint8) return ncclInvalidArgument;
-  return add(comm, {Call::kGather, source, destination, bytes, 0});
+  return add(comm, type, {Call::kGather, source, destination, bytes, 0});
 }
 ncclResult_t broadcast(const void* source, void* destination, std::size_t bytes,
                        ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t) {
-  if (type != ncclUint8) return ncclInvalidArgument;
-  return add(comm, {Call::kBroadcast, source, destination, bytes, root});
+  return add(comm, type, {Call::kBroadcast, source, destination, bytes, root});
 }
 ncclResult_t send(const void* source, std::size_t bytes, ncclDataType_t type, int peer,
                   ncclComm_t comm, cudaStream_t) {
-  if (type != ncclUint8) return ncclInvalidArgument;
-  return add(comm, {Call::kSend, source, nullptr, bytes, peer});
+  return add(comm, type, {Call::kSend, source, nullptr, bytes, peer});
 }
 ncclResult_t receive(void* destination, std::size_t bytes, ncclDataType_t type, int peer,
                      ncclComm_t comm, cudaStream_t) {
-  if (type != ncclUint8) return ncclInvalidArgument;
-  return add(comm, {Call::kReceive, nullptr, destination, bytes, peer});
+  return add(comm, type, {Call::kReceive, nullptr, destination, bytes, peer});
 }
 
 }  // namespace

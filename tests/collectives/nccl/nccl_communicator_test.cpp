@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <future>
 #include <string>
 #include <thread>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "collectives/socket.hpp"
 #include "device/host/host_device.hpp"
 #include "tests/collectives/nccl/fake_nccl.hpp"
+#include "tests/support/thrown.hpp"
 
 namespace sluice::collectives {
 namespace {
@@ -86,32 +88,25 @@ void run_ranks(int size, const std::function<void(Rank&)>& body) {
       size, [](NcclOptions&) {}, body);
 }
 
-template <class Failure>
-std::string failure_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Failure& failure) {
-    return failure.what();
-  }
-  return {};
-}
-
 // Numbers of very different sizes, so that every order of a sum has its own bits.
 float number_of(int rank, std::uint64_t i) {
   const auto x = static_cast<double>(i * 7919 + static_cast<std::uint64_t>(rank) * 104729 + 1);
   return static_cast<float>(std::sin(x) * std::exp2(std::fmod(x, 23.0)));
 }
 
+// Rounded once.
+void store(DType type, float value, Bytes& bytes, std::uint64_t i) {
+  std::byte* const to = bytes.data() + i * dtype_bytes(type);
+  const std::uint16_t half =
+      type == DType::kBF16 ? bf16_from_float(value).bits : f16_from_float(value).bits;
+  std::memcpy(to, type == DType::kF32 ? static_cast<const void*>(&value) : &half,
+              dtype_bytes(type));
+}
 Bytes stored(DType type, int rank, std::uint64_t count) {
   Bytes bytes(count * dtype_bytes(type));
   for (std::uint64_t i = 0; i < count; ++i) {
     const float value = number_of(rank, i);
-    const bf16 brain = bf16_from_float(value);
-    const f16 half = f16_from_float(value * 0x1p-12f);
-    const void* const from = type == DType::kF32    ? static_cast<const void*>(&value)
-                             : type == DType::kBF16 ? static_cast<const void*>(&brain)
-                                                    : &half;
-    std::memcpy(bytes.data() + i * dtype_bytes(type), from, dtype_bytes(type));
+    store(type, type == DType::kF16 ? value * 0x1p-12f : value, bytes, i);
   }
   return bytes;
 }
@@ -133,12 +128,7 @@ Bytes summed(DType type, int size, std::uint64_t count) {
     for (int rank = 1; rank < size; ++rank) {
       sum += loaded(type, parts[static_cast<std::size_t>(rank)], i);
     }
-    const bf16 brain = bf16_from_float(sum);
-    const f16 half = f16_from_float(sum);
-    const void* const from = type == DType::kF32    ? static_cast<const void*>(&sum)
-                             : type == DType::kBF16 ? static_cast<const void*>(&brain)
-                                                    : &half;
-    std::memcpy(sums.data() + i * dtype_bytes(type), from, dtype_bytes(type));
+    store(type, sum, sums, i);
   }
   return sums;
 }
@@ -234,15 +224,15 @@ TEST(NcclCommunicator, ARankThatStaysAwayEndsTheCallInATimeoutThatNamesIt) {
         }
         float number = 1;
         float workspace[3];
-        const std::string text = failure_of<TimeoutError>(
+        const std::string text = testing::message_of<TimeoutError>(
             [&] { own.group->all_reduce(&number, 1, DType::kF32, workspace); });
         // Rank 0 owns the one element and waits for both; rank 1 sends and waits to get it back.
-        EXPECT_NE(text.find("all_reduce"), std::string::npos) << text;
-        EXPECT_NE(text.find("of 3"), std::string::npos) << text;
-        const std::string after = failure_of<DeviceError>(
+        EXPECT_TRUE(testing::mentions(text, "all_reduce"));
+        EXPECT_TRUE(testing::mentions(text, "of 3"));
+        const std::string after = testing::message_of<DeviceError>(
             [&] { own.group->all_gather(&number, workspace, 1, DType::kF32); });
-        EXPECT_NE(after.find("was aborted"), std::string::npos) << after;
-        EXPECT_NE(after.find("all_reduce"), std::string::npos) << after;
+        EXPECT_TRUE(testing::mentions(after, "was aborted"));
+        EXPECT_TRUE(testing::mentions(after, "all_reduce"));
       });
   EXPECT_EQ(fake_nccl_counts().aborted, aborted + 2);
   EXPECT_EQ(fake_nccl_counts().live, 0);
@@ -254,9 +244,8 @@ TEST(NcclCommunicator, AFailureThatNcclReportsIsThrownWithItsText) {
     fail_next_group(ncclRemoteError);
     int number = 0;
     const std::string text =
-        failure_of<DeviceError>([&] { own.group->broadcast(&number, 1, DType::kI32, 0); });
-    EXPECT_NE(text.find("broadcast failed on rank 0: remote process exited"), std::string::npos)
-        << text;
+        testing::message_of<DeviceError>([&] { own.group->broadcast(&number, 1, DType::kI32, 0); });
+    EXPECT_TRUE(testing::mentions(text, "broadcast failed on rank 0: remote process exited"));
   });
   EXPECT_EQ(fake_nccl_counts().live, 0);
 }
@@ -268,16 +257,14 @@ TEST(NcclCommunicator, QueuedCallsAreWatched) {
       2, [](NcclOptions& options) { options.call_seconds = 0.2; },
       [](Rank& own) {
         int number = 1;
-        std::atomic<bool> go{false};
-        own.stream->launch([&] {
-          while (!go) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        });
+        std::promise<void> go;
+        own.stream->launch([&] { go.get_future().wait(); });
         own.group->broadcast(&number, 1, DType::kI32, 0);
         own.group->check();  // in time
         std::this_thread::sleep_for(std::chrono::milliseconds(400));
-        const std::string text = failure_of<TimeoutError>([&] { own.group->check(); });
-        EXPECT_NE(text.find("broadcast to finish"), std::string::npos) << text;
-        go = true;
+        const std::string text = testing::message_of<TimeoutError>([&] { own.group->check(); });
+        EXPECT_TRUE(testing::mentions(text, "broadcast to finish"));
+        go.set_value();
         own.stream->synchronize(Deadline::after_seconds(10));
       });
   EXPECT_EQ(fake_nccl_counts().aborted, aborted + 2);
@@ -287,13 +274,11 @@ TEST(NcclCommunicator, DestructionWithCallsUnderWayAborts) {
   const int aborted = fake_nccl_counts().aborted, destroyed = fake_nccl_counts().destroyed;
   run_ranks(2, [](Rank& own) {
     int number = 1;
-    std::atomic<bool> go{false};
-    own.stream->launch([&] {
-      while (!go) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    });
+    std::promise<void> go;
+    own.stream->launch([&] { go.get_future().wait(); });
     own.group->broadcast(&number, 1, DType::kI32, 0);
     own.group.reset();
-    go = true;
+    go.set_value();
     own.stream->synchronize(Deadline::after_seconds(10));
   });
   EXPECT_EQ(fake_nccl_counts().aborted, aborted + 2);
@@ -304,12 +289,12 @@ TEST(NcclCommunicator, DestructionWithCallsUnderWayAborts) {
 TEST(NcclCommunicator, RanksThatShareAGpuAreRefusedBeforeNcclIsAsked) {
   const int live = fake_nccl_counts().live;
   std::atomic<int> refused{0};
-  const auto text = failure_of<InputError>([&] {
+  const auto text = testing::message_of<InputError>([&] {
     run_ranks(
         3, [](NcclOptions& options) { options.gpu = options.place.rank == 1 ? "a" : "b"; },
         [&](Rank&) { ++refused; });
   });
-  EXPECT_NE(text.find("ranks 0 and 2 share GPU b"), std::string::npos) << text;
+  EXPECT_TRUE(testing::mentions(text, "ranks 0 and 2 share GPU b"));
   EXPECT_EQ(refused, 0);
   EXPECT_EQ(fake_nccl_counts().live, live);
 }
@@ -317,8 +302,8 @@ TEST(NcclCommunicator, RanksThatShareAGpuAreRefusedBeforeNcclIsAsked) {
 TEST(NcclCommunicator, AMissingRankIsNamedByTheRendezvous) {
   NcclOptions options = options_of(0, 2, free_port());
   options.start_seconds = 0.3;
-  const std::string text = failure_of<TimeoutError>([&] { Rank rank(options); });
-  EXPECT_NE(text.find("rank 1 of 2 to join"), std::string::npos) << text;
+  const std::string text = testing::message_of<TimeoutError>([&] { Rank rank(options); });
+  EXPECT_TRUE(testing::mentions(text, "rank 1 of 2 to join"));
 }
 
 TEST(NcclCommunicator, OneRankNeedsNeitherNcclNorTheNetwork) {

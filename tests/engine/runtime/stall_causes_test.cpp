@@ -8,135 +8,122 @@
 namespace sluice::testing {
 namespace {
 
-constexpr std::int64_t kMs = 1'000'000;
+using runtime::StallCause;
+using schedule::Lane;
+using schedule::Op;
 
-// A pass made by hand: when each instruction ran, on which lane, and behind which others.
-struct Pass {
-  schedule::Schedule schedule;
-  std::vector<std::pair<std::int64_t, std::int64_t>> times;
-
-  schedule::InstructionId add(schedule::Op op, schedule::Lane lane, std::int64_t begin_ms,
-                              std::int64_t end_ms, std::vector<schedule::InstructionId> deps = {}) {
-    schedule::Instruction instruction;
-    instruction.id = static_cast<schedule::InstructionId>(schedule.instructions.size());
-    instruction.op = op;
-    instruction.lane = lane;
-    instruction.deps = std::move(deps);
-    schedule.instructions.push_back(instruction);
-    times.emplace_back(begin_ms * kMs, end_ms * kMs);
-    return instruction.id;
-  }
-  runtime::Stalls stalls(std::int64_t end_ms) const {
-    return runtime::stalls_of_pass(schedule, times, 0, end_ms * kMs);
-  }
-};
-
-double of(const runtime::Stalls& stalls, runtime::StallCause cause) {
+double of(const runtime::Stalls& stalls, StallCause cause) {
   return stalls.by_cause_s[static_cast<std::size_t>(cause)] * 1e3;
 }
 
-TEST(StallCauses, ACopyThatWaitedForAReadCountsAsStorage) {
-  Pass pass;
-  const auto read = pass.add(schedule::Op::kStorageRead, schedule::Lane::kStorageRead, 0, 8);
-  const auto upload = pass.add(schedule::Op::kUpload, schedule::Lane::kH2D, 8, 10, {read});
-  pass.add(schedule::Op::kForward, schedule::Lane::kCompute, 11, 20, {upload});
-  const runtime::Stalls stalls = pass.stalls(20);
-  EXPECT_NEAR(of(stalls, runtime::StallCause::kStorageRead), 8, 1e-9);
-  EXPECT_NEAR(of(stalls, runtime::StallCause::kUpload), 2, 1e-9);
-  EXPECT_NEAR(of(stalls, runtime::StallCause::kHandOver), 1, 1e-9);
-  EXPECT_NEAR(stalls.compute_s * 1e3, 9, 1e-9);
-  EXPECT_NEAR(stalls.total_s() * 1e3, 11, 1e-9);
+// A pass made by hand, in milliseconds: when each instruction ran, on which lane, and behind which
+// others.
+struct Instruction {
+  Op op;
+  Lane lane;
+  std::int64_t begin_ms, end_ms;
+  std::vector<schedule::InstructionId> deps = {};
+};
+struct Pass {
+  const char* name;
+  std::int64_t end_ms;
+  std::vector<Instruction> instructions;
+  std::vector<std::pair<StallCause, double>> stalls_ms;  // of all others: none
+};
+
+class StallsOfAPass : public ::testing::TestWithParam<Pass> {};
+
+TEST_P(StallsOfAPass, HaveTheirCauses) {
+  constexpr std::int64_t kMs = 1'000'000;
+  schedule::Schedule schedule;
+  std::vector<std::pair<std::int64_t, std::int64_t>> times;
+  for (const Instruction& given : GetParam().instructions) {
+    schedule::Instruction instruction;
+    instruction.id = static_cast<schedule::InstructionId>(schedule.instructions.size());
+    instruction.op = given.op;
+    instruction.lane = given.lane;
+    instruction.deps = given.deps;
+    schedule.instructions.push_back(instruction);
+    times.emplace_back(given.begin_ms * kMs, given.end_ms * kMs);
+  }
+  const runtime::Stalls stalls =
+      runtime::stalls_of_pass(schedule, times, 0, GetParam().end_ms * kMs);
+  runtime::Stalls expected;
+  for (const auto& [cause, ms] : GetParam().stalls_ms) expected.add(cause, ms * 1e-3);
+  for (std::size_t cause = 0; cause < stalls.by_cause_s.size(); ++cause) {
+    EXPECT_NEAR(stalls.by_cause_s[cause], expected.by_cause_s[cause], 1e-12) << "cause " << cause;
+  }
+  const auto end_s = static_cast<double>(GetParam().end_ms) * 1e-3;
+  EXPECT_NEAR(stalls.compute_s, end_s - expected.total_s(), 1e-12);
+  EXPECT_NEAR(stalls.total_s(), expected.total_s(), 1e-12);
 }
 
-// Only while the compute lane stands still: a read behind other work costs nothing.
-TEST(StallCauses, TransfersHiddenByComputeAreNoStall) {
-  Pass pass;
-  pass.add(schedule::Op::kForward, schedule::Lane::kCompute, 0, 6);
-  const auto read = pass.add(schedule::Op::kStorageRead, schedule::Lane::kStorageRead, 0, 9);
-  pass.add(schedule::Op::kForward, schedule::Lane::kCompute, 9, 10, {read});
-  const runtime::Stalls stalls = pass.stalls(10);
-  EXPECT_NEAR(of(stalls, runtime::StallCause::kStorageRead), 3, 1e-9);
-  EXPECT_NEAR(stalls.total_s() * 1e3, 3, 1e-9);
-}
-
-// The lane submits in order, so a read waits for the cause of an earlier read's wait. A read into
-// the memory of a finished write waited for that write.
-TEST(StallCauses, AReadBehindAWaitingReadSharesItsCause) {
-  Pass pass;
-  const auto step = pass.add(schedule::Op::kOptimizerStep, schedule::Lane::kOptimizer, 0, 4);
-  const auto write =
-      pass.add(schedule::Op::kStorageWrite, schedule::Lane::kStorageWrite, 4, 7, {step});
-  const auto release =
-      pass.add(schedule::Op::kRelease, schedule::Lane::kStorageWrite, 0, 0, {write});
-  pass.add(schedule::Op::kStorageRead, schedule::Lane::kStorageRead, 7, 20, {release});
-  const auto read = pass.add(schedule::Op::kStorageRead, schedule::Lane::kStorageRead, 7, 9);
-  pass.add(schedule::Op::kForward, schedule::Lane::kCompute, 9, 20, {read});
-  const runtime::Stalls stalls = pass.stalls(20);
-  EXPECT_NEAR(of(stalls, runtime::StallCause::kOptimizer), 4, 1e-9);
-  EXPECT_NEAR(of(stalls, runtime::StallCause::kStorageWrite), 3, 1e-9);
-  EXPECT_NEAR(of(stalls, runtime::StallCause::kStorageRead), 2, 1e-9);
-  EXPECT_NEAR(stalls.total_s() * 1e3, 9, 1e-9);
-}
-
-// An instruction behind a Release in a lane waits for the cause of that Release's wait. A Release
-// waits for the instruction before it. Neither ends the chain.
-TEST(StallCauses, AReleaseWithoutDepsPassesOnTheCauseOfItsLane) {
-  Pass pass;
-  const auto read = pass.add(schedule::Op::kStorageRead, schedule::Lane::kStorageRead, 0, 5);
-  pass.add(schedule::Op::kOptimizerStep, schedule::Lane::kOptimizer, 5, 7, {read});
-  pass.add(schedule::Op::kRelease, schedule::Lane::kOptimizer, 0, 0);
-  const auto second = pass.add(schedule::Op::kOptimizerStep, schedule::Lane::kOptimizer, 7, 9);
-  pass.add(schedule::Op::kForward, schedule::Lane::kCompute, 9, 20, {second});
-  const runtime::Stalls stalls = pass.stalls(20);
-  EXPECT_NEAR(of(stalls, runtime::StallCause::kOptimizer), 4, 1e-9);
-  EXPECT_NEAR(of(stalls, runtime::StallCause::kStorageRead), 5, 1e-9);
-  EXPECT_NEAR(of(stalls, runtime::StallCause::kUnexplained), 0, 1e-9);
-}
-
-// Storage lanes tell others of their transfers in order: one that overtook counts as done once the
-// one before it is.
-TEST(StallCauses, ATransferThatOvertookWaitsForTheOneBeforeIt) {
-  Pass pass;
-  pass.add(schedule::Op::kStorageRead, schedule::Lane::kStorageRead, 0, 8);
-  const auto overtook = pass.add(schedule::Op::kStorageRead, schedule::Lane::kStorageRead, 0, 3);
-  pass.add(schedule::Op::kForward, schedule::Lane::kCompute, 8, 20, {overtook});
-  const runtime::Stalls stalls = pass.stalls(20);
-  EXPECT_NEAR(of(stalls, runtime::StallCause::kStorageRead), 8, 1e-9);
-  EXPECT_NEAR(of(stalls, runtime::StallCause::kHandOver), 0, 1e-9);
-}
-
-// The pass first waits for the thread of a lane to begin.
-TEST(StallCauses, TheWaitUntilALaneBeginsIsHandOver) {
-  Pass pass;
-  pass.add(schedule::Op::kRelease, schedule::Lane::kStorageRead, 0, 0);
-  const auto read = pass.add(schedule::Op::kStorageRead, schedule::Lane::kStorageRead, 3, 5);
-  pass.add(schedule::Op::kForward, schedule::Lane::kCompute, 6, 10, {read});
-  const runtime::Stalls stalls = pass.stalls(10);
-  EXPECT_NEAR(of(stalls, runtime::StallCause::kHandOver), 4, 1e-9);
-  EXPECT_NEAR(of(stalls, runtime::StallCause::kStorageRead), 2, 1e-9);
-}
-
-// A lane that had begun, and an instruction of it that waited for nothing and came late.
-TEST(StallCauses, TimeThatNoInstructionCausesIsUnexplained) {
-  Pass pass;
-  pass.add(schedule::Op::kStorageRead, schedule::Lane::kStorageRead, 0, 1);
-  const auto read = pass.add(schedule::Op::kStorageRead, schedule::Lane::kStorageRead, 3, 5);
-  pass.add(schedule::Op::kForward, schedule::Lane::kCompute, 6, 10, {read});
-  const runtime::Stalls stalls = pass.stalls(10);
-  EXPECT_NEAR(of(stalls, runtime::StallCause::kUnexplained), 3, 1e-9);
-  EXPECT_NEAR(of(stalls, runtime::StallCause::kStorageRead), 2, 1e-9);
-  EXPECT_NEAR(of(stalls, runtime::StallCause::kHandOver), 1, 1e-9);
-}
-
-TEST(StallCauses, TheTailOfAPassIsThatOfItsLastLane) {
-  Pass pass;
-  pass.add(schedule::Op::kForward, schedule::Lane::kCompute, 0, 5);
-  const auto step = pass.add(schedule::Op::kOptimizerStep, schedule::Lane::kOptimizer, 5, 9);
-  pass.add(schedule::Op::kStorageWrite, schedule::Lane::kStorageWrite, 9, 12, {step});
-  const runtime::Stalls stalls = pass.stalls(12);
-  EXPECT_NEAR(of(stalls, runtime::StallCause::kOptimizer), 4, 1e-9);
-  EXPECT_NEAR(of(stalls, runtime::StallCause::kStorageWrite), 3, 1e-9);
-}
+const Pass kPasses[] = {
+    {"ACopyThatWaitedForAReadCountsAsStorage",
+     20,
+     {{Op::kStorageRead, Lane::kStorageRead, 0, 8},
+      {Op::kUpload, Lane::kH2D, 8, 10, {0}},
+      {Op::kForward, Lane::kCompute, 11, 20, {1}}},
+     {{StallCause::kStorageRead, 8}, {StallCause::kUpload, 2}, {StallCause::kHandOver, 1}}},
+    // Only while the compute lane stands still: a read behind other work costs nothing.
+    {"TransfersHiddenByComputeAreNoStall",
+     10,
+     {{Op::kForward, Lane::kCompute, 0, 6},
+      {Op::kStorageRead, Lane::kStorageRead, 0, 9},
+      {Op::kForward, Lane::kCompute, 9, 10, {1}}},
+     {{StallCause::kStorageRead, 3}}},
+    // The lane submits in order, so a read waits for the cause of an earlier read's wait. A read
+    // into the memory of a finished write waited for that write.
+    {"AReadBehindAWaitingReadSharesItsCause",
+     20,
+     {{Op::kOptimizerStep, Lane::kOptimizer, 0, 4},
+      {Op::kStorageWrite, Lane::kStorageWrite, 4, 7, {0}},
+      {Op::kRelease, Lane::kStorageWrite, 0, 0, {1}},
+      {Op::kStorageRead, Lane::kStorageRead, 7, 20, {2}},
+      {Op::kStorageRead, Lane::kStorageRead, 7, 9},
+      {Op::kForward, Lane::kCompute, 9, 20, {4}}},
+     {{StallCause::kOptimizer, 4}, {StallCause::kStorageWrite, 3}, {StallCause::kStorageRead, 2}}},
+    // An instruction behind a Release in a lane waits for the cause of that Release's wait. A
+    // Release waits for the instruction before it. Neither ends the chain.
+    {"AReleaseWithoutDepsPassesOnTheCauseOfItsLane",
+     20,
+     {{Op::kStorageRead, Lane::kStorageRead, 0, 5},
+      {Op::kOptimizerStep, Lane::kOptimizer, 5, 7, {0}},
+      {Op::kRelease, Lane::kOptimizer, 0, 0},
+      {Op::kOptimizerStep, Lane::kOptimizer, 7, 9},
+      {Op::kForward, Lane::kCompute, 9, 20, {3}}},
+     {{StallCause::kOptimizer, 4}, {StallCause::kStorageRead, 5}}},
+    // Storage lanes tell others of their transfers in order: one that overtook counts as done once
+    // the one before it is.
+    {"ATransferThatOvertookWaitsForTheOneBeforeIt",
+     20,
+     {{Op::kStorageRead, Lane::kStorageRead, 0, 8},
+      {Op::kStorageRead, Lane::kStorageRead, 0, 3},
+      {Op::kForward, Lane::kCompute, 8, 20, {1}}},
+     {{StallCause::kStorageRead, 8}}},
+    // The pass first waits for the thread of a lane to begin.
+    {"TheWaitUntilALaneBeginsIsHandOver",
+     10,
+     {{Op::kRelease, Lane::kStorageRead, 0, 0},
+      {Op::kStorageRead, Lane::kStorageRead, 3, 5},
+      {Op::kForward, Lane::kCompute, 6, 10, {1}}},
+     {{StallCause::kHandOver, 4}, {StallCause::kStorageRead, 2}}},
+    // A lane that had begun, and an instruction of it that waited for nothing and came late.
+    {"TimeThatNoInstructionCausesIsUnexplained",
+     10,
+     {{Op::kStorageRead, Lane::kStorageRead, 0, 1},
+      {Op::kStorageRead, Lane::kStorageRead, 3, 5},
+      {Op::kForward, Lane::kCompute, 6, 10, {1}}},
+     {{StallCause::kUnexplained, 3}, {StallCause::kStorageRead, 2}, {StallCause::kHandOver, 1}}},
+    {"TheTailOfAPassIsThatOfItsLastLane",
+     12,
+     {{Op::kForward, Lane::kCompute, 0, 5},
+      {Op::kOptimizerStep, Lane::kOptimizer, 5, 9},
+      {Op::kStorageWrite, Lane::kStorageWrite, 9, 12, {1}}},
+     {{StallCause::kOptimizer, 4}, {StallCause::kStorageWrite, 3}}},
+};
+INSTANTIATE_TEST_SUITE_P(All, StallsOfAPass, ::testing::ValuesIn(kPasses),
+                         [](const auto& pass) { return pass.param.name; });
 
 TEST(StallCauses, AddUpToTheTimeOfAStepBeyondItsCompute) {
   const TempDirectory directory;
@@ -177,7 +164,7 @@ place.optimizer = "storage"
   const double beyond = outcome.seconds - outcome.stalls->compute_s;
   EXPECT_GT(beyond, 0);
   EXPECT_NEAR(outcome.stalls->total_s(), beyond, 0.01 * outcome.seconds);
-  EXPECT_GT(of(*outcome.stalls, runtime::StallCause::kStorageRead), 0);
+  EXPECT_GT(of(*outcome.stalls, StallCause::kStorageRead), 0);
   EXPECT_FALSE(run.step(2).stalls.has_value());
 }
 

@@ -193,24 +193,16 @@ CUresult cuDeviceTotalMem_v2(std::size_t* bytes, CUdevice device) {
 }
 
 CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute which, CUdevice) {
+  static const std::map<CUdevice_attribute, int> kValues{
+      {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 9},
+      {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 0},
+      {CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 4},
+      {CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 1}};
   const CUresult status = Driver::instance().enter("cuDeviceGetAttribute");
   if (status != CUDA_SUCCESS) return status;
-  switch (which) {
-    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
-      *value = 9;
-      return CUDA_SUCCESS;
-    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
-      *value = 0;
-      return CUDA_SUCCESS;
-    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
-      *value = 4;
-      return CUDA_SUCCESS;
-    case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
-      *value = 1;
-      return CUDA_SUCCESS;
-    default:
-      return CUDA_ERROR_INVALID_VALUE;
-  }
+  if (!kValues.contains(which)) return CUDA_ERROR_INVALID_VALUE;
+  *value = kValues.at(which);
+  return CUDA_SUCCESS;
 }
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
@@ -278,10 +270,7 @@ void sluice_simulator_objects(SluiceSimulatedObjects* objects) {
   objects->registrations = driver.registered.size();
   for (const auto& gpu : driver.gpus) {
     objects->contexts += static_cast<std::uint64_t>(gpu->retained);
-    objects->blocks += gpu->memory.block_count();
-    objects->mappings += gpu->memory.mapping_count();
-    objects->ranges += gpu->memory.range_count();
-    objects->buffers += gpu->memory.buffer_count();
+    gpu->memory.add_to(*objects);
   }
 }
 

@@ -72,4 +72,30 @@ class Driver {
 // The GPU with its primary context current on this thread, or null.
 Gpu* current_gpu();
 
+// body(driver, gpu) as the driver's function `name`: not called where a
+// failure is injected or no context is current. The mutex is not held.
+template <class Body>
+CUresult call(const char* name, const Body& body) {
+  Gpu* gpu = nullptr;
+  const CUresult status = Driver::instance().enter_context(name, gpu);
+  return status == CUDA_SUCCESS ? body(Driver::instance(), *gpu) : status;
+}
+// The same with the mutex held.
+template <class Body>
+CUresult call_locked(const char* name, const Body& body) {
+  return call(name, [&](Driver& driver, Gpu& gpu) {
+    const std::lock_guard lock(driver.mutex);
+    return body(driver, gpu);
+  });
+}
+// A function that releases something: it does so, and then reports the injected failure.
+template <class Body>
+CUresult release(const char* name, const Body& body) {
+  Gpu* gpu = nullptr;
+  const CUresult status = Driver::instance().enter_context(name, gpu);
+  if (gpu == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  const CUresult released = body(Driver::instance(), *gpu);
+  return released == CUDA_SUCCESS ? status : released;
+}
+
 }  // namespace sluice::simulated

@@ -17,6 +17,8 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/cuda_driver/simulator_control.hpp"
+
 namespace sluice::simulated {
 
 // Memory of one GPU. Thread-safe.
@@ -46,10 +48,7 @@ class Memory {
   void open();
   void close();
 
-  std::uint64_t block_count() const;
-  std::uint64_t mapping_count() const;
-  std::uint64_t range_count() const;
-  std::uint64_t buffer_count() const;
+  void add_to(SluiceSimulatedObjects& objects) const;
 
  private:
   struct Block {
@@ -62,6 +61,8 @@ class Memory {
     bool accessible;
   };
   std::map<CUdeviceptr, std::uint64_t>::iterator range_of(CUdeviceptr at, std::uint64_t bytes);
+  // One or several mappings side by side, no part of one.
+  bool covers_whole_mappings(CUdeviceptr at, std::uint64_t bytes) const;
   void forget_if_unused(std::uint64_t handle);
   bool place(CUdeviceptr at, const Mapping& mapping) const;
   void protect_all(int protection) const;

@@ -158,18 +158,21 @@ CUresult Memory::map(CUdeviceptr at, std::uint64_t bytes, std::uint64_t offset,
   return CUDA_SUCCESS;
 }
 
-CUresult Memory::unmap(CUdeviceptr at, std::uint64_t bytes) {
-  const std::lock_guard lock(mutex_);
-  // Whole mappings, side by side.
+bool Memory::covers_whole_mappings(CUdeviceptr at, std::uint64_t bytes) const {
   CUdeviceptr end = at;
   for (auto entry = mappings_.find(at); entry != mappings_.end() && end < at + bytes;) {
     end = entry->first + entry->second.bytes;
     entry = mappings_.find(end);
   }
-  if (end != at + bytes || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+  return end == at + bytes && bytes != 0;
+}
+
+CUresult Memory::unmap(CUdeviceptr at, std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  if (!covers_whole_mappings(at, bytes)) return CUDA_ERROR_INVALID_VALUE;
   ::mmap(pointer(at), bytes, PROT_NONE, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
          0);
-  for (auto entry = mappings_.find(at); entry != mappings_.end() && entry->first < end;) {
+  for (auto entry = mappings_.find(at); entry != mappings_.end() && entry->first < at + bytes;) {
     const std::uint64_t handle = entry->second.handle;
     entry = mappings_.erase(entry);
     --blocks_[handle].mapping_count;
@@ -186,13 +189,9 @@ bool Memory::place(CUdeviceptr at, const Mapping& mapping) const {
 
 CUresult Memory::set_access(CUdeviceptr at, std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
-  CUdeviceptr end = at;
-  for (auto entry = mappings_.find(at); entry != mappings_.end() && end < at + bytes;) {
-    end = entry->first + entry->second.bytes;
-    entry = mappings_.find(end);
-  }
-  if (end != at + bytes || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
-  for (auto entry = mappings_.find(at); entry != mappings_.end() && entry->first < end; ++entry) {
+  if (!covers_whole_mappings(at, bytes)) return CUDA_ERROR_INVALID_VALUE;
+  for (auto entry = mappings_.find(at); entry != mappings_.end() && entry->first < at + bytes;
+       ++entry) {
     if (!place(entry->first, entry->second)) return CUDA_ERROR_OUT_OF_MEMORY;
     entry->second.accessible = true;
   }
@@ -237,21 +236,12 @@ void Memory::close() {
   if (--open_count_ == 0) protect_all(PROT_NONE);
 }
 
-std::uint64_t Memory::block_count() const {
+void Memory::add_to(SluiceSimulatedObjects& objects) const {
   const std::lock_guard lock(mutex_);
-  return blocks_.size();
-}
-std::uint64_t Memory::mapping_count() const {
-  const std::lock_guard lock(mutex_);
-  return mappings_.size();
-}
-std::uint64_t Memory::range_count() const {
-  const std::lock_guard lock(mutex_);
-  return ranges_.size();
-}
-std::uint64_t Memory::buffer_count() const {
-  const std::lock_guard lock(mutex_);
-  return buffers_.size();
+  objects.blocks += blocks_.size();
+  objects.mappings += mappings_.size();
+  objects.ranges += ranges_.size();
+  objects.buffers += buffers_.size();
 }
 
 }  // namespace sluice::simulated

@@ -5,11 +5,14 @@
 
 #include "tests/support/cuda_driver/simulated_driver.hpp"
 
+using sluice::simulated::call;
+using sluice::simulated::call_locked;
 using sluice::simulated::Driver;
 using sluice::simulated::Event;
 using sluice::simulated::Gpu;
 using sluice::simulated::Point;
 using sluice::simulated::Queue;
+using sluice::simulated::release;
 using sluice::simulated::Stream;
 
 namespace {
@@ -31,7 +34,7 @@ HostPages pages_of(Driver& driver, const void* data, std::size_t bytes) {
 }
 
 // Queues work; the point that it returns is reached once the work is done.
-CUresult push(Driver& driver, CUstream handle, std::function<void()> work, bool touches_memory,
+CUresult push(Driver& driver, CUstream handle, bool touches_memory, std::function<void()> work,
               std::shared_ptr<Point>* done = nullptr) {
   const std::lock_guard lock(driver.mutex);
   Stream* const stream = driver.find(handle);
@@ -53,206 +56,164 @@ void* pointer(CUdeviceptr address) {
 extern "C" {
 
 CUresult cuStreamCreate(CUstream* stream, unsigned int) {
-  Gpu* gpu = nullptr;
-  Driver& driver = Driver::instance();
-  const CUresult status = driver.enter_context("cuStreamCreate", gpu);
-  if (status != CUDA_SUCCESS) return status;
-  const std::lock_guard lock(driver.mutex);
-  driver.reap();
-  *stream = reinterpret_cast<CUstream>(driver.next_handle++ << 4);
-  driver.streams.emplace(*stream, Stream{gpu, std::make_unique<Queue>(gpu->memory)});
-  return CUDA_SUCCESS;
+  return call_locked("cuStreamCreate", [&](Driver& driver, Gpu& gpu) {
+    driver.reap();
+    *stream = reinterpret_cast<CUstream>(driver.next_handle++ << 4);
+    driver.streams.emplace(*stream, Stream{&gpu, std::make_unique<Queue>(gpu.memory)});
+    return CUDA_SUCCESS;
+  });
 }
 
 // Returns at once: queued work still runs.
 CUresult cuStreamDestroy_v2(CUstream handle) {
-  Gpu* gpu = nullptr;
-  Driver& driver = Driver::instance();
-  const CUresult status = driver.enter_context("cuStreamDestroy", gpu);
-  if (gpu == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
-  const std::lock_guard lock(driver.mutex);
-  Stream* const stream = driver.find(handle);
-  if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  stream->queue->close();
-  driver.closing.push_back(std::move(stream->queue));
-  driver.streams.erase(handle);
-  return status;
+  return release("cuStreamDestroy", [&](Driver& driver, Gpu&) {
+    const std::lock_guard lock(driver.mutex);
+    Stream* const stream = driver.find(handle);
+    if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+    stream->queue->close();
+    driver.closing.push_back(std::move(stream->queue));
+    driver.streams.erase(handle);
+    return CUDA_SUCCESS;
+  });
 }
 
 CUresult cuStreamQuery(CUstream handle) {
-  Gpu* gpu = nullptr;
-  Driver& driver = Driver::instance();
-  const CUresult status = driver.enter_context("cuStreamQuery", gpu);
-  if (status != CUDA_SUCCESS) return status;
-  const std::lock_guard lock(driver.mutex);
-  Stream* const stream = driver.find(handle);
-  if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  return stream->queue->idle() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+  return call_locked("cuStreamQuery", [&](Driver& driver, Gpu&) {
+    Stream* const stream = driver.find(handle);
+    if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+    return stream->queue->idle() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+  });
 }
 
 CUresult cuStreamSynchronize(CUstream handle) {
-  Gpu* gpu = nullptr;
-  Driver& driver = Driver::instance();
-  const CUresult status = driver.enter_context("cuStreamSynchronize", gpu);
-  if (status != CUDA_SUCCESS) return status;
-  std::shared_ptr<Point> done;
-  const CUresult pushed = push(
-      driver, handle, [] {}, false, &done);
-  if (pushed != CUDA_SUCCESS) return pushed;
-  done->wait();
-  return sluice::simulated::fault();
+  return call("cuStreamSynchronize", [&](Driver& driver, Gpu&) {
+    std::shared_ptr<Point> done;
+    const CUresult pushed = push(
+        driver, handle, false, [] {}, &done);
+    if (pushed != CUDA_SUCCESS) return pushed;
+    done->wait();
+    return sluice::simulated::fault();
+  });
 }
 
 CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int) {
-  Gpu* gpu = nullptr;
-  Driver& driver = Driver::instance();
-  const CUresult status = driver.enter_context("cuStreamWaitEvent", gpu);
-  if (status != CUDA_SUCCESS) return status;
-  const std::lock_guard lock(driver.mutex);
-  Stream* const stream = driver.find(handle);
-  Event* const awaited = driver.find(event);
-  if (stream == nullptr || awaited == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  // The point that the event holds now; later records do not change it.
-  if (awaited->point) stream->queue->push([point = awaited->point] { point->wait(); }, false);
-  return CUDA_SUCCESS;
+  return call_locked("cuStreamWaitEvent", [&](Driver& driver, Gpu&) {
+    Stream* const stream = driver.find(handle);
+    Event* const awaited = driver.find(event);
+    if (stream == nullptr || awaited == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+    // The point that the event holds now; later records do not change it.
+    if (awaited->point) stream->queue->push([point = awaited->point] { point->wait(); }, false);
+    return CUDA_SUCCESS;
+  });
 }
 
 CUresult cuEventCreate(CUevent* event, unsigned int flags) {
-  Gpu* gpu = nullptr;
-  Driver& driver = Driver::instance();
-  const CUresult status = driver.enter_context("cuEventCreate", gpu);
-  if (status != CUDA_SUCCESS) return status;
-  const std::lock_guard lock(driver.mutex);
-  *event = reinterpret_cast<CUevent>(driver.next_handle++ << 4);
-  driver.events.emplace(*event, Event{(flags & CU_EVENT_DISABLE_TIMING) == 0, nullptr});
-  return CUDA_SUCCESS;
+  return call_locked("cuEventCreate", [&](Driver& driver, Gpu&) {
+    *event = reinterpret_cast<CUevent>(driver.next_handle++ << 4);
+    driver.events.emplace(*event, Event{(flags & CU_EVENT_DISABLE_TIMING) == 0, nullptr});
+    return CUDA_SUCCESS;
+  });
 }
 
 CUresult cuEventDestroy_v2(CUevent event) {
-  Gpu* gpu = nullptr;
-  Driver& driver = Driver::instance();
-  const CUresult status = driver.enter_context("cuEventDestroy", gpu);
-  if (gpu == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
-  const std::lock_guard lock(driver.mutex);
-  return driver.events.erase(event) == 1 ? status : CUDA_ERROR_INVALID_HANDLE;
+  return release("cuEventDestroy", [&](Driver& driver, Gpu&) {
+    const std::lock_guard lock(driver.mutex);
+    return driver.events.erase(event) == 1 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+  });
 }
 
 CUresult cuEventRecord(CUevent event, CUstream handle) {
-  Gpu* gpu = nullptr;
-  Driver& driver = Driver::instance();
-  const CUresult status = driver.enter_context("cuEventRecord", gpu);
-  if (status != CUDA_SUCCESS) return status;
-  const std::lock_guard lock(driver.mutex);
-  Stream* const stream = driver.find(handle);
-  Event* const recorded = driver.find(event);
-  if (stream == nullptr || recorded == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  recorded->point = std::make_shared<Point>();
-  stream->queue->push([point = recorded->point] { point->reach(); }, false);
-  return CUDA_SUCCESS;
+  return call_locked("cuEventRecord", [&](Driver& driver, Gpu&) {
+    Stream* const stream = driver.find(handle);
+    Event* const recorded = driver.find(event);
+    if (stream == nullptr || recorded == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+    recorded->point = std::make_shared<Point>();
+    stream->queue->push([point = recorded->point] { point->reach(); }, false);
+    return CUDA_SUCCESS;
+  });
 }
 
 CUresult cuEventQuery(CUevent event) {
-  Gpu* gpu = nullptr;
-  Driver& driver = Driver::instance();
-  const CUresult status = driver.enter_context("cuEventQuery", gpu);
-  if (status != CUDA_SUCCESS) return status;
-  const std::lock_guard lock(driver.mutex);
-  const Event* const asked = driver.find(event);
-  if (asked == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  return !asked->point || asked->point->reached() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+  return call_locked("cuEventQuery", [&](Driver& driver, Gpu&) {
+    const Event* const asked = driver.find(event);
+    if (asked == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+    return !asked->point || asked->point->reached() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+  });
 }
 
 // Sluice asks for the name without a version.
 #undef cuEventElapsedTime
 CUresult cuEventElapsedTime(float* milliseconds, CUevent start, CUevent end) {
-  Gpu* gpu = nullptr;
-  Driver& driver = Driver::instance();
-  const CUresult status = driver.enter_context("cuEventElapsedTime", gpu);
-  if (status != CUDA_SUCCESS) return status;
-  const std::lock_guard lock(driver.mutex);
-  const Event* const first = driver.find(start);
-  const Event* const last = driver.find(end);
-  if (first == nullptr || last == nullptr || !first->timed || !last->timed || !first->point ||
-      !last->point) {
-    return CUDA_ERROR_INVALID_HANDLE;
-  }
-  if (!first->point->reached() || !last->point->reached()) return CUDA_ERROR_NOT_READY;
-  *milliseconds = static_cast<float>(last->point->milliseconds() - first->point->milliseconds());
-  return CUDA_SUCCESS;
+  return call_locked("cuEventElapsedTime", [&](Driver& driver, Gpu&) {
+    const Event* const first = driver.find(start);
+    const Event* const last = driver.find(end);
+    if (first == nullptr || last == nullptr || !first->timed || !last->timed || !first->point ||
+        !last->point) {
+      return CUDA_ERROR_INVALID_HANDLE;
+    }
+    if (!first->point->reached() || !last->point->reached()) return CUDA_ERROR_NOT_READY;
+    *milliseconds = static_cast<float>(last->point->milliseconds() - first->point->milliseconds());
+    return CUDA_SUCCESS;
+  });
 }
 
 CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void* data) {
-  Gpu* gpu = nullptr;
-  Driver& driver = Driver::instance();
-  const CUresult status = driver.enter_context("cuLaunchHostFunc", gpu);
-  if (status != CUDA_SUCCESS) return status;
-  return push(
-      driver, handle, [function, data] { function(data); }, true);
+  return call("cuLaunchHostFunc", [&](Driver& driver, Gpu&) {
+    return push(driver, handle, true, [function, data] { function(data); });
+  });
 }
 
 CUresult cuMemsetD8Async(CUdeviceptr destination, unsigned char value, std::size_t bytes,
                          CUstream handle) {
-  Gpu* gpu = nullptr;
-  Driver& driver = Driver::instance();
-  const CUresult status = driver.enter_context("cuMemsetD8Async", gpu);
-  if (status != CUDA_SUCCESS) return status;
-  if (!gpu->memory.accessible(destination, bytes)) return CUDA_ERROR_INVALID_VALUE;
-  return push(
-      driver, handle, [=] { std::memset(pointer(destination), value, bytes); }, true);
+  return call("cuMemsetD8Async", [&](Driver& driver, Gpu& gpu) {
+    if (!gpu.memory.accessible(destination, bytes)) return CUDA_ERROR_INVALID_VALUE;
+    return push(driver, handle, true, [=] { std::memset(pointer(destination), value, bytes); });
+  });
 }
 
 // From pageable memory the bytes are staged before the call returns.
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr destination, const void* source, std::size_t bytes,
                               CUstream handle) {
-  Gpu* gpu = nullptr;
-  Driver& driver = Driver::instance();
-  const CUresult status = driver.enter_context("cuMemcpyHtoDAsync", gpu);
-  if (status != CUDA_SUCCESS) return status;
-  const HostPages pages = pages_of(driver, source, bytes);
-  if (!gpu->memory.accessible(destination, bytes) || pages == HostPages::kPartlyPinned) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  if (pages == HostPages::kPinned) {
-    return push(
-        driver, handle, [=] { std::memcpy(pointer(destination), source, bytes); }, true);
-  }
-  const auto* const first = static_cast<const std::byte*>(source);
-  return push(
-      driver, handle,
-      [destination, staged = std::vector<std::byte>(first, first + bytes)] {
-        std::memcpy(pointer(destination), staged.data(), staged.size());
-      },
-      true);
+  return call("cuMemcpyHtoDAsync", [&](Driver& driver, Gpu& gpu) {
+    const HostPages pages = pages_of(driver, source, bytes);
+    if (!gpu.memory.accessible(destination, bytes) || pages == HostPages::kPartlyPinned) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (pages == HostPages::kPinned) {
+      return push(driver, handle, true, [=] { std::memcpy(pointer(destination), source, bytes); });
+    }
+    const auto* const first = static_cast<const std::byte*>(source);
+    return push(driver, handle, true,
+                [destination, staged = std::vector<std::byte>(first, first + bytes)] {
+                  std::memcpy(pointer(destination), staged.data(), staged.size());
+                });
+  });
 }
 
 // Into pageable memory the call returns when the bytes are there.
 CUresult cuMemcpyDtoHAsync_v2(void* destination, CUdeviceptr source, std::size_t bytes,
                               CUstream handle) {
-  Gpu* gpu = nullptr;
-  Driver& driver = Driver::instance();
-  const CUresult status = driver.enter_context("cuMemcpyDtoHAsync", gpu);
-  if (status != CUDA_SUCCESS) return status;
-  const HostPages pages = pages_of(driver, destination, bytes);
-  if (!gpu->memory.accessible(source, bytes) || pages == HostPages::kPartlyPinned) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  std::shared_ptr<Point> done;
-  const CUresult pushed = push(
-      driver, handle, [=] { std::memcpy(destination, pointer(source), bytes); }, true, &done);
-  if (pushed == CUDA_SUCCESS && pages == HostPages::kPageable) done->wait();
-  return pushed;
+  return call("cuMemcpyDtoHAsync", [&](Driver& driver, Gpu& gpu) {
+    const HostPages pages = pages_of(driver, destination, bytes);
+    if (!gpu.memory.accessible(source, bytes) || pages == HostPages::kPartlyPinned) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    std::shared_ptr<Point> done;
+    const CUresult pushed = push(
+        driver, handle, true, [=] { std::memcpy(destination, pointer(source), bytes); }, &done);
+    if (pushed == CUDA_SUCCESS && pages == HostPages::kPageable) done->wait();
+    return pushed;
+  });
 }
 
 CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr destination, CUdeviceptr source, std::size_t bytes,
                               CUstream handle) {
-  Gpu* gpu = nullptr;
-  Driver& driver = Driver::instance();
-  const CUresult status = driver.enter_context("cuMemcpyDtoDAsync", gpu);
-  if (status != CUDA_SUCCESS) return status;
-  if (!gpu->memory.accessible(destination, bytes) || !gpu->memory.accessible(source, bytes)) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  return push(
-      driver, handle, [=] { std::memcpy(pointer(destination), pointer(source), bytes); }, true);
+  return call("cuMemcpyDtoDAsync", [&](Driver& driver, Gpu& gpu) {
+    if (!gpu.memory.accessible(destination, bytes) || !gpu.memory.accessible(source, bytes)) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    return push(driver, handle, true,
+                [=] { std::memcpy(pointer(destination), pointer(source), bytes); });
+  });
 }
 }

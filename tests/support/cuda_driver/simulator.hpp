@@ -31,6 +31,11 @@ class CudaSimulator {
     objects_(&objects);
     return objects;
   }
+  std::uint64_t object_count() const {
+    const SluiceSimulatedObjects all = objects();
+    return all.contexts + all.streams + all.events + all.blocks + all.mappings + all.ranges +
+           all.buffers + all.registrations;
+  }
   // As sluice_simulator_fail().
   void fail(const char* function, std::int64_t call, int status, bool forever = false) {
     fail_(function, call, status, forever ? 1 : 0);

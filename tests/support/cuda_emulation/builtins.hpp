@@ -148,107 +148,53 @@ T atomicMin(T* address, std::type_identity_t<T> value) {
 inline void __threadfence() {}
 inline void __threadfence_block() {}
 
-inline unsigned __float_as_uint(float value) {
-  return std::bit_cast<unsigned>(value);
-}
-inline float __uint_as_float(unsigned bits) {
-  return std::bit_cast<float>(bits);
-}
-inline int __float_as_int(float value) {
-  return std::bit_cast<int>(value);
-}
-inline float __int_as_float(int bits) {
-  return std::bit_cast<float>(bits);
-}
-inline long long __double_as_longlong(double value) {
-  return std::bit_cast<long long>(value);
-}
-inline double __longlong_as_double(long long bits) {
-  return std::bit_cast<double>(bits);
-}
+// A builtin of one expression.
+#define SLUICE_BUILTIN(type, name, parameters, value) \
+  inline type name parameters {                       \
+    return value;                                     \
+  }
+
+SLUICE_BUILTIN(unsigned, __float_as_uint, (float value), std::bit_cast<unsigned>(value))
+SLUICE_BUILTIN(float, __uint_as_float, (unsigned bits), std::bit_cast<float>(bits))
+SLUICE_BUILTIN(int, __float_as_int, (float value), std::bit_cast<int>(value))
+SLUICE_BUILTIN(float, __int_as_float, (int bits), std::bit_cast<float>(bits))
+SLUICE_BUILTIN(long long, __double_as_longlong, (double value), std::bit_cast<long long>(value))
+SLUICE_BUILTIN(double, __longlong_as_double, (long long bits), std::bit_cast<double>(bits))
 
 // Compiled with -ffp-contract=off: each is one rounded operation.
-inline float __fadd_rn(float a, float b) {
-  return a + b;
-}
-inline float __fsub_rn(float a, float b) {
-  return a - b;
-}
-inline float __fmul_rn(float a, float b) {
-  return a * b;
-}
-inline float __fdiv_rn(float a, float b) {
-  return a / b;
-}
-inline float __fsqrt_rn(float a) {
-  return std::sqrt(a);
-}
-inline float __fmaf_rn(float a, float b, float c) {
-  return std::fma(a, b, c);
-}
-inline double __dadd_rn(double a, double b) {
-  return a + b;
-}
-inline double __dsub_rn(double a, double b) {
-  return a - b;
-}
-inline double __dmul_rn(double a, double b) {
-  return a * b;
-}
-inline double __ddiv_rn(double a, double b) {
-  return a / b;
-}
-inline double __dsqrt_rn(double a) {
-  return std::sqrt(a);
-}
-inline double __fma_rn(double a, double b, double c) {
-  return std::fma(a, b, c);
-}
-inline float __double2float_rn(double a) {
-  return static_cast<float>(a);
-}
-inline float __int2float_rn(int a) {
-  return static_cast<float>(a);
-}
-inline float __uint2float_rn(unsigned a) {
-  return static_cast<float>(a);
-}
-inline int __float2int_rn(float a) {
-  return static_cast<int>(std::nearbyint(a));
-}
+SLUICE_BUILTIN(float, __fadd_rn, (float a, float b), a + b)
+SLUICE_BUILTIN(float, __fsub_rn, (float a, float b), a - b)
+SLUICE_BUILTIN(float, __fmul_rn, (float a, float b), (a * b))
+SLUICE_BUILTIN(float, __fdiv_rn, (float a, float b), a / b)
+SLUICE_BUILTIN(float, __fsqrt_rn, (float a), std::sqrt(a))
+SLUICE_BUILTIN(float, __fmaf_rn, (float a, float b, float c), std::fma(a, b, c))
+SLUICE_BUILTIN(double, __dadd_rn, (double a, double b), a + b)
+SLUICE_BUILTIN(double, __dsub_rn, (double a, double b), a - b)
+SLUICE_BUILTIN(double, __dmul_rn, (double a, double b), (a * b))
+SLUICE_BUILTIN(double, __ddiv_rn, (double a, double b), a / b)
+SLUICE_BUILTIN(double, __dsqrt_rn, (double a), std::sqrt(a))
+SLUICE_BUILTIN(double, __fma_rn, (double a, double b, double c), std::fma(a, b, c))
+SLUICE_BUILTIN(float, __double2float_rn, (double a), static_cast<float>(a))
+SLUICE_BUILTIN(float, __int2float_rn, (int a), static_cast<float>(a))
+SLUICE_BUILTIN(float, __uint2float_rn, (unsigned a), static_cast<float>(a))
+SLUICE_BUILTIN(int, __float2int_rn, (float a), static_cast<int>(std::nearbyint(a)))
 
 // Approximations on a GPU, and exact to a rounding here.
-inline float rsqrtf(float a) {
-  return 1.0f / std::sqrt(a);
-}
-inline float __expf(float a) {
-  return std::exp(a);
-}
-inline float __logf(float a) {
-  return std::log(a);
-}
-inline float __fdividef(float a, float b) {
-  return a / b;
-}
-inline float __frcp_rn(float a) {
-  return 1.0f / a;
-}
-inline float __saturatef(float a) {
-  return std::fmin(std::fmax(a, 0.0f), 1.0f);
-}
+SLUICE_BUILTIN(float, rsqrtf, (float a), 1.0f / std::sqrt(a))
+SLUICE_BUILTIN(float, __expf, (float a), std::exp(a))
+SLUICE_BUILTIN(float, __logf, (float a), std::log(a))
+SLUICE_BUILTIN(float, __fdividef, (float a, float b), a / b)
+SLUICE_BUILTIN(float, __frcp_rn, (float a), 1.0f / a)
+SLUICE_BUILTIN(float, __saturatef, (float a), std::fmin(std::fmax(a, 0.0f), 1.0f))
 
-inline int __clz(int value) {
-  return std::countl_zero(static_cast<unsigned>(value));
-}
-inline int __popc(unsigned value) {
-  return std::popcount(value);
-}
-inline int __ffs(int value) {
-  return value == 0 ? 0 : std::countr_zero(static_cast<unsigned>(value)) + 1;
-}
-inline unsigned __umulhi(unsigned a, unsigned b) {
-  return static_cast<unsigned>((std::uint64_t{a} * b) >> 32);
-}
+SLUICE_BUILTIN(int, __clz, (int value), std::countl_zero(static_cast<unsigned>(value)))
+SLUICE_BUILTIN(int, __popc, (unsigned value), std::popcount(value))
+SLUICE_BUILTIN(int, __ffs, (int value),
+               value == 0 ? 0 : std::countr_zero(static_cast<unsigned>(value)) + 1)
+SLUICE_BUILTIN(unsigned, __umulhi, (unsigned a, unsigned b),
+               static_cast<unsigned>((std::uint64_t{a} * b) >> 32))
+#undef SLUICE_BUILTIN
+
 template <class T>
 T __ldg(const T* address) {
   return *address;

@@ -10,7 +10,7 @@ nvidia-cuda-runtime-cu12 of the same version, unpacked elsewhere (only its decla
 
 For each library that torch names and does not carry (libcudart.so.12, libcublas.so.12, ...) this makes one
 in DIRECTORY: counting_cuda.cpp or counting_math.c where they define a function, otherwise a function that
-fails with "not supported" (the runtime's: 801) or does nothing (of the libraries above it: 0).
+fails with "not supported" (the runtime's: 801) or does nothing (SUCCEED, the libraries above it: 0).
 Needs: a C and C++ compiler, readelf, nm. Run PyTorch with LD_LIBRARY_PATH=DIRECTORY.
 """
 
@@ -24,6 +24,14 @@ HERE = pathlib.Path(__file__).resolve().parent
 RUNTIME = "libcudart.so"
 DRIVER = "libcuda.so.1"
 NOT_SUPPORTED = 801  # cudaErrorNotSupported, CUDA_ERROR_NOT_SUPPORTED
+# Functions of the runtime and the driver that have nothing to do: launches, waits, mappings of addresses.
+SUCCEED = set("""
+cudaHostRegister cudaHostUnregister cuMemMap cuMemUnmap cuMemSetAccess cuCtxSetCurrent
+cudaDeviceSynchronize cudaProfilerStart cudaProfilerStop cudaStreamDestroy cudaStreamQuery
+cudaStreamSynchronize cudaStreamWaitEvent cudaThreadExchangeStreamCaptureMode cudaEventDestroy
+cudaEventRecord cudaEventQuery cudaEventSynchronize cudaLaunchKernel cudaLaunchKernelExC
+cudaFuncSetAttribute
+""".split())
 
 
 def lines_of(*command):
@@ -77,7 +85,8 @@ def build(library, missing, given, out, options=()):
     lacking = sorted(missing - set().union(*[defined_symbols(obj) for obj in given], set()))
     status = NOT_SUPPORTED if library.startswith((RUNTIME, DRIVER)) else 0
     source = out / (library + ".c")
-    source.write_text("".join(f"int {name}(void) {{ return {status}; }}\n" for name in lacking))
+    source.write_text("".join(
+        f"int {name}(void) {{ return {0 if name in SUCCEED else status}; }}\n" for name in lacking))
     versions = out / (library + ".map")
     versions.write_text(library + " { global: *; };\n")
     subprocess.run(

@@ -10,8 +10,8 @@
 //   There is one device, of compute capability 8.0.
 // - Reads from the device give zeros. Copies between host buffers copy.
 // - Streams and events are names; an event has passed as soon as it is recorded.
-// - build_libraries.py makes every other function that PyTorch needs to find; it fails with "not
-//   supported".
+// - build_libraries.py makes every other function that PyTorch needs to find: it succeeds where it
+//   has nothing to do (SUCCEED there), or fails with "not supported".
 //
 // Thread-safe. Built by build_libraries.py into libcudart.so.12; libcuda.so.1 borrows the cu...
 // functions.
@@ -26,6 +26,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <type_traits>
 
 namespace {
 
@@ -141,14 +142,7 @@ class Sizes {
   std::map<std::uint64_t, std::uint64_t> sizes_;
 };
 
-Sizes& allocations() {
-  static Sizes sizes;
-  return sizes;
-}
-Sizes& handles() {
-  static Sizes sizes;
-  return sizes;
-}
+Sizes allocations, handles;
 
 // The direction that two pointers demand; the kind may say another.
 void copy(void* to, const void* from, std::size_t bytes) {
@@ -173,45 +167,32 @@ cudaError_t failed(cudaError_t error) {
   return last_error = error;
 }
 
-int attribute(cudaDeviceAttr attr) {
-  switch (attr) {
-    case cudaDevAttrMaxThreadsPerBlock:
-    case cudaDevAttrMaxBlockDimX:
-    case cudaDevAttrMaxBlockDimY:
-      return 1024;
-    case cudaDevAttrMaxBlockDimZ:
-      return 64;
-    case cudaDevAttrMaxGridDimX:
-      return 2147483647;
-    case cudaDevAttrMaxGridDimY:
-    case cudaDevAttrMaxGridDimZ:
-      return 65535;
-    case cudaDevAttrMaxSharedMemoryPerBlock:
-      return 49152;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-      return 166912;
-    case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
-      return 167936;
-    case cudaDevAttrMaxRegistersPerBlock:
-    case cudaDevAttrMaxRegistersPerMultiprocessor:
-      return 65536;
-    case cudaDevAttrMaxThreadsPerMultiProcessor:
-      return 2048;
-    case cudaDevAttrMaxBlocksPerMultiprocessor:
-      return 32;
-    case cudaDevAttrWarpSize:
-      return 32;
-    case cudaDevAttrMultiProcessorCount:
-      return 108;
-    case cudaDevAttrComputeCapabilityMajor:
-      return 8;
-    case cudaDevAttrComputeCapabilityMinor:
-      return 0;
-    case cudaDevAttrUnifiedAddressing:
-      return 1;
-    default:
-      return 0;
-  }
+// The attributes of the device; all others are 0.
+const std::map<cudaDeviceAttr, int> kAttributes{
+    {cudaDevAttrMaxThreadsPerBlock, 1024},
+    {cudaDevAttrMaxBlockDimX, 1024},
+    {cudaDevAttrMaxBlockDimY, 1024},
+    {cudaDevAttrMaxBlockDimZ, 64},
+    {cudaDevAttrMaxGridDimX, 2147483647},
+    {cudaDevAttrMaxGridDimY, 65535},
+    {cudaDevAttrMaxGridDimZ, 65535},
+    {cudaDevAttrMaxSharedMemoryPerBlock, 49152},
+    {cudaDevAttrMaxSharedMemoryPerBlockOptin, 166912},
+    {cudaDevAttrMaxSharedMemoryPerMultiprocessor, 167936},
+    {cudaDevAttrMaxRegistersPerBlock, 65536},
+    {cudaDevAttrMaxRegistersPerMultiprocessor, 65536},
+    {cudaDevAttrMaxThreadsPerMultiProcessor, 2048},
+    {cudaDevAttrMaxBlocksPerMultiprocessor, 32},
+    {cudaDevAttrWarpSize, 32},
+    {cudaDevAttrMultiProcessorCount, 108},
+    {cudaDevAttrComputeCapabilityMajor, 8},
+    {cudaDevAttrUnifiedAddressing, 1}};
+
+// The end of a function that always succeeds with one result.
+template <class T>
+cudaError_t answer(T* result, std::type_identity_t<T> value) {
+  *result = value;
+  return cudaSuccess;
 }
 
 }  // namespace
@@ -228,14 +209,14 @@ cudaError_t cudaMalloc(void** address, std::size_t bytes) {
     memory().discharge(bytes);
     return failed(cudaErrorMemoryAllocation);
   }
-  allocations().insert(at, bytes);
+  allocations.insert(at, bytes);
   *address = reinterpret_cast<void*>(at);
   return cudaSuccess;
 }
 cudaError_t cudaFree(void* address) {
   if (address == nullptr) return cudaSuccess;
   const auto at = reinterpret_cast<std::uint64_t>(address);
-  const std::uint64_t bytes = allocations().take(at);
+  const std::uint64_t bytes = allocations.take(at);
   if (bytes == 0) return failed(cudaErrorInvalidValue);
   memory().release(at);
   memory().discharge(bytes);
@@ -254,15 +235,8 @@ cudaError_t cudaFreeHost(void* address) {
   std::free(address);
   return cudaSuccess;
 }
-cudaError_t cudaHostRegister(void*, std::size_t, unsigned) {
-  return cudaSuccess;
-}
-cudaError_t cudaHostUnregister(void*) {
-  return cudaSuccess;
-}
 cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) {
-  *device = host;
-  return cudaSuccess;
+  return answer(device, host);
 }
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* address) {
   const bool on_device = memory().holds(address);
@@ -285,23 +259,13 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t bytes,
   if (bytes == 0 || bytes % kPage != 0) return CUDA_ERROR_INVALID_VALUE;
   if (!memory().charge(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   *handle = next_name();
-  handles().insert(*handle, bytes);
+  handles.insert(*handle, bytes);
   return CUDA_SUCCESS;
 }
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
-  const std::uint64_t bytes = handles().take(handle);
+  const std::uint64_t bytes = handles.take(handle);
   if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
   memory().discharge(bytes);
-  return CUDA_SUCCESS;
-}
-CUresult cuMemMap(CUdeviceptr, std::size_t, std::size_t, CUmemGenericAllocationHandle,
-                  unsigned long long) {
-  return CUDA_SUCCESS;
-}
-CUresult cuMemUnmap(CUdeviceptr, std::size_t) {
-  return CUDA_SUCCESS;
-}
-CUresult cuMemSetAccess(CUdeviceptr, std::size_t, const CUmemAccessDesc*, std::size_t) {
   return CUDA_SUCCESS;
 }
 CUresult cuMemGetAllocationGranularity(std::size_t* granularity, const CUmemAllocationProp*,
@@ -316,9 +280,6 @@ CUresult cuGetErrorString(CUresult, const char** text) {
 CUresult cuCtxGetCurrent(CUcontext* context) {
   static int only;
   *context = reinterpret_cast<CUcontext>(&only);
-  return CUDA_SUCCESS;
-}
-CUresult cuCtxSetCurrent(CUcontext) {
   return CUDA_SUCCESS;
 }
 CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice) {
@@ -363,26 +324,20 @@ cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t
 
 // The device.
 cudaError_t cudaGetDeviceCount(int* count) {
-  *count = 1;
-  return cudaSuccess;
+  return answer(count, 1);
 }
 cudaError_t cudaGetDevice(int* device) {
-  *device = 0;
-  return cudaSuccess;
+  return answer(device, 0);
 }
 cudaError_t cudaSetDevice(int device) {
   return device == 0 ? cudaSuccess : failed(cudaErrorInvalidDevice);
 }
-cudaError_t cudaDeviceSynchronize() {
-  return cudaSuccess;
-}
 cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) {
-  *can = 0;
-  return cudaSuccess;
+  return answer(can, 0);
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attr, int) {
-  *value = attribute(attr);
-  return cudaSuccess;
+  const auto found = kAttributes.find(attr);
+  return answer(value, found != kAttributes.end() ? found->second : 0);
 }
 cudaError_t cudaDeviceGetPCIBusId(char* text, int length, int) {
   std::snprintf(text, static_cast<std::size_t>(length), "0000:00:00.0");
@@ -412,12 +367,10 @@ cudaError_t cudaGetDeviceProperties_v2(cudaDeviceProp* properties, int) {
   return cudaSuccess;
 }
 cudaError_t cudaDriverGetVersion(int* version) {
-  *version = CUDART_VERSION;
-  return cudaSuccess;
+  return answer(version, CUDART_VERSION);
 }
 cudaError_t cudaRuntimeGetVersion(int* version) {
-  *version = CUDART_VERSION;
-  return cudaSuccess;
+  return answer(version, CUDART_VERSION);
 }
 cudaError_t cudaGetLastError() {
   const cudaError_t error = last_error;
@@ -433,12 +386,6 @@ const char* cudaGetErrorName(cudaError_t error) {
 const char* cudaGetErrorString(cudaError_t error) {
   return error == cudaErrorMemoryAllocation ? "out of memory" : "refused by the counting device";
 }
-cudaError_t cudaProfilerStart() {
-  return cudaSuccess;
-}
-cudaError_t cudaProfilerStop() {
-  return cudaSuccess;
-}
 
 // Streams and events.
 cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
@@ -447,40 +394,21 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamCreate(cudaStream_t* stream) {
-  *stream = reinterpret_cast<cudaStream_t>(next_name());
-  return cudaSuccess;
+  return answer(stream, reinterpret_cast<cudaStream_t>(next_name()));
 }
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
   return cudaStreamCreate(stream);
 }
-cudaError_t cudaStreamDestroy(cudaStream_t) {
-  return cudaSuccess;
-}
 cudaError_t cudaStreamGetPriority(cudaStream_t, int* priority) {
-  *priority = 0;
-  return cudaSuccess;
-}
-cudaError_t cudaStreamQuery(cudaStream_t) {
-  return cudaSuccess;
-}
-cudaError_t cudaStreamSynchronize(cudaStream_t) {
-  return cudaSuccess;
-}
-cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) {
-  return cudaSuccess;
+  return answer(priority, 0);
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
-  *status = cudaStreamCaptureStatusNone;
-  return cudaSuccess;
+  return answer(status, cudaStreamCaptureStatusNone);
 }
 cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t, cudaStreamCaptureStatus* status,
                                         unsigned long long*, cudaGraph_t*, const cudaGraphNode_t**,
                                         std::size_t*) {
-  *status = cudaStreamCaptureStatusNone;
-  return cudaSuccess;
-}
-cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) {
-  return cudaSuccess;
+  return answer(status, cudaStreamCaptureStatusNone);
 }
 cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t callback, void* data,
                                   unsigned) {
@@ -492,27 +420,13 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t, cudaHostFn_t function, void* data) 
   return cudaSuccess;
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-  *event = reinterpret_cast<cudaEvent_t>(next_name());
-  return cudaSuccess;
+  return answer(event, reinterpret_cast<cudaEvent_t>(next_name()));
 }
 cudaError_t cudaEventCreate(cudaEvent_t* event) {
   return cudaEventCreateWithFlags(event, 0);
 }
-cudaError_t cudaEventDestroy(cudaEvent_t) {
-  return cudaSuccess;
-}
-cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) {
-  return cudaSuccess;
-}
-cudaError_t cudaEventQuery(cudaEvent_t) {
-  return cudaSuccess;
-}
-cudaError_t cudaEventSynchronize(cudaEvent_t) {
-  return cudaSuccess;
-}
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t, cudaEvent_t) {
-  *milliseconds = 0;
-  return cudaSuccess;
+  return answer(milliseconds, 0);
 }
 
 // Kernels. The functions that compiled code calls at start-up and around a launch have no public
@@ -538,12 +452,6 @@ cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, std::size_t* sha
   *static_cast<cudaStream_t*>(stream) = nullptr;
   return cudaSuccess;
 }
-cudaError_t cudaLaunchKernel(const void*, dim3, dim3, void**, std::size_t, cudaStream_t) {
-  return cudaSuccess;
-}
-cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*, const void*, void**) {
-  return cudaSuccess;
-}
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
   *attributes = {};
   attributes->maxThreadsPerBlock = 1024;
@@ -552,13 +460,9 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
   attributes->maxDynamicSharedSizeBytes = 166912;
   return cudaSuccess;
 }
-cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) {
-  return cudaSuccess;
-}
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, const void*, int,
                                                                    std::size_t, unsigned) {
-  *blocks = 2;
-  return cudaSuccess;
+  return answer(blocks, 2);
 }
 
 }  // extern "C"

@@ -8,6 +8,7 @@
 #include "base/error.hpp"
 #include "tests/support/check_trace.hpp"
 #include "tests/support/temp_directory.hpp"
+#include "tests/support/thrown.hpp"
 
 namespace sluice::replay {
 namespace {
@@ -25,12 +26,7 @@ class ReadTraceFile : public ::testing::Test {
     return result;
   }
   std::string refusal(const std::string& content) {
-    try {
-      static_cast<void>(read(content));
-    } catch (const InputError& error) {
-      return error.what();
-    }
-    return "";
+    return testing::refusal_of([&] { return read(content); });
   }
 
  private:
@@ -72,12 +68,12 @@ TEST_F(ReadTraceFile, RefusesOtherFilesAndNamesTheirKind) {
       {"a,b,c\n1,2,3\n", "is no memory trace"},
   };
   for (const auto& [content, expected] : cases) {
-    EXPECT_NE(refusal(content).find(expected), std::string::npos) << refusal(content);
+    EXPECT_TRUE(testing::mentions(refusal(content), expected));
     for (const char* known : {"PyTorch", "RMM", "time_ns,action", "id,lower,upper,size"}) {
-      EXPECT_NE(refusal(content).find(known), std::string::npos) << refusal(content);
+      EXPECT_TRUE(testing::mentions(refusal(content), known));
     }
   }
-  EXPECT_NE(refusal("\x80\x04").find("byte 2: ends before its STOP"), std::string::npos);
+  EXPECT_TRUE(testing::mentions(refusal("\x80\x04"), "byte 2: ends before its STOP"));
   EXPECT_THROW(static_cast<void>(read_trace("/nowhere/given")), InputError);
   EXPECT_THROW(static_cast<void>(read_trace("/dev/null")), InputError);
 }

@@ -8,8 +8,7 @@
 // these are the same, because simulated ones go up); and it also frees its cache under a capture.
 // Known differences:
 // - A block becomes free at complete(), not at the next malloc; no request comes between. The
-// events
-//   of one stream do not delay those after them, because the trace does not name the stream.
+//   events of one stream do not delay those after them, because the trace does not name the stream.
 // - An allocation in a private pool is assumed to be made under a capture, so it never makes the
 //   allocator synchronise. Blocks of private pools stay, because no record says when a graph ended.
 // - max_non_split_rounding_mb and large_segment_size_mb have their defaults (both 20 MiB), and

@@ -33,14 +33,10 @@ record::MemoryTrace cut_front(record::MemoryTrace trace, std::size_t first) {
   }
   for (std::uint32_t id = 0; id < state.size(); ++id) {
     if (state[id] == 0) continue;
-    record::SnapshotSegment segment;
-    record::SnapshotBlock block;
-    block.bytes = block.requested_bytes = trace.allocations[id].bytes;
-    block.state =
+    const std::uint64_t bytes = trace.allocations[id].bytes;
+    const auto live =
         state[id] == 1 ? record::BlockState::kAllocated : record::BlockState::kPendingFree;
-    segment.bytes = block.bytes;
-    segment.blocks.push_back(block);
-    trace.initial_segments.push_back(segment);
+    trace.initial_segments.push_back({.bytes = bytes, .blocks = {{0, bytes, bytes, live}}});
     trace.initial_ids.push_back({id});
   }
   trace.operations.erase(trace.operations.begin(),
@@ -50,21 +46,7 @@ record::MemoryTrace cut_front(record::MemoryTrace trace, std::size_t first) {
 
 record::MemoryTrace generated_trace(const std::string& family, std::uint64_t seed,
                                     std::uint32_t log_every = 0) {
-  GeneratorOptions options;
-  options.family = family;
-  options.seed = seed;
-  options.iterations = 8;
-  options.log_every = log_every;
-  return generate_trace(options);
-}
-
-std::size_t allocation_count(const record::MemoryTrace& trace,
-                             const record::IterationRange& range) {
-  std::size_t count = 0;
-  for (std::size_t i = range.begin; i < range.end; ++i) {
-    if (trace.operations[i].action == record::TraceAction::kAlloc) ++count;
-  }
-  return count;
+  return generate_trace({.family = family, .seed = seed, .iterations = 8, .log_every = log_every});
 }
 
 TEST(GeneratedIterations, TracesOfVaryingLengthHaveNone) {
@@ -81,7 +63,7 @@ TEST_P(UnmarkedTrace, HasThePeriodOfItsMarks) {
       const record::MemoryTrace marked = generated_trace(GetParam(), seed, log_every);
       const record::Iterations expected = record::find_iterations(marked);
       ASSERT_EQ(expected.ranges.size(), 8u);
-      const std::size_t period = allocation_count(marked, expected.ranges[3]);
+      const std::size_t period = testing::allocation_count(marked, expected.ranges[3]);
       const record::MemoryTrace whole = without_marks(marked);
       const std::size_t cut = rng.below(seed * 2 + log_every, whole.operations.size() / 2);
       for (const record::MemoryTrace& trace : {whole, cut_front(whole, cut)}) {
@@ -93,7 +75,7 @@ TEST_P(UnmarkedTrace, HasThePeriodOfItsMarks) {
         EXPECT_GE(found.ranges.size(), 3u) << label;
         if (found.ranges.size() < 3) continue;
         for (const record::IterationRange& range : found.ranges) {
-          const auto count = static_cast<double>(allocation_count(trace, range));
+          const auto count = static_cast<double>(testing::allocation_count(trace, range));
           EXPECT_NEAR(count / static_cast<double>(period), 1.0, 0.025) << label;
         }
         EXPECT_EQ(found.repeats_after, 1u) << label;
