@@ -107,6 +107,9 @@ class Kernels {
     gemm(shape, a, b, bias, x, workspace);
     gelu_forward(x, y, shape.m * shape.n, shape.output);
   }
+  // Whether y of gemm_gelu is always gelu_forward(x) to the bit, in products of this dtype. If so,
+  // y can be made again without the product.
+  virtual bool gelu_reads_rounded(DType) const { return true; }
   // dx = gelu'(x) times the product; the product may be rounded in between.
   virtual void gemm_gelu_backward(const GemmShape& shape, const void* a, const void* b,
                                   const void* x, void* dx, void* workspace) {

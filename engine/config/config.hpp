@@ -50,7 +50,15 @@ struct Config {
     // Places of parts that units save, by name; "*": all parts not named.
     std::map<std::string, Place> saved;
   };
-  enum class Recompute : std::uint8_t { kNone, kUnit, kAuto };
+  enum class Recompute : std::uint8_t {
+    kNone,
+    kUnit,
+    kSelective,
+    kAttention,
+    kEvery,
+    kSqrt,
+    kAuto
+  };
   enum class PipelineSchedule : std::uint8_t { kPlain, kGPipe, k1F1B, kInterleaved, kVertical };
   enum class CheckpointMode : std::uint8_t { kScratch, kDurable };
   enum class Order : std::uint8_t { kAuto, kMicrobatch, kUnit };
@@ -134,6 +142,7 @@ struct Config {
 
   struct {
     Recompute policy = Recompute::kAuto;
+    std::int64_t every = 1;  // kEvery: units of a segment
   } recompute;
 
   struct {

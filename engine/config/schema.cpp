@@ -121,6 +121,32 @@ ConfigKey texts(std::string path, Field field, std::string doc) {
   return make_key(std::move(path), ConfigKind::kTextList, std::move(doc), field);
 }
 
+// A choice of which one has a count: "every:8".
+ConfigKey recompute_policy() {
+  ConfigKey key = choice(
+      "recompute.policy", [](auto& c) -> auto& { return c.recompute.policy; },
+      {"none", "unit", "selective", "attention", "every:K", "sqrt", "auto"},
+      "values made again in the backward pass. unit: all that a block saves, from its input; "
+      "selective: what its norms and elementwise operations make; attention: what its attention "
+      "makes; every:K: all that each K blocks save, and their outputs, from the input of the "
+      "first; "
+      "sqrt: every:K with the square root of the blocks");
+  key.least = 1;
+  key.most = kMaxLayers;
+  const std::string counted = "every:";
+  key.read = [read = key.read, counted](const Config& config) {
+    if (config.recompute.policy != Config::Recompute::kEvery) return read(config);
+    return ConfigValue(counted + std::to_string(config.recompute.every));
+  };
+  key.assign = [assign = key.assign, counted](Config& config, const ConfigValue& value) {
+    const auto& text = std::get<std::string>(value);
+    if (!text.starts_with(counted)) return assign(config, value);
+    config.recompute.policy = Config::Recompute::kEvery;
+    config.recompute.every = std::stoll(text.substr(counted.size()));
+  };
+  return key;
+}
+
 ConfigKey named_places(std::string path, const std::vector<std::string>& choices, std::string doc) {
   ConfigKey key;
   key.path = std::move(path);
@@ -364,8 +390,7 @@ void add_memory(Keys& keys) {
 
 void add_run(Keys& keys) {
   const auto add = [&](ConfigKey key) { keys.push_back(std::move(key)); };
-  add(choice("recompute.policy", SLUICE_FIELD(recompute.policy), {"none", "unit", "auto"},
-             "unit: keep only each block's input and run it again in the backward pass"));
+  add(recompute_policy());
   add(integer("parallel.data", SLUICE_FIELD(parallel.data), 1, kMaxRanks, "data-parallel ranks"));
   add(integer("parallel.tensor", SLUICE_FIELD(parallel.tensor), 1, kMaxRanks,
               "tensor-parallel ranks"));

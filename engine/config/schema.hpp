@@ -45,9 +45,10 @@ struct ConfigKey {
   std::string path;  // "memory.place.weight"
   ConfigKind kind = ConfigKind::kText;
   std::string doc;
-  std::string derived_default;       // its text in the help, if the default is computed
-  std::vector<std::string> choices;  // kChoice and kPlaces, in the enumerators' order
-  std::int64_t least = 0, most = 0;  // kInteger, kBytes, kBytesOrAuto
+  std::string derived_default;  // its text in the help, if the default is computed
+  // kChoice and kPlaces, in the enumerators' order. A choice "word:K" has a count from least to most.
+  std::vector<std::string> choices;
+  std::int64_t least = 0, most = 0;  // kInteger, kBytes, kBytesOrAuto; kChoice with a count
   std::int64_t multiple_of = 1;      // kBytes
   double lower = 0.0, upper = 0.0;   // kReal, kRate, kDuration, each of kRealPair, kRealList
   bool upper_excluded = false, lower_excluded = false;

@@ -113,6 +113,16 @@ bool real_in_range(const ConfigKey& key, double value) {
   return low && high;
 }
 
+// Whether `text` is this choice. A choice that ends in ":K" stands for one with a count in the key's
+// range.
+bool is_choice(const ConfigKey& key, std::string_view choice, std::string_view text) {
+  if (!choice.ends_with(":K")) return text == choice;
+  const std::string_view start = choice.substr(0, choice.size() - 1);
+  if (!text.starts_with(start)) return false;
+  const auto count = parse_number<std::int64_t>(text.substr(start.size()));
+  return count && *count >= key.least && *count <= key.most;
+}
+
 }  // namespace
 
 std::string_view without_quotes(std::string_view text) {
@@ -126,6 +136,9 @@ std::string describe_choices(const ConfigKey& key) {
   for (std::size_t i = 0; i < key.choices.size(); ++i) {
     if (i > 0) text += i + 1 == key.choices.size() ? " or " : ", ";
     text += quote(key.choices[i]);
+  }
+  if (key.kind == ConfigKind::kChoice && key.most > 0) {
+    text += " with K from " + std::to_string(key.least) + " to " + std::to_string(key.most);
   }
   return text;
 }
@@ -296,10 +309,9 @@ bool in_range(const ConfigKey& key, const ConfigValue& value) {
     case ConfigKind::kDuration:
       return real_in_range(key, std::get<double>(value));
     case ConfigKind::kChoice:
-      for (const auto& choice : key.choices) {
-        if (choice == std::get<std::string>(value)) return true;
-      }
-      return false;
+      return std::any_of(key.choices.begin(), key.choices.end(), [&](const std::string& choice) {
+        return is_choice(key, choice, std::get<std::string>(value));
+      });
     case ConfigKind::kText:
       // Paths end at a NUL: a text with one would name another file than it shows.
       return std::get<std::string>(value).find('\0') == std::string::npos;

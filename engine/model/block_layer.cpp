@@ -3,7 +3,9 @@
 // GPT-2: LayerNorm, biases, GELU. Llama: RMSNorm, no biases, rotary positions, SwiGLU. Both may
 // share key/value heads among query heads.
 #include <cmath>
+#include <initializer_list>
 
+#include "base/error.hpp"
 #include "engine/model/constants.hpp"
 #include "engine/model/model.hpp"
 #include "engine/model/region.hpp"
@@ -62,36 +64,69 @@ BlockPlan plan_block(const ModelShape& shape, std::int64_t index) {
   return plan;
 }
 
+// The saved parts, in the order of the saved region.
+enum BlockPart : std::uint8_t {
+  kQkv,
+  kLogSumExp,
+  kMlpUp,
+  kAttention,
+  kResidual,
+  kNorm1Mean,
+  kNorm1Rstd,
+  kNorm2Mean,
+  kNorm2Rstd,
+  kNormed1,
+  kNormed2,
+  kMlpHidden,
+};
+constexpr std::size_t kBlockPartCount = 12;
+
+schedule::PartMask mask_of(std::initializer_list<BlockPart> parts) {
+  schedule::PartMask mask = 0;
+  for (const BlockPart part : parts) mask |= schedule::part_bit(part);
+  return mask;
+}
+
 class BlockLayer final : public Layer {
  public:
   BlockLayer(const ModelShape& shape, BlockPlan plan)
       : Layer(UnitLayout(std::move(plan.tensors))), shape_(shape), index_(plan.at) {}
 
-  std::vector<schedule::SavedPart> saves(const BatchShape& batch) const override {
-    const auto padded = [](std::uint64_t bytes) { return round_up(bytes, kTensorAlignmentBytes); };
-    const auto wide = [&](std::int64_t cols) { return padded(act(batch, cols)); };
-    const std::uint64_t stats = rows(batch) * sizeof(float);
-    const std::uint64_t heads = static_cast<std::uint64_t>(shape_.heads);
-    constexpr schedule::SavedFor kInput = schedule::SavedFor::kBackwardInput;
-    constexpr schedule::SavedFor kWeight = schedule::SavedFor::kBackwardWeight;
-    return {{"qkv", wide(shape_.qkv_cols()), kInput},
-            {"log_sum_exp", padded(stats * heads), kInput},
-            {"mlp_up", wide(up_cols()), kInput},
-            {"attention", wide(shape_.hidden), schedule::SavedFor::kBoth},
-            {"residual", wide(shape_.hidden), schedule::SavedFor::kBoth},
-            {"norm1_mean", padded(stats), schedule::SavedFor::kBoth},
-            {"norm1_rstd", padded(stats), schedule::SavedFor::kBoth},
-            {"norm2_mean", padded(stats), schedule::SavedFor::kBoth},
-            {"norm2_rstd", padded(stats), schedule::SavedFor::kBoth},
-            {"normed1", wide(shape_.hidden), kWeight},
-            {"normed2", wide(shape_.hidden), kWeight},
-            {"mlp_hidden", wide(shape_.ffn), kWeight}};
+  std::vector<schedule::SavedPart> saves(const BatchShape& batch,
+                                         const kernels::Kernels& kernels) const override {
+    std::vector<schedule::SavedPart> saved = declared_parts(batch);
+    const auto made = [&](std::initializer_list<BlockPart> made_parts, schedule::MadeBy made_by,
+                          schedule::PartMask from) {
+      for (const BlockPart part : made_parts) {
+        saved[part].made_by = made_by;
+        saved[part].made_from = from;
+        saved[part].made_with = mask_of(made_parts);
+      }
+    };
+    using schedule::MadeBy;
+    made({kNormed1, kNorm1Mean, kNorm1Rstd}, MadeBy::kElementwise, schedule::kUnitInput);
+    made({kQkv}, MadeBy::kProduct, mask_of({kNormed1}));
+    made({kAttention, kLogSumExp}, MadeBy::kAttention, mask_of({kQkv}));
+    made({kResidual}, MadeBy::kProduct, mask_of({kAttention}) | schedule::kUnitInput);
+    made({kNormed2, kNorm2Mean, kNorm2Rstd}, MadeBy::kElementwise, mask_of({kResidual}));
+    if (shape_.is_llama()) {
+      made({kMlpUp}, MadeBy::kProduct, mask_of({kNormed2}));
+      made({kMlpHidden}, MadeBy::kElementwise, mask_of({kMlpUp}));
+      return saved;
+    }
+    // GPT-2's product makes both. Its activation can be made again alone only if it is that of the
+    // rounded product.
+    made({kMlpUp, kMlpHidden}, MadeBy::kProduct, mask_of({kNormed2}));
+    if (kernels.gelu_reads_rounded(batch.dtype)) {
+      made({kMlpHidden}, MadeBy::kElementwise, mask_of({kMlpUp}));
+    }
+    return saved;
   }
 
   PassNeeds needs(const BatchShape& batch, const kernels::Kernels& kernels) const override {
     PassNeeds needs;
     needs.output_bytes = act(batch, shape_.hidden);
-    needs.saved_bytes = saved_bytes(saves(batch));
+    needs.saved_bytes = saved_bytes(declared_parts(batch));
     Region context;
     cut_context(batch, context);
     needs.context_bytes = context.used_bytes();
@@ -127,40 +162,21 @@ class BlockLayer final : public Layer {
   void forward(kernels::Kernels& kernels, const BatchShape& batch,
                const PassBuffers& at) const override {
     const Saved saved = cut_saved(batch, at.saved);
+    make_parts(kernels, batch, at, saved, (schedule::PartMask{1} << kBlockPartCount) - 1);
     Region workspace(at.workspace);
     std::byte* projected = workspace.take(act(batch, shape_.hidden));
     std::byte* scratch = workspace.take(0);
-    const DType dtype = batch.dtype;
-
-    kernels.norm_forward(norm_shape(batch), at.input, weight(at, index_.norm1, dtype),
-                         bias(at, index_.norm1_bias, dtype), saved.normed1, saved.mean1,
-                         saved.rstd1);
-    kernels.gemm(linear(batch, shape_.qkv_cols(), shape_.hidden), saved.normed1,
-                 weight(at, index_.qkv, dtype), bias(at, index_.qkv_bias, dtype), saved.qkv,
-                 scratch);
-    if (shape_.is_llama()) kernels.rope(attention_shape(batch), kRopeBase, false, saved.qkv);
-    kernels.attention_forward(attention_shape(batch), saved.qkv, saved.attention, saved.log_sum_exp,
-                              scratch);
-    kernels.gemm(linear(batch, shape_.hidden, shape_.hidden), saved.attention,
-                 weight(at, index_.output, dtype), bias(at, index_.output_bias, dtype), projected,
-                 scratch);
-    kernels.add(at.input, projected, saved.residual, batch.rows() * shape_.hidden, dtype);
-    kernels.norm_forward(norm_shape(batch), saved.residual, weight(at, index_.norm2, dtype),
-                         bias(at, index_.norm2_bias, dtype), saved.normed2, saved.mean2,
-                         saved.rstd2);
-    const kernels::GemmShape up = linear(batch, up_cols(), shape_.hidden);
-    if (shape_.is_llama()) {
-      kernels.gemm(up, saved.normed2, weight(at, index_.up, dtype), nullptr, saved.up, scratch);
-      kernels.swiglu_forward(saved.up, saved.activated, batch.rows(), shape_.ffn, dtype);
-    } else {
-      kernels.gemm_gelu(up, saved.normed2, weight(at, index_.up, dtype),
-                        bias(at, index_.up_bias, dtype), saved.up, saved.activated, scratch);
-    }
-    if (at.output == nullptr) return;  // a recompute needs the saved parts only
     kernels.gemm(linear(batch, shape_.hidden, shape_.ffn), saved.activated,
-                 weight(at, index_.down, dtype), bias(at, index_.down_bias, dtype), projected,
-                 scratch);
-    kernels.add(saved.residual, projected, at.output, batch.rows() * shape_.hidden, dtype);
+                 weight(at, index_.down, batch.dtype), bias(at, index_.down_bias, batch.dtype),
+                 projected, scratch);
+    kernels.add(saved.residual, projected, at.output, batch.rows() * shape_.hidden, batch.dtype);
+  }
+
+  void recompute(kernels::Kernels& kernels, const BatchShape& batch,
+                 const PassBuffers& at) const override {
+    // With its output, a recompute is the forward pass.
+    if (at.output != nullptr) return forward(kernels, batch, at);
+    make_parts(kernels, batch, at, cut_saved(batch, at.saved), at.remade);
   }
 
   void backward_input(kernels::Kernels& kernels, const BatchShape& batch,
@@ -232,6 +248,88 @@ class BlockLayer final : public Layer {
     std::byte *up, *normed2, *residual, *qkv, *normed1;
   };
 
+  std::vector<schedule::SavedPart> declared_parts(const BatchShape& batch) const {
+    const auto padded = [](std::uint64_t bytes) { return round_up(bytes, kTensorAlignmentBytes); };
+    const auto wide = [&](std::int64_t cols) { return padded(act(batch, cols)); };
+    const std::uint64_t stats = padded(rows(batch) * sizeof(float));
+    const std::uint64_t by_head =
+        rows(batch) * sizeof(float) * static_cast<std::uint64_t>(shape_.heads);
+    constexpr schedule::SavedFor kInput = schedule::SavedFor::kBackwardInput;
+    constexpr schedule::SavedFor kWeight = schedule::SavedFor::kBackwardWeight;
+    std::vector<schedule::SavedPart> parts(kBlockPartCount);
+    parts[kQkv] = {"qkv", wide(shape_.qkv_cols()), kInput};
+    parts[kLogSumExp] = {"log_sum_exp", padded(by_head), kInput};
+    parts[kMlpUp] = {"mlp_up", wide(up_cols()), kInput};
+    parts[kAttention] = {"attention", wide(shape_.hidden)};
+    parts[kResidual] = {"residual", wide(shape_.hidden)};
+    parts[kNorm1Mean] = {"norm1_mean", stats};
+    parts[kNorm1Rstd] = {"norm1_rstd", stats};
+    parts[kNorm2Mean] = {"norm2_mean", stats};
+    parts[kNorm2Rstd] = {"norm2_rstd", stats};
+    parts[kNormed1] = {"normed1", wide(shape_.hidden), kWeight};
+    parts[kNormed2] = {"normed2", wide(shape_.hidden), kWeight};
+    parts[kMlpHidden] = {"mlp_hidden", wide(shape_.ffn), kWeight};
+    return parts;
+  }
+
+  // Makes the wanted parts, each from the parts before it. The others are there already, as far as
+  // a wanted part is made from them.
+  void make_parts(kernels::Kernels& kernels, const BatchShape& batch, const PassBuffers& at,
+                  const Saved& saved, schedule::PartMask wanted) const {
+    const auto wants = [&](BlockPart part) { return (wanted & schedule::part_bit(part)) != 0; };
+    Region workspace(at.workspace);
+    std::byte* projected = workspace.take(act(batch, shape_.hidden));
+    std::byte* scratch = workspace.take(0);
+    const DType dtype = batch.dtype;
+    if (wants(kNormed1)) {
+      kernels.norm_forward(norm_shape(batch), at.input, weight(at, index_.norm1, dtype),
+                           bias(at, index_.norm1_bias, dtype), saved.normed1, saved.mean1,
+                           saved.rstd1);
+    }
+    if (wants(kQkv)) {
+      kernels.gemm(linear(batch, shape_.qkv_cols(), shape_.hidden), saved.normed1,
+                   weight(at, index_.qkv, dtype), bias(at, index_.qkv_bias, dtype), saved.qkv,
+                   scratch);
+      if (shape_.is_llama()) kernels.rope(attention_shape(batch), kRopeBase, false, saved.qkv);
+    }
+    if (wants(kAttention)) {
+      kernels.attention_forward(attention_shape(batch), saved.qkv, saved.attention,
+                                saved.log_sum_exp, scratch);
+    }
+    if (wants(kResidual)) {
+      kernels.gemm(linear(batch, shape_.hidden, shape_.hidden), saved.attention,
+                   weight(at, index_.output, dtype), bias(at, index_.output_bias, dtype), projected,
+                   scratch);
+      kernels.add(at.input, projected, saved.residual, batch.rows() * shape_.hidden, dtype);
+    }
+    if (wants(kNormed2)) {
+      kernels.norm_forward(norm_shape(batch), saved.residual, weight(at, index_.norm2, dtype),
+                           bias(at, index_.norm2_bias, dtype), saved.normed2, saved.mean2,
+                           saved.rstd2);
+    }
+    make_mlp(kernels, batch, at, saved, wants(kMlpUp), wants(kMlpHidden), scratch);
+  }
+
+  void make_mlp(kernels::Kernels& kernels, const BatchShape& batch, const PassBuffers& at,
+                const Saved& saved, bool wants_up, bool wants_hidden, std::byte* scratch) const {
+    const DType dtype = batch.dtype;
+    const kernels::GemmShape up = linear(batch, up_cols(), shape_.hidden);
+    if (shape_.is_llama()) {
+      if (wants_up) {
+        kernels.gemm(up, saved.normed2, weight(at, index_.up, dtype), nullptr, saved.up, scratch);
+      }
+      if (wants_hidden) {
+        kernels.swiglu_forward(saved.up, saved.activated, batch.rows(), shape_.ffn, dtype);
+      }
+    } else if (wants_up) {
+      kernels.gemm_gelu(up, saved.normed2, weight(at, index_.up, dtype),
+                        bias(at, index_.up_bias, dtype), saved.up, saved.activated, scratch);
+    } else if (wants_hidden) {
+      SLUICE_CHECK(kernels.gelu_reads_rounded(dtype));
+      kernels.gelu_forward(saved.up, saved.activated, batch.rows() * shape_.ffn, dtype);
+    }
+  }
+
   std::uint64_t rows(const BatchShape& batch) const {
     return static_cast<std::uint64_t>(batch.rows());
   }
@@ -246,9 +344,10 @@ class BlockLayer final : public Layer {
   }
 
   Saved cut_saved(const BatchShape& batch, const SavedRanges& ranges) const {
-    const std::vector<schedule::SavedPart> parts = saves(batch);
-    SavedRegion region(parts, ranges);
+    const std::vector<schedule::SavedPart> saved_parts = declared_parts(batch);
+    SavedRegion region(saved_parts, ranges);
     Saved saved{};
+    // In the order of BlockPart.
     saved.qkv = region.take();
     saved.log_sum_exp = region.take_floats();
     saved.up = region.take();

@@ -22,7 +22,10 @@ class EmbeddingLayer final : public Layer {
   explicit EmbeddingLayer(const ModelShape& shape)
       : Layer(embedding_layout(shape)), shape_(shape) {}
 
-  std::vector<schedule::SavedPart> saves(const BatchShape&) const override { return {}; }
+  std::vector<schedule::SavedPart> saves(const BatchShape&,
+                                         const kernels::Kernels&) const override {
+    return {};
+  }
 
   PassNeeds needs(const BatchShape& batch, const kernels::Kernels& kernels) const override {
     PassNeeds needs;

@@ -23,22 +23,14 @@ class HeadLayer final : public Layer {
   explicit HeadLayer(const ModelShape& shape)
       : Layer(UnitLayout(head_tensors(shape))), shape_(shape) {}
 
-  std::vector<schedule::SavedPart> saves(const BatchShape& batch) const override {
-    const auto rows = static_cast<std::uint64_t>(batch.rows());
-    const std::uint64_t hidden =
-        round_up(rows * static_cast<std::uint64_t>(shape_.hidden) * dtype_bytes(batch.dtype),
-                 kTensorAlignmentBytes);
-    const std::uint64_t stats = round_up(rows * sizeof(float), kTensorAlignmentBytes);
-    return {{"head_mean", stats, schedule::SavedFor::kBoth},
-            {"head_rstd", stats, schedule::SavedFor::kBoth},
-            {"head_normed_grad", hidden, schedule::SavedFor::kBoth},
-            {"head_normed", hidden, schedule::SavedFor::kBackwardWeight},
-            {"head_log_sum_exp", stats, schedule::SavedFor::kBackwardWeight}};
+  std::vector<schedule::SavedPart> saves(const BatchShape& batch,
+                                         const kernels::Kernels&) const override {
+    return declared_parts(batch);
   }
 
   PassNeeds needs(const BatchShape& batch, const kernels::Kernels& kernels) const override {
     PassNeeds needs;
-    needs.saved_bytes = saved_bytes(saves(batch));
+    needs.saved_bytes = saved_bytes(declared_parts(batch));
     const std::uint64_t head = kernels.head_workspace_bytes(head_shape(batch));
     needs.forward_workspace_bytes = head;
     needs.backward_weight_workspace_bytes = head;
@@ -94,9 +86,23 @@ class HeadLayer final : public Layer {
     std::byte* normed_grad;
   };
 
+  std::vector<schedule::SavedPart> declared_parts(const BatchShape& batch) const {
+    const auto rows = static_cast<std::uint64_t>(batch.rows());
+    const std::uint64_t hidden =
+        round_up(rows * static_cast<std::uint64_t>(shape_.hidden) * dtype_bytes(batch.dtype),
+                 kTensorAlignmentBytes);
+    const std::uint64_t stats = round_up(rows * sizeof(float), kTensorAlignmentBytes);
+    constexpr schedule::SavedFor kWeight = schedule::SavedFor::kBackwardWeight;
+    return {{"head_mean", stats},
+            {"head_rstd", stats},
+            {"head_normed_grad", hidden},
+            {"head_normed", hidden, kWeight},
+            {"head_log_sum_exp", stats, kWeight}};
+  }
+
   Saved cut(const BatchShape& batch, const SavedRanges& ranges) const {
-    const std::vector<schedule::SavedPart> parts = saves(batch);
-    SavedRegion region(parts, ranges);
+    const std::vector<schedule::SavedPart> saved_parts = declared_parts(batch);
+    SavedRegion region(saved_parts, ranges);
     Saved saved{};
     saved.mean = region.take_floats();
     saved.rstd = region.take_floats();

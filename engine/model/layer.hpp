@@ -63,8 +63,9 @@ struct PassBuffers {
   const std::int32_t* tokens = nullptr;     // [rows]
   const std::int32_t* targets = nullptr;    // [rows]
   const std::byte* input = nullptr;
-  std::byte* output = nullptr;  // null in a recompute, which needs only `saved`
-  SavedRanges saved;            // written by forward, read by backward
+  std::byte* output = nullptr;
+  SavedRanges saved;              // written by forward, read by backward
+  schedule::PartMask remade = 0;  // of recompute: the parts of `saved` to make
   std::byte* context = nullptr;
   const std::byte* grad_output = nullptr;
   std::byte* grad_input = nullptr;
@@ -91,12 +92,19 @@ class Layer {
   virtual ~Layer() = default;
   const UnitLayout& layout() const { return layout_; }
   // The saved parts in order. Parts with the same readers are neighbours, so that they can
-  // move as one.
-  virtual std::vector<schedule::SavedPart> saves(const BatchShape& shape) const = 0;
+  // move as one. kernels: those that will run the passes; they decide on the operation that makes a
+  // part.
+  virtual std::vector<schedule::SavedPart> saves(const BatchShape& shape,
+                                                 const kernels::Kernels& kernels) const = 0;
   virtual PassNeeds needs(const BatchShape& shape, const kernels::Kernels& kernels) const = 0;
 
   virtual void forward(kernels::Kernels& kernels, const BatchShape& shape,
                        const PassBuffers& at) const = 0;
+  // Makes the parts `at.remade` of the saved region again, with the bits that forward gave them.
+  // `at` holds the weights, the input and the parts that they are made from. Runs no operation that
+  // makes none of these parts. If all parts are to be made, at.output may be given too. Layers that cannot be recomputed throw InternalError.
+  virtual void recompute(kernels::Kernels& kernels, const BatchShape& shape,
+                         const PassBuffers& at) const;
   // For the head: forward, loss and the gradient of the normed input. Others throw InternalError.
   virtual void loss(kernels::Kernels& kernels, const BatchShape& shape,
                     const PassBuffers& at) const;

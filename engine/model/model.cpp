@@ -8,6 +8,10 @@ void Layer::loss(kernels::Kernels&, const BatchShape&, const PassBuffers&) const
   throw InternalError("this layer has no loss");
 }
 
+void Layer::recompute(kernels::Kernels&, const BatchShape&, const PassBuffers&) const {
+  throw InternalError("this layer cannot be recomputed");
+}
+
 void Layer::clear_gaps(kernels::Kernels& kernels, std::byte* grad_window, DType dtype) const {
   const std::size_t elem_bytes = dtype_bytes(dtype);
   std::uint64_t cursor = 0;

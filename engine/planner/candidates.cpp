@@ -10,6 +10,7 @@
 
 #include "base/units.hpp"
 #include "engine/planner/placement_presets.hpp"
+#include "engine/planner/recompute_choice.hpp"
 #include "engine/planner/spill_choice.hpp"
 #include "engine/planner/step_size.hpp"
 
@@ -127,12 +128,7 @@ std::vector<CandidateGroup> plan_candidates(const config::Config& config,
   for (const schedule::UnitFootprint& unit : model.units) {
     all_slots += ceil_div(unit.elems * dtype_bytes(model.dtype), config.memory.chunk_bytes);
   }
-  std::vector<bool> recompute_choices;
-  if (config.recompute.policy != config::Config::Recompute::kUnit)
-    recompute_choices.push_back(false);
-  if (config.recompute.policy != config::Config::Recompute::kNone)
-    recompute_choices.push_back(true);
-
+  const std::vector<schedule::Recomputation> choices = recompute_choices(config, model);
   std::vector<CandidateGroup> groups;
   std::vector<CandidateGroup> sharing;
   for (const PlacementPreset& preset : placement_presets(config)) {
@@ -151,7 +147,7 @@ std::vector<CandidateGroup> plan_candidates(const config::Config& config,
                       spread(preset.optimizer, model),
                       spread_activations(preset.activation, model.units.size())};
     base.placement.saved = saved_places(config, model, base.placement.activation);
-    for (const bool recompute : recompute_choices) {
+    for (const schedule::Recomputation& recompute : choices) {
       base.recompute = recompute;
       enum class Pieces { kUsual, kSmall, kSmallOneByOne };
       const auto add = [&](std::int64_t prefetch, std::uint64_t slots, Pieces pieces) {
@@ -229,6 +225,7 @@ std::vector<schedule::StepOptions> update_piece_variants(const schedule::StepMod
 }
 
 std::vector<CandidateGroup> order_variants(const config::Config& config,
+                                           const schedule::StepModel& model,
                                            const CandidateGroup& group) {
   // One micro-batch has no order.
   if (config.train.order != config::Config::Order::kAuto || config.train.accumulate < 2) return {};
@@ -236,7 +233,7 @@ std::vector<CandidateGroup> order_variants(const config::Config& config,
   const bool either = spills_activations(group.front()) &&
                       config.recompute.policy == config::Config::Recompute::kAuto;
   std::vector<CandidateGroup> variants;
-  for (const bool recompute : {false, true}) {
+  for (const schedule::Recomputation& recompute : recompute_choices(config, model)) {
     CandidateGroup variant;
     for (schedule::StepOptions options : group) {
       if (either) options.recompute = recompute;
@@ -260,14 +257,16 @@ std::vector<schedule::StepOptions> spilling_variants(const config::Config& confi
   if (config.memory.place.activation != Place::kAuto) return {};
   const bool spills = spills_activations(options);
   std::vector<schedule::StepOptions> variants;
-  const auto add = [&](bool recompute, schedule::ComputeOrder order) {
+  const auto add = [&](const schedule::Recomputation& recompute, schedule::ComputeOrder order) {
     variants.push_back(options);
     variants.back().recompute = recompute;
     variants.back().order = order;
   };
-  const bool may_keep = config.recompute.policy != config::Config::Recompute::kUnit;
-  if (may_keep && (spills || options.recompute)) add(false, options.order);
-  if (spills && options.recompute) add(true, options.order);
+  const bool recomputes = options.recompute.any();
+  const bool may_keep = config.recompute.policy == config::Config::Recompute::kNone ||
+                        config.recompute.policy == config::Config::Recompute::kAuto;
+  if (may_keep && (spills || recomputes)) add({}, options.order);
+  if (spills && recomputes) add(options.recompute, options.order);
   const bool may_reorder = config.train.order == config::Config::Order::kAuto &&
                            options.microbatches > 1 && !on_device(options.placement.weight);
   if (may_reorder) add(options.recompute, schedule::ComputeOrder::kUnit);

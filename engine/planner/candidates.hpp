@@ -30,6 +30,7 @@ bool shares_device(const CandidateGroup& group);
 // The group in other orders of the passes, if train.order leaves the choice: first its options
 // without recomputation, then those with it.
 std::vector<CandidateGroup> order_variants(const config::Config& config,
+                                           const schedule::StepModel& model,
                                            const CandidateGroup& group);
 // Other ways to keep activations, if memory.place.activation leaves the choice: spilled instead of
 // recomputed, or in the order "unit". spill_choice.hpp then decides which values leave the device.

@@ -64,21 +64,25 @@ PricedKernels& CostModel::kernels_of(schedule::Lane lane) {
 
 // Runs the layer once on kernels that only count, with addresses that are never read. Passes of one
 // unit cost the same in every micro-batch, so each is priced once.
-double CostModel::pass_s(std::int32_t unit, schedule::Op pass) {
-  const auto [found, fresh] = pass_s_.try_emplace({unit, pass}, 0.0);
+double CostModel::pass_s(std::int32_t unit, schedule::Op pass, schedule::PartMask remade,
+                         bool makes_output) {
+  const auto [found, fresh] = pass_s_.try_emplace({unit, pass, remade, makes_output}, 0.0);
   if (!fresh) return found->second;
   const model::Layer& layer = *model_.units()[static_cast<std::size_t>(unit)].layer;
   model::PassBuffers at;
+  at.output = makes_output ? some_address() : nullptr;
+  at.remade = remade;
   at.weights = at.tied_weights = at.input = at.grad_output = some_address();
   at.saved = some_address();
   at.context = at.grad_input = at.workspace = some_address();
   at.grad_weights = at.tied_grad_weights = some_address();
-  at.output = pass == schedule::Op::kRecompute ? nullptr : some_address();
   kernels_.reset();
   switch (pass) {
     case schedule::Op::kForward:
-    case schedule::Op::kRecompute:
       layer.forward(kernels_, batch_, at);
+      break;
+    case schedule::Op::kRecompute:
+      layer.recompute(kernels_, batch_, at);
       break;
     case schedule::Op::kLoss:
       layer.loss(kernels_, batch_, at);
@@ -93,6 +97,29 @@ double CostModel::pass_s(std::int32_t unit, schedule::Op pass) {
       throw InternalError("not a pass: " + std::string(schedule::op_name(pass)));
   }
   return found->second = kernels_.seconds();
+}
+
+double CostModel::pass_s(const schedule::Schedule& schedule, const schedule::Instruction& pass) {
+  if (pass.op != schedule::Op::kRecompute) return pass_s(pass.unit, pass.op, 0, true);
+  const bool makes_output =
+      std::any_of(pass.writes.begin(), pass.writes.end(), [&](const schedule::Use& use) {
+        return schedule.buffers[use.buffer].role == schedule::BufferRole::kActivation;
+      });
+  const model::Layer& layer = *model_.units()[static_cast<std::size_t>(pass.unit)].layer;
+  const schedule::PartMask remade =
+      schedule::saved_parts_written(schedule, pass, layer.saves(batch_, kernels_));
+  return pass_s(pass.unit, pass.op, remade, makes_output);
+}
+
+double CostModel::recompute_s(const schedule::Recomputation& recompute) {
+  double seconds = 0;
+  for (std::size_t i = 0; i < recompute.units.size(); ++i) {
+    const auto unit = static_cast<std::int32_t>(i);
+    if (!recompute.recomputes(unit)) continue;
+    seconds += pass_s(unit, schedule::Op::kRecompute, recompute.parts_of(unit),
+                      recompute.drops_output(unit));
+  }
+  return seconds;
 }
 
 // A state that an update reads in one place and writes in another is copied first.
@@ -190,7 +217,7 @@ double CostModel::instruction_s(const schedule::Schedule& schedule,
     case schedule::Op::kLoss:
     case schedule::Op::kBackwardInput:
     case schedule::Op::kBackwardWeight:
-      return pass_s(instruction.unit, instruction.op);
+      return pass_s(schedule, instruction);
     case schedule::Op::kUpload:
     case schedule::Op::kDownload:
     case schedule::Op::kSpillActivation:
@@ -268,10 +295,12 @@ StepRates CostModel::rates() {
   for (std::size_t i = 0; i < model_.units().size(); ++i) {
     const auto unit = static_cast<std::int32_t>(i);
     const model::Unit& of = model_.units()[i];
-    rates.forward_s += pass_s(unit, of.is_head ? schedule::Op::kLoss : schedule::Op::kForward);
-    if (of.recomputable) rates.recompute_s += pass_s(unit, schedule::Op::kRecompute);
-    if (of.has_input) rates.backward_s += pass_s(unit, schedule::Op::kBackwardInput);
-    rates.backward_s += pass_s(unit, schedule::Op::kBackwardWeight);
+    const auto add = [&](double& seconds, schedule::Op pass) {
+      seconds += pass_s(unit, pass, 0, true);
+    };
+    add(rates.forward_s, of.is_head ? schedule::Op::kLoss : schedule::Op::kForward);
+    if (of.has_input) add(rates.backward_s, schedule::Op::kBackwardInput);
+    add(rates.backward_s, schedule::Op::kBackwardWeight);
   }
   rates.copy_s = std::numeric_limits<double>::infinity();
   for (std::uint64_t bytes = 64 * kKiB; bytes <= kGiB; bytes *= 2) {

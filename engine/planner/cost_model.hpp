@@ -4,12 +4,13 @@
 
 #include <cstdint>
 #include <map>
-#include <utility>
+#include <tuple>
 
 #include "engine/config/config.hpp"
 #include "engine/model/parameter_table.hpp"
 #include "engine/planner/hardware_profile.hpp"
 #include "engine/planner/priced_kernels.hpp"
+#include "engine/schedule/compile/recompute.hpp"
 #include "engine/schedule/schedule.hpp"
 #include "engine/schedule/simulate/simulate.hpp"
 
@@ -19,7 +20,6 @@ namespace sluice::planner {
 struct StepRates {
   // Of all units, for one micro-batch.
   double forward_s = 0;  // with the loss
-  double recompute_s = 0;
   double backward_s = 0;
   // Per byte.
   double copy_s = 0;  // between pinned memory and the device, one way
@@ -43,13 +43,16 @@ class CostModel {
             const HardwareProfile& hardware);
 
   StepRates rates();
+  // Of one micro-batch.
+  double recompute_s(const schedule::Recomputation& recompute);
 
   // Sets cost_s of every instruction.
   void apply(schedule::Schedule& schedule);
   schedule::SimulationModel simulation_model() const;
 
  private:
-  double pass_s(std::int32_t unit, schedule::Op pass);
+  double pass_s(const schedule::Schedule& schedule, const schedule::Instruction& pass);
+  double pass_s(std::int32_t unit, schedule::Op pass, schedule::PartMask remade, bool makes_output);
   StepRates::StateWork state_work(PricedKernels& kernels);
   static void price_copies(PricedKernels& kernels, const schedule::Schedule& schedule,
                            const schedule::Instruction& instruction);
@@ -77,7 +80,8 @@ class CostModel {
   model::ParameterTable table_;
   PricedKernels kernels_;  // the device's
   PricedKernels host_kernels_;
-  std::map<std::pair<std::int32_t, schedule::Op>, double> pass_s_;  // cache
+  // Cache, by unit, pass, the parts that a Recompute makes, and whether there is an output.
+  std::map<std::tuple<std::int32_t, schedule::Op, schedule::PartMask, bool>, double> pass_s_;
 };
 
 }  // namespace sluice::planner

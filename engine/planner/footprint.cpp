@@ -45,7 +45,7 @@ schedule::StepModel make_step_model(const model::Model& model, const model::Batc
     footprint.borrows = unit.borrows;
     footprint.output_bytes = needs.output_bytes;
     footprint.saved_bytes = needs.saved_bytes;
-    footprint.saved_parts = unit.layer->saves(batch);
+    footprint.saved_parts = unit.layer->saves(batch, kernels);
     footprint.context_bytes = needs.context_bytes;
     footprint.forward_workspace_bytes = needs.forward_workspace_bytes;
     footprint.backward_input_workspace_bytes = needs.backward_input_workspace_bytes;

@@ -86,7 +86,7 @@ std::string optimizer_why(const Plan& plan) {
 
 std::string activations_why(const Plan& plan) {
   const std::uint64_t down = plan.activation_bytes.download;
-  std::string why = plan.options.recompute ? "recomputed, unit by unit" : "kept";
+  std::string why = plan.recompute.units == 0 ? "kept" : "recompute: " + plan.recompute.policy;
   if (down > 0) why += (why.empty() ? "" : ", ") + transfer("spilled,", down, "down a step");
   return why;
 }

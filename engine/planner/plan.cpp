@@ -15,6 +15,7 @@
 #include "engine/planner/outlook.hpp"
 #include "engine/planner/search.hpp"
 #include "engine/planner/step_size.hpp"
+#include "engine/planner/unit_need.hpp"
 #include "engine/runtime/durable_state.hpp"
 #include "engine/schedule/check/validate.hpp"
 
@@ -86,6 +87,7 @@ Plan finish_plan(Compiled compiled, const schedule::StepModel& step, const model
   plan.profile = hardware.cpu_name;
   plan.parameters = model.parameter_count();
   plan.kind_bytes = kind_bytes(plan.training());
+  plan.recompute = schedule::summarize(step, plan.options.recompute);
   for (std::size_t kind = 0; kind < kStateKindCount; ++kind) {
     plan.state_bytes += plan.state_bytes_of(static_cast<StateKind>(kind));
   }
@@ -143,7 +145,12 @@ std::variant<Plan, Refusal> make_plan(const config::Config& config, const model:
   }
   Search search(config, step_model, budgets, costs, log_bytes(config, step_model),
                 std::move(groups));
-  if (!search.fits()) return search.refusal();
+  if (!search.fits()) {
+    Refusal refusal = search.refusal();
+    UnitNeed largest = largest_unit_need(step_model, config.memory.chunk_bytes);
+    if (largest.device_bytes > budgets.front()) refusal.too_large = std::move(largest);
+    return refusal;
+  }
   Compiled fastest = search.fastest();
   costs.apply(fastest.schedules[StepKind::kRedo]);
   check_schedules(fastest.schedules, fastest.options, budgets);

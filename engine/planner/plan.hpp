@@ -51,6 +51,7 @@ struct Plan {
   std::uint64_t state_bytes = 0;  // weights, gradients, master and moments in all tiers
   std::array<TierBytes, kStateKindCount> kind_bytes{};  // the same by kind and tier
   TierBytes activation_peak_bytes{};  // the most that activations take at once, by tier
+  schedule::RecomputeSummary recompute;
 };
 
 // Deterministic in its arguments. kernels: the device's. host_kernels: the optimizer lane's, if

@@ -93,6 +93,11 @@ std::string Refusal::sentence() const {
             format_bytes_exact(suggested_budget(needed_bytes[tier])) + " and has " +
             available_text(available_bytes[tier]) + ";";
   }
+  if (too_large) {
+    text += " the largest unit, " + too_large->unit + ", takes " +
+            format_bytes(too_large->device_bytes) +
+            " of memory.device by itself, whatever is recomputed or spilled;";
+  }
   if (suggestions.empty()) {
     text += " no budget that this machine has room for would do";
     if (other_changes.empty()) {

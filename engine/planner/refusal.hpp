@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/planner/tier_bytes.hpp"
+#include "engine/planner/unit_need.hpp"
 
 namespace sluice::planner {
 
@@ -26,6 +27,8 @@ struct Refusal {
   TierBytes available_bytes{};          // the budgets
   std::vector<Suggestion> suggestions;  // empty: this machine has no room for any
   std::vector<OtherChange> other_changes;
+  // The largest unit, if one pass of it alone takes more than the device's budget.
+  std::optional<UnitNeed> too_large;
   std::string sentence() const;
 };
 

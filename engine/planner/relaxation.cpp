@@ -70,7 +70,8 @@ struct ModelBytes {
   bool reads_weight = false;
 };
 
-ModelBytes model_bytes(const schedule::StepModel& model, std::int32_t microbatches) {
+ModelBytes model_bytes(const schedule::StepModel& model, std::int32_t microbatches,
+                       const schedule::Recomputation& recompute) {
   ModelBytes bytes;
   const DType accumulator = schedule::accumulator_dtype(model, microbatches);
   for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
@@ -80,8 +81,12 @@ ModelBytes model_bytes(const schedule::StepModel& model, std::int32_t microbatch
     bytes.gradient += elems * dtype_bytes(accumulator);
     bytes.optimizer += static_cast<double>(optimizer_state_bytes(model, unit));
     if (footprint.is_head) continue;
-    bytes.saved += static_cast<double>(footprint.saved_bytes);
-    bytes.outputs += static_cast<double>(footprint.output_bytes);
+    const auto at = static_cast<std::int32_t>(unit);
+    for (std::size_t part = 0; part < footprint.saved_parts.size(); ++part) {
+      if (recompute.remakes(at, part)) continue;
+      bytes.saved += static_cast<double>(footprint.saved_parts[part].bytes);
+    }
+    if (!recompute.drops_output(at)) bytes.outputs += static_cast<double>(footprint.output_bytes);
   }
   bytes.reads_weight = kernels::reads_weight(model.optimizer);
   return bytes;
@@ -107,17 +112,22 @@ void add_at_most(LinearProgram& program, const Sum& sum, std::size_t phase, doub
 
 Relaxation::Relaxation(const config::Config& config, const schedule::StepModel& model,
                        CostModel& costs)
-    : config_(config), model_(model), rates_(costs.rates()), machine_(costs.simulation_model()) {}
+    : config_(config),
+      model_(model),
+      costs_(costs),
+      rates_(costs.rates()),
+      machine_(costs.simulation_model()) {}
 
 std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
                                          const config::Config::Places& place,
                                          const TierBytes& budgets, const TierBytes& extra) const {
   const auto microbatches = static_cast<double>(config_.train.accumulate);
-  const ModelBytes bytes = model_bytes(model_, static_cast<std::int32_t>(microbatches));
+  const ModelBytes bytes =
+      model_bytes(model_, static_cast<std::int32_t>(microbatches), shape.recompute);
   const bool by_unit = shape.order == schedule::ComputeOrder::kUnit;
   const double fetches = by_unit ? 1 : microbatches;
   const double live = by_unit ? microbatches : 1;
-  const double saved = shape.recompute ? 0 : bytes.saved;
+  const double saved = bytes.saved;
   const bool sums = microbatches > 1;
 
   std::array<PhaseWork, kPhaseCount> work;
@@ -125,7 +135,7 @@ std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
   PhaseWork& backward = work[kBackwardPhase];
   forward.compute.constant = microbatches * rates_.forward_s;
   backward.compute.constant =
-      microbatches * (rates_.backward_s + (shape.recompute ? rates_.recompute_s : 0));
+      microbatches * (rates_.backward_s + costs_.recompute_s(shape.recompute));
   for (PhaseWork* phase : {&forward, &backward}) {
     const double moved_s = fetches * bytes.weight;
     phase->upload.add_rest(kWeight + kDevice, moved_s * rates_.copy_s);
@@ -254,9 +264,11 @@ TierBytes Relaxation::accounted_bytes(const schedule::StepOptions& options) cons
     const auto add = [&](Tier tier, std::uint64_t more) {
       bytes[static_cast<std::size_t>(tier)] += live * more;
     };
-    add(options.placement.activation_of(unit), footprint.output_bytes);
-    if (options.recompute) continue;
+    if (!options.recompute.drops_output(unit)) {
+      add(options.placement.activation_of(unit), footprint.output_bytes);
+    }
     for (std::size_t part = 0; part < footprint.saved_parts.size(); ++part) {
+      if (options.recompute.remakes(unit, part)) continue;
       add(options.placement.saved_of(unit, part), footprint.saved_parts[part].bytes);
     }
   }

@@ -20,8 +20,7 @@ namespace sluice::planner {
 struct PlanShape {
   schedule::ComputeOrder order = schedule::ComputeOrder::kMicrobatch;
   schedule::UpdatePlacement update = schedule::UpdatePlacement::kAfterBackward;
-  bool recompute = false;
-  bool operator==(const PlanShape&) const = default;
+  schedule::Recomputation recompute;
 };
 
 // Shares of all bytes of a kind, by tier; each sums to one.
@@ -51,6 +50,7 @@ class Relaxation {
  private:
   const config::Config& config_;
   const schedule::StepModel& model_;
+  CostModel& costs_;
   StepRates rates_;
   schedule::SimulationModel machine_;
 };

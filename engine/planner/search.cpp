@@ -13,6 +13,7 @@
 
 #include "base/error.hpp"
 #include "base/units.hpp"
+#include "engine/planner/recompute_choice.hpp"
 #include "engine/planner/step_size.hpp"
 
 namespace sluice::planner {
@@ -105,7 +106,27 @@ std::string shape_text(const PlanShape& shape) {
       text += ", speculative update";
       break;
   }
-  return text + (shape.recompute ? ", recompute" : "");
+  return text;
+}
+
+// The last units keep what they save, which waits least until backward: half of those that make
+// parts again, a quarter, an eighth.
+std::vector<schedule::Recomputation> less_recomputed(const schedule::Recomputation& from) {
+  std::vector<std::size_t> remaking;
+  for (std::size_t unit = 0; unit < from.units.size(); ++unit) {
+    if (from.units[unit].drops_output) return {};  // of a segment
+    if (from.units[unit].parts != 0) remaking.push_back(unit);
+  }
+  std::vector<schedule::Recomputation> list;
+  for (std::size_t part = 2; part <= 8; part *= 2) {
+    const std::size_t kept = remaking.size() / part;
+    if (kept == 0) break;
+    list.push_back(from);
+    for (std::size_t i = remaking.size() - kept; i < remaking.size(); ++i) {
+      list.back().units[remaking[i]].parts = 0;
+    }
+  }
+  return list;
 }
 
 }  // namespace
@@ -186,7 +207,6 @@ Refusal Search::refusal() {
 
 std::vector<Search::Shape> Search::shapes() const {
   using Order = config::Config::Order;
-  using Recompute = config::Config::Recompute;
   std::vector<Shape> list;
   const schedule::StepOptions& base = groups_.front().front();
   std::vector<schedule::StepOptions> updates = update_variants(config_, base);
@@ -196,13 +216,12 @@ std::vector<Search::Shape> Search::shapes() const {
     const bool fixed = config_.train.order == (by_unit ? Order::kMicrobatch : Order::kUnit);
     if (fixed || (by_unit && config_.train.order == Order::kAuto && base.microbatches < 2))
       continue;
-    for (const bool recompute : {false, true}) {
-      if (config_.recompute.policy == (recompute ? Recompute::kNone : Recompute::kUnit)) continue;
+    for (const schedule::Recomputation& recompute : search_recomputations(config_, model_)) {
       for (const schedule::StepOptions& update : updates) {
         const PlanShape shape{order, update.update, recompute};
         const Places& places = config_.memory.place;
         if (const auto least = relaxation_.solve(shape, places, budgets_, {})) {
-          list.push_back({shape, places, *least});
+          list.push_back({shape, places, *least, schedule::summarize(model_, recompute).policy});
         }
       }
     }
@@ -218,7 +237,7 @@ void Search::sort_by_bound(std::vector<Shape>& shapes) {
 }
 
 std::string Search::Shape::text() const {
-  std::string text = shape_text(shape);
+  std::string text = shape_text(shape) + ", recompute " + policy;
   for (const auto& [kind, name] : kKinds) {
     if (places.*kind != Place::kAuto) text += place_text(name, places.*kind);
   }
@@ -234,7 +253,8 @@ std::vector<Search::Shape> Search::narrowed(const PlanShape& shape, const Places
       Places narrower = places;
       narrower.*kind = place;
       if (const auto least = relaxation_.solve(shape, narrower, room_, {})) {
-        list.push_back({shape, narrower, *least});
+        list.push_back(
+            {shape, narrower, *least, schedule::summarize(model_, shape.recompute).policy});
       }
     }
   }
@@ -423,8 +443,12 @@ std::vector<schedule::StepOptions> Search::changes(const schedule::StepOptions& 
     if (prefetch != from.prefetch) add([&](auto& to) { to.prefetch = prefetch; });
   }
   if (from.weight_slots > 0) add([](auto& to) { to.weight_slots = 0; });
-  if (config_.recompute.policy == config::Config::Recompute::kAuto) {
-    add([](auto& to) { to.recompute = !to.recompute; });
+  for (const schedule::Recomputation& recompute : search_recomputations(config_, model_)) {
+    if (recompute != from.recompute) add([&](auto& to) { to.recompute = recompute; });
+  }
+  for (const schedule::Recomputation& less : less_recomputed(from.recompute)) {
+    if (config_.recompute.policy != config::Config::Recompute::kAuto) break;
+    add([&](auto& to) { to.recompute = less; });
   }
   if (config_.train.order == config::Config::Order::kAuto && from.microbatches > 1) {
     add([](auto& to) {

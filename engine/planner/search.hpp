@@ -54,6 +54,7 @@ class Search {
     PlanShape shape;
     Places places;  // of the kinds of state that are not free
     Relaxed least;
+    std::string policy;  // of recomputation
     std::string text() const;
   };
   struct Found {

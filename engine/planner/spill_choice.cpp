@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "base/error.hpp"
+#include "engine/planner/recompute_choice.hpp"
 
 namespace sluice::planner {
 namespace {
@@ -46,11 +47,34 @@ bool contains(const std::vector<std::string>& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
+// The names of parts that a fixed recompute.policy makes again: they wait nowhere.
+std::vector<std::string> remade_names(const config::Config& config,
+                                      const schedule::StepModel& model) {
+  const std::vector<schedule::Recomputation> choices = recompute_choices(config, model);
+  if (choices.size() != 1) return {};
+  std::vector<std::string> names;
+  for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
+    const std::vector<schedule::SavedPart>& parts = model.units[unit].saved_parts;
+    for (std::size_t part = 0; part < parts.size(); ++part) {
+      if (choices.front().remakes(static_cast<std::int32_t>(unit), part)) {
+        names.push_back(parts[part].name);
+      }
+    }
+  }
+  return names;
+}
+
 // A name that nothing saves would be a setting without effect, so it is refused.
 void check_names(const config::Config& config, const schedule::StepModel& model) {
   const std::vector<std::string> known = part_names(model, false);
   const std::vector<std::string> of_head = part_names(model, true);
+  const std::vector<std::string> remade = remade_names(config, model);
   for (const auto& [name, place] : config.memory.place.saved) {
+    if (place != Place::kAuto && contains(remade, name)) {
+      throw InputError("memory.place.saved." + shown(name) +
+                       " has no meaning with this recompute.policy, which makes the part again in "
+                       "each unit; leave one of the two out");
+    }
     if (name == "*" || contains(known, name)) continue;
     std::string list = "\"*\"";
     for (const std::string& part : known) list += ", \"" + part + "\"";
@@ -83,8 +107,8 @@ std::vector<std::vector<Tier>> saved_places(const config::Config& config,
   return places;
 }
 
-// Recomputed units save nothing between the passes, so only their outputs are items. Parts with a
-// place of their own in the configuration stay there.
+// Parts that are made again do not wait between the passes, so they are no items. Parts with a place
+// of their own in the configuration stay there.
 SpillChoice::SpillChoice(const config::Config& config, const schedule::StepModel& model,
                          schedule::StepOptions options, First first, Tier tier)
     : options_(std::move(options)), tier_(tier) {
@@ -96,8 +120,8 @@ SpillChoice::SpillChoice(const config::Config& config, const schedule::StepModel
     // The head's passes follow each other, so none of its values waits.
     if (footprint.is_head) continue;
     if (footprint.output_bytes > 0) items_.push_back({unit, kOutput, footprint.output_bytes});
-    if (options_.recompute && footprint.recomputable) continue;
     for (std::size_t part = 0; part < footprint.saved_parts.size(); ++part) {
+      if (options_.recompute.remakes(static_cast<std::int32_t>(unit), part)) continue;
       const schedule::SavedPart& saved = footprint.saved_parts[part];
       if (!fixed_place(config, saved.name)) items_.push_back({unit, part, saved.bytes});
     }
@@ -143,10 +167,12 @@ SavedBytes saved_bytes_by_part(const schedule::StepModel& model,
     by_part.push_back({name, {}});
     return by_part.back().second;
   };
-  for (const schedule::UnitFootprint& unit : model.units) {
-    if (options.recompute && unit.recomputable) continue;
-    for (const schedule::SavedPart& part : unit.saved_parts) {
-      entry(part.name)[0] += part.bytes * static_cast<std::uint64_t>(options.microbatches);
+  for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
+    const std::vector<schedule::SavedPart>& parts = model.units[unit].saved_parts;
+    for (std::size_t part = 0; part < parts.size(); ++part) {
+      if (options.recompute.remakes(static_cast<std::int32_t>(unit), part)) continue;
+      entry(parts[part].name)[0] +=
+          parts[part].bytes * static_cast<std::uint64_t>(options.microbatches);
     }
   }
   for (const schedule::Instruction& instruction : training.instructions) {

@@ -29,7 +29,10 @@ std::string key_of(const schedule::StepOptions& options) {
   add(options.microbatches);
   add(options.order);
   add(options.update);
-  add(options.recompute);
+  for (const schedule::UnitRecompute& unit : options.recompute.units) {
+    add(unit.parts);
+    add(unit.drops_output);
+  }
   add(options.piece_elems);
   add(options.prefetch);
   add(options.weight_slots);

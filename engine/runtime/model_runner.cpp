@@ -37,6 +37,17 @@ void add_saved(const std::vector<Place>& places, model::SavedRanges& saved) {
   }
 }
 
+schedule::PartMask parts_written(const std::vector<Place>& writes,
+                                 const std::vector<schedule::SavedPart>& parts) {
+  schedule::PartMask mask = 0;
+  for (const Place& place : writes) {
+    if (place.buffer->role != schedule::BufferRole::kSaved) continue;
+    const std::uint64_t begin = place.buffer->first_elem;
+    mask |= schedule::parts_within(parts, begin, begin + place.bytes);
+  }
+  return mask;
+}
+
 std::vector<device::MemoryAccess> accesses_of(const Program& program, schedule::InstructionId id) {
   std::vector<device::MemoryAccess> accesses;
   for (const Place& place : program.reads(id)) {
@@ -79,6 +90,10 @@ model::PassBuffers ModelRunner::pass_buffers(const Program& program,
   at.input = data_of(find_place(reads, schedule::BufferRole::kActivation));
   at.output = data_of(find_place(writes, schedule::BufferRole::kActivation));
   for (const auto* places : {&writes, &reads}) add_saved(*places, at.saved);
+  // An External pass may be a Recompute.
+  if (instruction.op == schedule::Op::kRecompute || instruction.op == schedule::Op::kExternal) {
+    at.remade = parts_written(writes, unit.layer->saves(batch_, device_kernels_));
+  }
   at.context = data_of(find_place(writes, schedule::BufferRole::kWeightContext));
   if (at.context == nullptr)
     at.context = data_of(find_place(reads, schedule::BufferRole::kWeightContext));
@@ -99,8 +114,9 @@ void ModelRunner::run_pass(const schedule::Instruction& instruction,
   const model::Layer& layer = *model_.units()[static_cast<std::size_t>(instruction.unit)].layer;
   switch (instruction.op) {
     case schedule::Op::kForward:
-    case schedule::Op::kRecompute:
       return layer.forward(device_kernels_, batch_, buffers);
+    case schedule::Op::kRecompute:
+      return layer.recompute(device_kernels_, batch_, buffers);
     case schedule::Op::kLoss:
       return layer.loss(device_kernels_, batch_, buffers);
     case schedule::Op::kBackwardInput:

@@ -81,6 +81,19 @@ std::vector<MemoryRange> place_of(const Schedule& schedule, const Buffer& buffer
            buffer.offset_bytes + place_bytes(buffer)}};
 }
 
+PartMask saved_parts_written(const Schedule& schedule, const Instruction& instruction,
+                             const std::vector<SavedPart>& parts) {
+  PartMask mask = 0;
+  for (const Use& use : instruction.writes) {
+    const Buffer& buffer = schedule.buffers[use.buffer];
+    if (buffer.role != BufferRole::kSaved) continue;
+    const std::uint64_t begin = buffer.first_elem + use.offset_bytes;
+    const std::uint64_t bytes = use.bytes == 0 ? buffer.bytes : use.bytes;
+    mask |= parts_within(parts, begin, begin + bytes);
+  }
+  return mask;
+}
+
 std::string_view op_name(Op op) {
   return kOpNames[static_cast<std::size_t>(op)];
 }

@@ -227,6 +227,9 @@ struct Schedule {
   // The state that its Commit makes durable, with its place on storage: all state as at entry.
   // Empty: the schedule commits nothing.
   std::vector<Residency> commit;
+  // The parts of each unit's saved region, in a schedule that makes some of them again. A unit
+  // without an entry has one unnamed part.
+  std::vector<std::vector<SavedPart>> saved_parts;
   // Bytes that the placement pass found necessary, per tier; device counts slots and arena pages.
   std::array<std::uint64_t, kTierCount> peak_bytes{};
   std::uint32_t slot_count = 0;
@@ -244,6 +247,10 @@ constexpr std::uint64_t device_peak_bytes(std::uint64_t slots_bytes, std::uint64
   const std::uint64_t arena = round_up(arena_bytes, kPageBytes);
   return shared ? std::max(slots_bytes, arena) : slots_bytes + arena;
 }
+
+// The parts of the unit's saved region that the instruction writes.
+PartMask saved_parts_written(const Schedule& schedule, const Instruction& instruction,
+                             const std::vector<SavedPart>& parts);
 
 // The memories of places: one for each tier, and one more for slots that share none.
 inline constexpr std::size_t kMemoryCount = kTierCount + 1;

@@ -33,6 +33,7 @@ const auto kOpNames = [] { return names_of<Op, kOpCount>(op_name); };
 const auto kLaneNames = [] { return names_of<Lane, kLaneCount>(lane_name); };
 const auto kRoleNames = [] { return names_of<BufferRole, kBufferRoleCount>(role_name); };
 const auto kSavedForNames = [] { return names_of<SavedFor, kSavedForCount>(saved_for_name); };
+const auto kMadeByNames = [] { return names_of<MadeBy, kMadeByCount>(made_by_name); };
 const auto kGuardNames = [] { return names_of<Guard, kGuardCount>(guard_name); };
 const auto kTierNames = [] { return names_of<Tier, kTierCount>(tier_name); };
 const auto kCategoryNames = [] { return names_of<Category, kCategoryCount>(category_name); };
@@ -108,6 +109,25 @@ json instruction_to_json(const Instruction& instruction) {
   put(object, "bytes", instruction.bytes, std::uint64_t{0});
   put(object, "cost_s", instruction.cost_s, 0.0);
   return object;
+}
+
+json saved_parts_to_json(const std::vector<std::vector<SavedPart>>& units) {
+  json list = json::array();
+  for (const std::vector<SavedPart>& parts : units) {
+    json unit = json::array();
+    for (const SavedPart& part : parts) {
+      json object;
+      object["name"] = part.name;
+      object["bytes"] = part.bytes;
+      if (part.used_by != SavedFor::kBoth) object["used_by"] = saved_for_name(part.used_by);
+      if (part.made_by != MadeBy::kWholePass) object["made_by"] = made_by_name(part.made_by);
+      put(object, "made_from", part.made_from, PartMask{0});
+      put(object, "made_with", part.made_with, PartMask{0});
+      unit.push_back(std::move(object));
+    }
+    list.push_back(std::move(unit));
+  }
+  return list;
 }
 
 json residencies_to_json(const std::vector<Residency>& residencies) {
@@ -339,6 +359,39 @@ std::vector<Residency> residencies_from_json(Fields& fields, const char* key,
   return residencies;
 }
 
+SavedPart saved_part_from_json(const json& object, const std::string& where) {
+  Fields fields(object, where, " name bytes used_by made_by made_from made_with ");
+  SavedPart part;
+  const json& name = fields.need("name");
+  if (!name.is_string()) refuse(where, "\"name\" must be a word");
+  part.name = name.get<std::string>();
+  part.bytes = fields.bytes("bytes");
+  if (const json* used_by = fields.find("used_by")) {
+    part.used_by = fields.word<SavedFor>("used_by", kSavedForNames(), used_by);
+  }
+  if (const json* made_by = fields.find("made_by")) {
+    part.made_by = fields.word<MadeBy>("made_by", kMadeByNames(), made_by);
+  }
+  constexpr auto kMostMask = std::numeric_limits<PartMask>::max();
+  part.made_from = static_cast<PartMask>(fields.bytes("made_from", kMostMask));
+  part.made_with = static_cast<PartMask>(fields.bytes("made_with", kMostMask));
+  return part;
+}
+
+std::vector<std::vector<SavedPart>> saved_parts_from_json(Fields& fields) {
+  std::vector<std::vector<SavedPart>> units;
+  for (const json& item : fields.list("saved_parts")) {
+    const std::string where = "saved_parts " + std::to_string(units.size());
+    if (!item.is_array() || item.size() > kMostParts) {
+      refuse(where, "must be a list of at most " + std::to_string(kMostParts) + " parts");
+    }
+    std::vector<SavedPart> parts;
+    for (const json& part : item) parts.push_back(saved_part_from_json(part, where));
+    units.push_back(std::move(parts));
+  }
+  return units;
+}
+
 // The list, after a check that its indices fit an id.
 const json& bounded_list(Fields& fields, const char* key) {
   const json& list = fields.list(key);
@@ -347,10 +400,10 @@ const json& bounded_list(Fields& fields, const char* key) {
 }
 
 Schedule read_schedule(const json& document) {
-  Fields fields(
-      document, "document",
-      " format version ranks buffers instructions entry exit commit peak_bytes slot_count "
-      "slot_bytes device_arena_bytes pinned_arena_bytes shares_device ");
+  Fields fields(document, "document",
+                " format version ranks buffers instructions entry exit commit saved_parts "
+                "peak_bytes slot_count "
+                "slot_bytes device_arena_bytes pinned_arena_bytes shares_device ");
   const json& format = fields.need("format");
   if (!format.is_string() || format.get_ref<const std::string&>() != kFormat) {
     refuse("document", "\"format\" must be \"" + std::string(kFormat) + "\"");
@@ -385,6 +438,7 @@ Schedule read_schedule(const json& document) {
   if (fields.find("commit") != nullptr) {
     schedule.commit = residencies_from_json(fields, "commit", schedule);
   }
+  schedule.saved_parts = saved_parts_from_json(fields);
   return schedule;
 }
 
@@ -412,6 +466,9 @@ std::string schedule_to_json(const Schedule& schedule) {
   document["entry"] = residencies_to_json(schedule.entry);
   document["exit"] = residencies_to_json(schedule.exit);
   if (!schedule.commit.empty()) document["commit"] = residencies_to_json(schedule.commit);
+  if (!schedule.saved_parts.empty()) {
+    document["saved_parts"] = saved_parts_to_json(schedule.saved_parts);
+  }
   return document.dump();
 }
 

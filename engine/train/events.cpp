@@ -66,6 +66,14 @@ RunEvent saved_json(const planner::Plan& plan) {
   return json;
 }
 
+// Units that make saved parts again, of those that could, and the bytes of these parts for one
+// micro-batch.
+RunEvent recomputed_json(const schedule::RecomputeSummary& recompute) {
+  return {{"units", recompute.units},
+          {"of_units", recompute.of},
+          {"saved_bytes", recompute.freed_bytes}};
+}
+
 // As the configuration spells it.
 const char* update_placement_name(schedule::UpdatePlacement update) {
   switch (update) {
@@ -120,7 +128,8 @@ RunEvent plan_event(const planner::Plan& plan) {
       {"parameters", plan.parameters},
       {"state_bytes", plan.state_bytes},
       {"state", state_json(plan)},
-      {"recompute", plan.options.recompute ? "unit" : "none"},
+      {"recompute", plan.recompute.policy},
+      {"recomputed", recomputed_json(plan.recompute)},
       {"order", plan.options.order == schedule::ComputeOrder::kUnit ? "unit" : "microbatch"},
       {"optimizer_placement", update_placement_name(plan.options.update)},
       {"prefetch", plan.options.prefetch},

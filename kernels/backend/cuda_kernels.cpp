@@ -78,6 +78,8 @@ class CudaKernels final : public Kernels {
     cuda::gemm_gelu(stream_, *gemm_, shape, a, b, bias, x, y, workspace);
   }
 
+  bool gelu_reads_rounded(DType dtype) const override { return !gemm_->fuses_activations(dtype); }
+
   void gemm_gelu_backward(const GemmShape& shape, const void* a, const void* b, const void* x,
                           void* dx, void* workspace) override {
     cuda::gemm_gelu_backward(stream_, *gemm_, shape, a, b, x, dx, workspace);

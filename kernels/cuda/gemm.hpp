@@ -41,6 +41,8 @@ class GemmBackend {
   // Workspace that every product may use. One number for all shapes, so that the choice of an
   // algorithm never depends on the memory that a plan has left.
   virtual std::uint64_t workspace_bytes() const = 0;
+  // Whether products of this dtype may compute an activation before they round.
+  virtual bool fuses_activations(DType) const { return false; }
   // Queues C = epilogue(op(A) op(B)) on `stream`. Arguments as in gemm() below, which has checked
   // them and filled in dense strides. Returns false and queues nothing if the backend does not
   // support the activation for such a product; the answer is always the same. Throws DeviceError.

@@ -212,6 +212,9 @@ class CublasLtGemm final : public GemmBackend {
 
   const char* name() const override { return name_.c_str(); }
   std::uint64_t workspace_bytes() const override { return kCublasLtWorkspaceBytes; }
+  bool fuses_activations(DType dtype) const override {
+    return fuses_gelu_ && dtype != DType::kF32;  // as takes_activation()
+  }
 
   bool multiply(StreamHandle stream, const GemmShape& shape, const GemmStrides& strides,
                 const void* a, const void* b, const GemmEpilogue& epilogue, void* c,

@@ -312,6 +312,68 @@ std::vector<Row> resumed() {
 }
 INSTANTIATE_TEST_SUITE_P(Resume, SameBits, ::testing::ValuesIn(resumed()), kNameOfRow);
 
+// --- values that are made again in the backward pass
+
+const std::vector<std::string> kPolicies{"unit", "selective", "attention", "every:2", "sqrt"};
+const Overrides kRecomputed = small_gpt2(5, 6) + kLearning;
+
+Overrides recompute(const std::string& policy) {
+  return {"recompute.policy=" + policy};
+}
+
+// Parts that are made again do not wait between the passes. The name of a case begins with that of
+// its policy. The last segment is kept: one unit of five, or two.
+void expect_remade(const Case& one, const TrainingRecord& run) {
+  const auto policy = run.plan.at("recompute").get<std::string>();
+  const bool sqrt = one.name.starts_with("sqrt");
+  EXPECT_EQ(sqrt ? "every:3" : one.name.substr(0, one.name.find('_')), policy);
+  const RunEvent& recomputed = run.plan.at("recomputed");
+  EXPECT_EQ(recomputed.at("of_units"), 5);
+  EXPECT_EQ(recomputed.at("units"), sqrt ? 3 : policy == "every:2" ? 4 : 5);
+  if (policy.starts_with("every")) return;
+  const RunEvent& saved = run.plan.at("saved_by_tier");
+  for (const char* part : {"normed1", "norm2_rstd", "mlp_hidden"}) {
+    EXPECT_EQ(saved.contains(part), policy == "attention") << part;
+  }
+  for (const char* part : {"attention", "log_sum_exp"}) {
+    EXPECT_EQ(saved.contains(part), policy == "selective") << part;
+  }
+  EXPECT_EQ(saved.contains("mlp_up"), policy != "unit");
+}
+
+// few: only with spilled activations, where each policy has the most to get wrong.
+Row recompute_row(const std::string& name, const Overrides& model, bool few = false) {
+  Row row{name, model + recompute("none"), kResident, {}, StopBy::kStep, {}, expect_remade};
+  const Overrides spilled{"memory.place.activation=storage"};
+  const Overrides next{"optimizer.placement=next_forward"};
+  for (const std::string& policy : kPolicies) {
+    row.cases.emplace_back(policy + "_spilled",
+                           kPinnedState + spilled + kUnitOrder + recompute(policy));
+    if (few) continue;
+    row.cases.emplace_back(policy, kResident + recompute(policy));
+    row.cases.emplace_back(policy + "_next", kStored + next + kNoPrefetch + recompute(policy));
+  }
+  return row;
+}
+
+std::vector<Row> recomputed() {
+  const Overrides fp32{"train.precision=fp32"};
+  const Overrides tied{"model.tie_embeddings=true"};
+  const Overrides spilled{"memory.place.activation=pinned"};
+  Row resumed{"AcrossACheckpoint", kRecomputed + recompute("none"), kResident, {}};
+  for (const std::string& policy : kPolicies) {
+    resumed.cases.emplace_back(policy, std::vector<Part>{{kPinned + spilled + recompute(policy), 2},
+                                                         {kPinnedState + recompute("none"), 4},
+                                                         {kStored + spilled + recompute(policy)}});
+  }
+  const Overrides llama =
+      kRecomputed + Overrides{"model.family=llama", "model.kv_heads=2", "model.ffn=160"};
+  return {recompute_row("Gpt2", kRecomputed), recompute_row("Llama", llama),
+          recompute_row("Gpt2Fp32", kRecomputed + fp32, true),
+          recompute_row("LlamaFp32", llama + fp32 + tied, true), resumed};
+}
+INSTANTIATE_TEST_SUITE_P(Recompute, SameBits, ::testing::ValuesIn(recomputed()), kNameOfRow);
+
 // --- activations on other tiers
 
 std::uint64_t moved(const TrainingRecord& run, const char* link) {

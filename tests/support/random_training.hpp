@@ -66,7 +66,8 @@ inline Overrides random_placement(Draws& draw) {
 inline Overrides random_movement(Draws& draw) {
   return {setting("memory.chunk", draw.pick<std::int64_t>({2, 2, 4, 6})) + "MiB",
           setting("memory.prefetch", static_cast<std::int64_t>(draw.below(5))),
-          std::string("recompute.policy=") + draw.pick({"none", "unit", "auto"}),
+          std::string("recompute.policy=") +
+              draw.pick({"none", "unit", "selective", "attention", "every:2", "sqrt", "auto"}),
           std::string("train.order=") + draw.pick({"microbatch", "unit", "auto"}),
           std::string("optimizer.placement=") +
               draw.pick({"after_backward", "next_forward", "speculative", "auto"}),

@@ -55,15 +55,19 @@ inline schedule::StepModel example_model(int blocks, bool tied, DType dtype,
 }
 
 // Cuts the saved activations of blocks into parts as uneven as their sizes allow, for one half of
-// backward or for both; 40,192 bytes in all.
+// backward or for both; 40,192 bytes in all. They are made from each other out of order.
 inline void cut_saved(schedule::StepModel& model) {
   for (schedule::UnitFootprint& unit : model.units) {
     if (!unit.recomputable) continue;
-    unit.saved_parts = {{"first", 16640, schedule::SavedFor::kBackwardInput},
-                        {"second", 256, schedule::SavedFor::kBackwardInput},
-                        {"third", 5120, schedule::SavedFor::kBoth},
-                        {"fourth", 9728, schedule::SavedFor::kBackwardWeight},
-                        {"fifth", 8448, schedule::SavedFor::kBackwardWeight}};
+    using schedule::MadeBy;
+    using schedule::SavedFor;
+    const auto bit = schedule::part_bit;
+    unit.saved_parts = {
+        {"first", 16640, SavedFor::kBackwardInput, MadeBy::kProduct, bit(3), 0},
+        {"second", 256, SavedFor::kBackwardInput, MadeBy::kAttention, bit(0), bit(2)},
+        {"third", 5120, SavedFor::kBoth, MadeBy::kAttention, bit(0), bit(1)},
+        {"fourth", 9728, SavedFor::kBackwardWeight, MadeBy::kElementwise, schedule::kUnitInput, 0},
+        {"fifth", 8448, SavedFor::kBackwardWeight, MadeBy::kElementwise, bit(0) | bit(2), 0}};
     unit.saved_bytes = 40192;
   }
 }
@@ -132,6 +136,36 @@ inline schedule::StepModel drawn_model(std::uint64_t seed) {
                        optimizers[seed % optimizers.size()]);
 }
 
+// Each unit keeps its parts, makes all of them again, or some; some units form segments. A function
+// of the seed.
+inline schedule::Recomputation random_recompute(const schedule::StepModel& model,
+                                                std::uint64_t seed) {
+  const CounterRng random(seed, stream_of("test/recompute"));
+  std::uint64_t draw = 0;
+  schedule::Recomputation recompute;
+  const bool mostly_whole = random.below(draw++, 2) == 0;
+  for (const schedule::UnitFootprint& unit : model.units) {
+    const schedule::PartMask all = schedule::all_parts(unit.saved_parts);
+    schedule::PartMask mask = 0;
+    if (unit.recomputable) {
+      std::uint64_t kind = random.below(draw++, 4);
+      if (mostly_whole && random.below(draw++, 4) > 0) kind = 1;
+      if (kind == 1) mask = all;
+      if (kind > 1) mask = static_cast<schedule::PartMask>(random.below(draw++, all + 1ull));
+    }
+    for (std::size_t part = 0; part < unit.saved_parts.size(); ++part) {
+      if ((mask & schedule::part_bit(part)) != 0) mask |= unit.saved_parts[part].made_with;
+    }
+    recompute.units.push_back({mask, false});
+  }
+  for (schedule::UnitRecompute& unit : recompute.units) {
+    if (random.below(draw++, 3) == 0) continue;
+    unit.drops_output = true;
+    if (!schedule::is_possible(model, recompute)) unit.drops_output = false;
+  }
+  return recompute;
+}
+
 // Anything that a run may be configured to; a function of the seed.
 inline schedule::StepOptions random_options(const schedule::StepModel& model,
                                             std::int32_t microbatches, std::uint64_t seed) {
@@ -140,7 +174,7 @@ inline schedule::StepOptions random_options(const schedule::StepModel& model,
   const auto below = [&](std::uint64_t bound) { return random.below(draw++, bound); };
   schedule::StepOptions options;
   options.microbatches = microbatches;
-  options.recompute = below(2) == 0;
+  if (below(2) == 0) options.recompute = random_recompute(model, seed);
   options.chunk_bytes = 4096 * (4 + 4 * below(4));
   options.piece_elems = 4096 * (1 + below(8));
   options.prefetch = static_cast<std::int32_t>(below(3));

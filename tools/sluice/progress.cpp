@@ -81,6 +81,16 @@ void print_activations(const train::RunEvent& plan) {
   if (!parts.empty()) std::fprintf(stderr, "saved    %s\n", parts.c_str());
 }
 
+// "none", or "unit in 3 of 8 units".
+std::string recompute_words(const train::RunEvent& plan) {
+  const auto units = plan["recomputed"]["units"].get<int>();
+  const auto of = plan["recomputed"]["of_units"].get<int>();
+  const auto policy = plan["recompute"].get<std::string>();
+  if (units == 0) return policy;
+  const std::string count = units == of ? "all" : std::to_string(units) + " of";
+  return policy + " in " + count + " " + std::to_string(of) + " units";
+}
+
 }  // namespace
 
 void Progress::plan(const train::RunEvent& plan) {
@@ -95,7 +105,7 @@ void Progress::plan(const train::RunEvent& plan) {
                format_bytes(state).c_str());
   const bool shares = plan["shares_device"].get<bool>();
   std::fprintf(stderr, "plan     %s (recompute: %s, order: %s, update: %s%s)\n",
-               tier_line(plan["peak_bytes"]).c_str(), plan["recompute"].get<std::string>().c_str(),
+               tier_line(plan["peak_bytes"]).c_str(), recompute_words(plan).c_str(),
                plan["order"].get<std::string>().c_str(),
                plan["optimizer_placement"].get<std::string>().c_str(),
                shares ? ", weights and activations share the device" : "");

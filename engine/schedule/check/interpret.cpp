@@ -97,7 +97,7 @@ class Machine {
         started_(schedule.instructions.size(), false),
         done_(schedule.instructions.size(), false),
         running_(schedule.instructions.size()),
-        ops_(options.clip_accepted) {}
+        ops_(schedule, options.clip_accepted) {}
 
   Interpretation run() {
     if (!well_formed()) return std::move(result_);

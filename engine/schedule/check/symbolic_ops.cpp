@@ -12,7 +12,7 @@ namespace {
 
 // Domains of hash_words, apart from ops.
 constexpr std::uint64_t kMoved = 101, kScratch = 102, kPartial = 103, kFolded = 104, kAbsent = 105,
-                        kSlice = 106, kOne = 107;
+                        kSlice = 106, kOne = 107, kWrongSources = 108;
 
 std::uint64_t word(std::int32_t value) {
   return static_cast<std::uint64_t>(value);
@@ -88,6 +88,17 @@ std::vector<const ReadValue*> in_canonical_order(const std::vector<ReadValue>& r
 bool is_one(const ReadValue& read) {
   return read.buffer->role == BufferRole::kScalar && read.parts.size() == 1 &&
          placed_term(*read.buffer, read.parts[0]) == hash_words({kOne});
+}
+
+// The term of one output of a pass.
+Term made_term(const Term& inputs, std::uint64_t domain, BufferRole role, StateKind kind,
+               std::uint64_t number) {
+  return hash_words({inputs.low, inputs.high, domain, static_cast<std::uint64_t>(role),
+                     static_cast<std::uint64_t>(kind), number});
+}
+// The term of the values that a forward pass with these inputs saves.
+Term saved_term(const Term& inputs) {
+  return made_term(inputs, 0, BufferRole::kSaved, StateKind::kNone, 0);
 }
 
 // Whether an update works on state of whole tensors.
@@ -274,6 +285,26 @@ void SymbolicOps::update_whole(const Instruction& instruction, const std::vector
   }
 }
 
+// Whether a Recompute makes the values that the forward pass of the same inputs saved: it reads all
+// saved parts that those which it writes are made from, and they hold what that pass saved.
+bool SymbolicOps::makes_forward_values(const Instruction& instruction,
+                                       const std::vector<ReadValue>& reads,
+                                       const Term& forward) const {
+  const auto unit = static_cast<std::size_t>(instruction.unit);
+  if (unit >= schedule_.saved_parts.size()) return true;
+  const std::vector<SavedPart>& parts = schedule_.saved_parts[unit];
+  PartMask found = kUnitInput;  // the hash of the inputs covers it
+  for (const ReadValue& read : reads) {
+    if (read.buffer->role != BufferRole::kSaved) continue;
+    for (const Part& part : read.parts) {
+      if (placed_term(*read.buffer, part) != forward) return false;
+    }
+    const std::uint64_t base = extent_base(*read.buffer);
+    found |= parts_within(parts, base + read.begin, base + read.end);
+  }
+  return (sources_of(parts, saved_parts_written(schedule_, instruction, parts)) & ~found) == 0;
+}
+
 // The term of each output names the pass, its inputs and the output's role. Workspace is scratch:
 // its term is unique to the instruction, so nothing else may depend on it.
 void SymbolicOps::compute(const Instruction& instruction, const std::vector<ReadValue>& reads,
@@ -283,10 +314,13 @@ void SymbolicOps::compute(const Instruction& instruction, const std::vector<Read
   hash.add(word(instruction.unit));
   hash.add(word(instruction.layer));
   hash.add(word(instruction.microbatch));
-  // Saved values count as one input, whatever their cut.
+  // Saved values count as one input, whatever their cut. A Recompute reads some of those that it
+  // makes the others from; they are no input of the forward pass that it repeats.
+  const bool repeats = instruction.op == Op::kRecompute;
   std::vector<Run> saved;
   for (const ReadValue& read : reads) {
     if (read.buffer->role == BufferRole::kSaved) {
+      if (repeats) continue;
       const std::vector<Run> runs = runs_of(read);
       saved.insert(saved.end(), runs.begin(), runs.end());
     } else if (read.buffer->role != BufferRole::kWorkspace) {
@@ -294,7 +328,10 @@ void SymbolicOps::compute(const Instruction& instruction, const std::vector<Read
     }
   }
   if (!saved.empty()) hash.add(fold(std::move(saved)));
-  const Term inputs = hash.value();
+  Term inputs = hash.value();
+  if (repeats && !makes_forward_values(instruction, reads, saved_term(inputs))) {
+    inputs = hash_words({kWrongSources, inputs.low, inputs.high});
+  }
   std::map<BufferRole, std::uint64_t> made;  // outputs so far, by role
   for (const WriteTarget& target : writes) {
     const Buffer& buffer = *target.buffer;
@@ -303,9 +340,7 @@ void SymbolicOps::compute(const Instruction& instruction, const std::vector<Read
     const std::uint64_t number = state ? word(buffer.unit) : saves ? 0 : made[buffer.role]++;
     const std::uint64_t domain =
         buffer.role == BufferRole::kWorkspace ? kScratch + instruction.id : 0;
-    const Term term =
-        hash_words({inputs.low, inputs.high, domain, static_cast<std::uint64_t>(buffer.role),
-                    static_cast<std::uint64_t>(buffer.kind), number});
+    const Term term = made_term(inputs, domain, buffer.role, buffer.kind, number);
     emit(target, Part{target.begin, target.end, term, extent_base(buffer) + target.begin});
     if (buffer.role == BufferRole::kLoss) losses_[buffer.microbatch] = term;
   }

@@ -30,8 +30,9 @@ using Emit = std::function<void(const WriteTarget&, const Part&)>;
 
 class SymbolicOps {
  public:
-  // clip_accepted: the clip factor is one (InterpretOptions).
-  explicit SymbolicOps(bool clip_accepted) : clip_accepted_(clip_accepted) {}
+  // clip_accepted: the clip factor is one (InterpretOptions). `schedule` must outlive it.
+  SymbolicOps(const Schedule& schedule, bool clip_accepted)
+      : schedule_(schedule), clip_accepted_(clip_accepted) {}
 
   // The effect of an instruction that read `reads`.
   void apply(const Instruction& instruction, const std::vector<ReadValue>& reads,
@@ -68,11 +69,14 @@ class SymbolicOps {
   };
   void compute(const Instruction& instruction, const std::vector<ReadValue>& reads,
                const std::vector<WriteTarget>& writes, const Emit& emit);
+  bool makes_forward_values(const Instruction& instruction, const std::vector<ReadValue>& reads,
+                            const Term& forward) const;
   void grad_norm(const std::vector<ReadValue>& reads, const std::vector<WriteTarget>& writes,
                  const Emit& emit);
   void clip_factor(const std::vector<ReadValue>& reads, const std::vector<WriteTarget>& writes,
                    const Emit& emit);
 
+  const Schedule& schedule_;
   bool clip_accepted_;
   std::map<Term, NormPartial> norm_partials_;
   std::optional<Term> norm_;

@@ -212,6 +212,7 @@ class MeaningCheck {
 
   // A pass reads all its saved ranges, and none that only the other half needs.
   void check_saved(const Instruction& instruction) {
+    if (instruction.op == Op::kRecompute) return check_remade(instruction);
     if (instruction.op != Op::kBackwardInput && instruction.op != Op::kBackwardWeight) return;
     Ranges read;
     for (const Use& use : instruction.reads) {
@@ -224,6 +225,38 @@ class MeaningCheck {
         {instruction.rank, instruction.unit, instruction.microbatch, instruction.op});
     if (needed == saved_for_.end() ? read.empty() : read == needed->second) return;
     problems_.add(describe(instruction) + " does not read what its unit saved for it");
+  }
+
+  // A Recompute makes whole parts, together with those that the same operations make, and reads the
+  // kept parts that they are made from.
+  void check_remade(const Instruction& instruction) {
+    const auto unit = static_cast<std::size_t>(instruction.unit);
+    if (instruction.unit < 0 || unit >= schedule_.saved_parts.size()) return;
+    const std::vector<SavedPart>& parts = schedule_.saved_parts[unit];
+    if (parts.empty()) return;
+    std::uint64_t written_bytes = 0;
+    for (const Use& use : instruction.writes) {
+      const Buffer& buffer = buffer_of(use);
+      if (buffer.role != BufferRole::kSaved) continue;
+      const ByteRange range = bytes_of(use, buffer);
+      written_bytes += range.end - range.begin;
+    }
+    const PartMask written = saved_parts_written(schedule_, instruction, parts);
+    if (!can_be_remade(parts, written) || bytes_of_parts(parts, written) != written_bytes) {
+      problems_.add(describe(instruction) + " makes parts that cannot be made again alone");
+      return;
+    }
+    Ranges read;
+    for (const Use& use : instruction.reads) {
+      const Buffer& buffer = buffer_of(use);
+      if (buffer.role != BufferRole::kSaved) continue;
+      const ByteRange range = bytes_of(use, buffer);
+      add_range(read, buffer.first_elem + range.begin, buffer.first_elem + range.end);
+    }
+    PartMask found = kUnitInput;
+    for (const auto& [begin, end] : read) found |= parts_within(parts, begin, end);
+    if ((sources_of(parts, written) & ~found) == 0) return;
+    problems_.add(describe(instruction) + " does not read the parts that it makes others from");
   }
 
   // Updates: one unit, one range of elements, no kind twice; per-tensor state is used whole.

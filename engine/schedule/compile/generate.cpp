@@ -17,6 +17,7 @@
 
 #include "base/error.hpp"
 #include "engine/schedule/compile/activation_stream.hpp"
+#include "engine/schedule/compile/compute_items.hpp"
 #include "engine/schedule/compile/gradient_path.hpp"
 #include "engine/schedule/compile/link.hpp"
 #include "engine/schedule/compile/pack.hpp"
@@ -28,12 +29,6 @@
 
 namespace sluice::schedule {
 namespace {
-
-struct ComputeItem {
-  Op op;
-  std::int32_t unit;
-  std::int32_t microbatch;
-};
 
 // Device buffers of one micro-batch between its instructions.
 struct MicrobatchBuffers {
@@ -54,8 +49,9 @@ class StepGenerator {
         builder_(model, options, pending ? 1 : 0),
         gradients_(builder_),
         updates_(make_updates()) {
+    SLUICE_CHECK(is_possible(model, options.recompute));
     for (std::int32_t unit = 0; unit < units(); ++unit) {
-      saved_values_.push_back(saved_values(model, options.placement, unit));
+      saved_values_.push_back(saved_values(model, options, unit));
     }
   }
 
@@ -63,7 +59,8 @@ class StepGenerator {
   // needs all norms. Updates that are not placed elsewhere end the step.
   Schedule training_step(bool saves) {
     if (saves) saver_.emplace(builder_);
-    emit_items(options_.order == ComputeOrder::kUnit ? items_by_unit() : items_by_microbatch());
+    if (options_.recompute.any()) builder_.declare_saved_parts();
+    emit_items(training_items(model_, options_));
     commit();
     emit_tied_fold(builder_);
     emit_clip_factor(builder_);
@@ -97,48 +94,6 @@ class StepGenerator {
   const UnitFootprint& footprint(std::int32_t unit) const {
     return model_.units[static_cast<std::size_t>(unit)];
   }
-  bool recomputed(std::int32_t unit) const {
-    return options_.recompute && footprint(unit).recomputable;
-  }
-
-  // One micro-batch passes through all units and back before the next one starts.
-  std::vector<ComputeItem> items_by_microbatch() const {
-    const std::int32_t head = units() - 1;
-    std::vector<ComputeItem> items;
-    for (std::int32_t mb = 0; mb < options_.microbatches; ++mb) {
-      for (std::int32_t unit = 0; unit < head; ++unit) items.push_back({Op::kForward, unit, mb});
-      items.push_back({Op::kLoss, head, mb});
-      for (std::int32_t unit = head; unit >= 0; --unit) append_backward(items, unit, mb);
-    }
-    return items;
-  }
-
-  // The head's passes of one micro-batch stay together, since the head saves more than any other
-  // unit.
-  std::vector<ComputeItem> items_by_unit() const {
-    const std::int32_t head = units() - 1;
-    std::vector<ComputeItem> items;
-    for (std::int32_t unit = 0; unit < head; ++unit) {
-      for (std::int32_t mb = 0; mb < options_.microbatches; ++mb) {
-        items.push_back({Op::kForward, unit, mb});
-      }
-    }
-    for (std::int32_t unit = head; unit >= 0; --unit) {
-      for (std::int32_t mb = 0; mb < options_.microbatches; ++mb) {
-        if (unit == head) items.push_back({Op::kLoss, head, mb});
-        append_backward(items, unit, mb);
-      }
-    }
-    return items;
-  }
-
-  // A recomputed unit first makes its saved values again. The gradient of the input comes before
-  // that of the weights, since the unit below waits for it.
-  void append_backward(std::vector<ComputeItem>& items, std::int32_t unit, std::int32_t mb) const {
-    if (recomputed(unit)) items.push_back({Op::kRecompute, unit, mb});
-    if (footprint(unit).has_input) items.push_back({Op::kBackwardInput, unit, mb});
-    items.push_back({Op::kBackwardWeight, unit, mb});
-  }
 
   // The head's weight gradient computes its logits again, which needs weights. The weight gradients
   // of other units need none.
@@ -151,11 +106,33 @@ class StepGenerator {
     return read;
   }
 
-  // Forward passes write all saved values. Each half of backward reads those that serve it.
-  static bool touches(Op pass, const SavedValue& value) {
-    if (pass == Op::kBackwardInput) return value.used_by != SavedFor::kBackwardWeight;
-    if (pass == Op::kBackwardWeight) return value.used_by != SavedFor::kBackwardInput;
-    return true;
+  // Whether the pass reads the value from an earlier pass or makes it for a later one. A Recompute
+  // makes the values that the forward pass did not keep, from those that it kept. Each half of
+  // backward reads the values that serve it.
+  bool touches(const ComputeItem& item, const SavedValue& value) const {
+    switch (item.op) {
+      case Op::kForward:
+        return !value.remade;
+      case Op::kRecompute:
+        return value.remade || is_source(item.unit, value);
+      case Op::kBackwardInput:
+        return value.used_by != SavedFor::kBackwardWeight;
+      case Op::kBackwardWeight:
+        return value.used_by != SavedFor::kBackwardInput;
+      default:
+        return true;
+    }
+  }
+  // Whether the unit makes parts again from this value.
+  bool is_source(std::int32_t unit, const SavedValue& value) const {
+    const PartMask remade = options_.recompute.parts_of(unit);
+    return (sources_of(footprint(unit).saved_parts, remade) & value.parts) != 0;
+  }
+
+  // A Recompute makes an output only if it was dropped.
+  bool makes_output(const ComputeItem& item) const {
+    if (item.op == Op::kRecompute) return options_.recompute.drops_output(item.unit);
+    return item.op == Op::kForward;
   }
 
   // The activations that an item reads from other passes or makes for them.
@@ -163,18 +140,19 @@ class StepGenerator {
     const UnitFootprint& unit = footprint(item.unit);
     std::vector<ActivationKey> keys;
     const auto touch = [&](BufferRole role, std::int32_t of, std::uint64_t bytes) {
-      if (of >= 0 && bytes > 0) keys.push_back({role, of, item.microbatch, 0});
+      // An output that was dropped and made again is another value, so that none of them waits
+      // for the other.
+      const bool again = role == BufferRole::kActivation && item.op != Op::kForward &&
+                         options_.recompute.drops_output(of);
+      if (of >= 0 && bytes > 0) keys.push_back({role, of, item.microbatch, again ? 1 : 0});
     };
     const std::int32_t before = item.unit - 1;
     const std::uint64_t input_bytes = before < 0 ? 0 : footprint(before).output_bytes;
     touch(BufferRole::kActivation, before, input_bytes);
-    if (item.op == Op::kForward) {
-      touch(BufferRole::kActivation, item.unit, unit.output_bytes);
-      if (recomputed(item.unit)) return keys;  // Recompute makes the saved values again
-    }
+    if (makes_output(item)) touch(BufferRole::kActivation, item.unit, unit.output_bytes);
     const std::vector<SavedValue>& values = saved_values_[static_cast<std::size_t>(item.unit)];
     for (std::size_t i = 0; i < values.size(); ++i) {
-      if (!touches(item.op, values[i])) continue;
+      if (!touches(item, values[i])) continue;
       keys.push_back(
           {BufferRole::kSaved, item.unit, item.microbatch, static_cast<std::int32_t>(i)});
     }
@@ -292,26 +270,32 @@ class StepGenerator {
     std::uint64_t workspace_bytes = 0;
   };
 
+  // Makes all saved values; in a Recompute, those that were not kept. A forward pass makes these
+  // too, because it reads them itself, but they die with it.
   void make_saved(const ComputeItem& item, PassUses& uses) {
     const auto at = static_cast<std::size_t>(item.unit);
     std::vector<BufferId>& saved = now_->saved[at];
-    saved.clear();
-    for (const SavedValue& value : saved_values_[at]) {
-      saved.push_back(builder_.add_saved(item.unit, item.microbatch, value.bytes, value.used_by));
+    saved.resize(saved_values_[at].size(), kNoId);
+    for (std::size_t i = 0; i < saved.size(); ++i) {
+      const SavedValue& value = saved_values_[at][i];
+      if (item.op == Op::kRecompute && !value.remade) continue;
+      saved[i] = builder_.add_saved(item.unit, item.microbatch, value.bytes, value.used_by);
+      uses.writes.push_back(saved[i]);
     }
-    uses.writes.insert(uses.writes.end(), saved.begin(), saved.end());
   }
 
-  // Adds the saved values that serve this half of backward.
+  // Adds the saved values that serve this half of backward, or that a Recompute makes others from.
   void read_saved(const ComputeItem& item, PassUses& uses) const {
     const auto at = static_cast<std::size_t>(item.unit);
     for (std::size_t i = 0; i < saved_values_[at].size(); ++i) {
-      if (touches(item.op, saved_values_[at][i])) uses.reads.push_back(now_->saved[at][i]);
+      const SavedValue& value = saved_values_[at][i];
+      const bool made_here = item.op == Op::kRecompute && value.remade;
+      if (touches(item, value) && !made_here) uses.reads.push_back(now_->saved[at][i]);
     }
   }
 
-  // A head reads the targets and writes a loss. Other units write an output, except in a Recompute,
-  // which only makes the saved values again.
+  // A head reads the targets and writes a loss. Other units write an output, except in most
+  // Recomputes, which only make saved values again.
   void use_forward(const ComputeItem& item, PassUses& uses) {
     const auto at = static_cast<std::size_t>(item.unit);
     const UnitFootprint& unit = footprint(item.unit);
@@ -321,10 +305,11 @@ class StepGenerator {
       uses.loss = builder_.add_device(BufferRole::kLoss, Category::kActivation, sizeof(double), -1,
                                       item.microbatch);
       uses.writes.push_back(uses.loss);
-    } else if (item.op != Op::kRecompute) {
+    } else if (makes_output(item)) {
       now_->output[at] = activation(BufferRole::kActivation, unit.output_bytes, item, item.unit);
       uses.writes.push_back(now_->output[at]);
     }
+    if (item.op == Op::kRecompute) read_saved(item, uses);
     make_saved(item, uses);
   }
 

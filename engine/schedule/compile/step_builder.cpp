@@ -304,6 +304,10 @@ std::vector<ElemRange> StepBuilder::pieces(std::uint64_t elems) const {
   return ranges;
 }
 
+void StepBuilder::declare_saved_parts() {
+  for (const UnitFootprint& unit : model_.units) schedule_.saved_parts.push_back(unit.saved_parts);
+}
+
 // A transient buffer dies with its last use in list order. All buffers that die with one
 // instruction share one Release behind it, on that instruction's lane.
 Schedule StepBuilder::finish(const StepBorders& borders) {

@@ -95,6 +95,9 @@ class StepBuilder {
   // The pieces of a unit of `elems` elements, in order.
   std::vector<ElemRange> pieces(std::uint64_t elems) const;
 
+  // Lists the parts of all saved regions in the schedule. A step that makes some of them again
+  // needs this.
+  void declare_saved_parts();
   // Inserts Releases, numbers the instructions, declares entry and exit residency.
   Schedule finish(const StepBorders& borders);
 

@@ -11,6 +11,7 @@
 #include "base/dtype.hpp"
 #include "base/memory_kinds.hpp"
 #include "base/units.hpp"
+#include "engine/schedule/compile/recompute.hpp"
 #include "engine/schedule/saved_part.hpp"
 #include "kernels/optimizer.hpp"
 
@@ -94,7 +95,7 @@ struct StepOptions {
   std::int32_t microbatches = 1;
   ComputeOrder order = ComputeOrder::kMicrobatch;
   UpdatePlacement update = UpdatePlacement::kAfterBackward;
-  bool recompute = false;
+  Recomputation recompute;
   std::uint64_t chunk_bytes = 2 * kMiB;  // device slot; a multiple of the device granularity
   std::uint64_t piece_elems = 262144;    // in flight between pinned and storage; multiple of 4,096
   // Number of units with weights fetched ahead of the one in use, and number of visits

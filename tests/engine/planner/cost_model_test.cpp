@@ -46,6 +46,31 @@ class CostModelTest : public ::testing::Test {
     return instruction;
   }
   double pass(schedule::Op op) { return price(of(op, schedule::Lane::kCompute)); }
+  std::vector<schedule::SavedPart> saved_parts() const {
+    const model::Model model(config::model_shape(config_));
+    return model.units()[1].layer->saves(config::batch_shape(config_),
+                                         planner::PricedKernels(hardware_, 1));
+  }
+  // The price of a Recompute of these parts of a block.
+  double recompute(schedule::PartMask mask) {
+    schedule::Instruction instruction = of(schedule::Op::kRecompute, schedule::Lane::kCompute);
+    std::vector<schedule::Buffer> buffers;
+    std::uint64_t at = 0;
+    const std::vector<schedule::SavedPart> parts = saved_parts();
+    for (std::size_t part = 0; part < parts.size(); ++part) {
+      if ((mask & schedule::part_bit(part)) != 0) {
+        schedule::Buffer buffer;
+        buffer.id = static_cast<schedule::BufferId>(buffers.size());
+        buffer.role = schedule::BufferRole::kSaved;
+        buffer.first_elem = at;
+        buffer.elems = buffer.bytes = parts[part].bytes;
+        instruction.writes.push_back({buffer.id, 0, 0});
+        buffers.push_back(buffer);
+      }
+      at += parts[part].bytes;
+    }
+    return price(instruction, {}, buffers);
+  }
 
   // Rows times inputs times outputs of the block's four linear layers, and attention.
   static constexpr double kRows = 64, kHidden = 64, kFfn = 256;
@@ -64,9 +89,25 @@ TEST_F(CostModelTest, APassCostsTheSumOfItsKernels) {
   EXPECT_NEAR(pass(schedule::Op::kForward) / (kLinear + kAttention), 1, 1e-6);
   EXPECT_NEAR(pass(schedule::Op::kBackwardInput) / (kLinear + 2.5 * kAttention), 1, 1e-6);
   EXPECT_NEAR(pass(schedule::Op::kBackwardWeight) / kLinear, 1, 1e-6);
-  // A recompute leaves out the last product.
-  EXPECT_NEAR(pass(schedule::Op::kForward) - pass(schedule::Op::kRecompute),
+  // A recompute of all parts leaves out the last product.
+  const std::vector<schedule::SavedPart> parts = saved_parts();
+  EXPECT_NEAR(pass(schedule::Op::kForward) - recompute(schedule::all_parts(parts)),
               2 * kRows * kHidden * kFfn, 1);
+}
+
+// A recompute costs what its operations cost, and no other of the unit's.
+TEST_F(CostModelTest, ARecomputeCostsThePartsThatItMakes) {
+  const std::vector<schedule::SavedPart> parts = saved_parts();
+  using schedule::MadeBy;
+  const double attention = recompute(schedule::parts_made_by(parts, MadeBy::kAttention));
+  EXPECT_NEAR(attention / kAttention, 1, 1e-6);
+  // Memory is free in this profile, and so is work without products.
+  EXPECT_LT(recompute(schedule::parts_made_by(parts, MadeBy::kElementwise)), 1e-3 * attention);
+  const double slow_memory = 1e6;
+  hardware_.memory_bandwidth_bytes_per_s = slow_memory;
+  // Two norms read and write the hidden size, and GELU the size of the MLP, in fp32.
+  EXPECT_NEAR(recompute(schedule::parts_made_by(parts, MadeBy::kElementwise)) * slow_memory,
+              2 * 4 * kRows * (2 * kHidden + kFfn), 1);
 }
 
 // Time is attention's own axis: its work grows with the square.

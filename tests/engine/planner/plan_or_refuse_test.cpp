@@ -101,7 +101,10 @@ void expect_minimal(const Refusal& refusal, const config::Config& config) {
     lacks |= refusal.needed_bytes[tier] > refusal.available_bytes[tier];
   }
   EXPECT_TRUE(lacks);
+  const std::uint64_t alone = refusal.too_large ? refusal.too_large->device_bytes : 0;
+  EXPECT_TRUE(alone == 0 || alone > config.memory.device_bytes);
   for (const Suggestion& suggestion : refusal.suggestions) {
+    EXPECT_GE(changed(config, suggestion).memory.device_bytes, alone);
     EXPECT_TRUE(accepted(changed(config, suggestion))) << ::testing::PrintToString(suggestion);
     for (std::size_t i = 0; i < suggestion.size(); ++i) {
       Suggestion less = suggestion;
@@ -109,6 +112,28 @@ void expect_minimal(const Refusal& refusal, const config::Config& config) {
       EXPECT_FALSE(accepted(changed(config, less))) << ::testing::PrintToString(less);
     }
   }
+}
+
+// The sentence says so, since no other setting than the budget would help.
+TEST(PlanOrRefuse, AUnitLargerThanTheDeviceIsNamed) {
+  const TrainingBench bench;
+  const auto refusal = [&](const std::string& device) {
+    const auto result = planned(bench.config(
+        "run", Overrides{"model.layers=2", "train.seq=64", "model.hidden=128", "model.heads=4",
+                         "train.micro_batch=8", "memory.device=" + device}));
+    return std::get<Refusal>(result);
+  };
+  const Refusal small = refusal("2MiB");
+  ASSERT_TRUE(small.too_large);
+  EXPECT_NE(small.sentence().find("the largest unit, " + small.too_large->unit + ", takes "),
+            std::string::npos)
+      << small.sentence();
+  const std::uint64_t least = small.suggestions.front().front().second;
+  EXPECT_GE(least, small.too_large->device_bytes);
+  // Just below the least budget the unit fits by itself, but not with what is beside it.
+  const Refusal near = refusal(std::to_string(small.too_large->device_bytes + 1));
+  EXPECT_FALSE(near.too_large);
+  EXPECT_EQ(near.sentence().find("the largest unit"), std::string::npos);
 }
 
 TEST(PlanOrRefuse, ForRandomConfigurationsAndBudgets) {

@@ -13,8 +13,10 @@ namespace sluice::schedule {
 namespace {
 
 Schedule example(std::uint64_t seed) {
-  const StepModel model = testing::example_model(1, true, DType::kBF16);
+  StepModel model = testing::example_model(1, true, DType::kBF16);
+  testing::cut_saved(model);
   StepOptions options = testing::random_options(model, 2, seed);
+  if (seed == 2) options.recompute = recompute_parts(model, MadeBy::kAttention);
   if (seed % 4 == 3) options.update = UpdatePlacement::kSpeculative;
   return compile(model, options, StepKind::kTraining);
 }
@@ -38,6 +40,8 @@ TEST(ScheduleJson, ComesBackTheSame) {
     EXPECT_EQ(schedule_to_json(back), text);
     EXPECT_EQ(back.instructions[2].cost_s, 0.1);
     EXPECT_EQ(back.peak_bytes, schedule.peak_bytes);
+    EXPECT_EQ(back.saved_parts, schedule.saved_parts);
+    EXPECT_EQ(schedule.saved_parts.empty(), seed != 2 && text.find("Recompute") == text.npos);
     EXPECT_EQ(validate(back), validate(schedule));
   }
   const Schedule pipeline = testing::two_stage_pipeline(2);

@@ -132,11 +132,22 @@ TEST(Mutations, NoneThatIsAcceptedComputesOtherTermsOrReadsFreedMemory) {
     StepModel model = testing::example_model(3, seed % 2 == 1, DType::kBF16);
     testing::cut_saved(model);
     StepOptions options = testing::random_options(model, 1 + static_cast<int>(seed % 3), seed);
-    options.recompute = false;
+    options.recompute = {};
     options.piece_elems = 4096;
     options.prefetch = static_cast<std::int32_t>(seed / 2 % 2);
     testing::scatter_saved(model, seed, options.placement);
     campaign.attack(compile(model, options, StepKind::kTraining), 400 + seed, 12);
+    if (HasFatalFailure()) return;
+  }
+  // Steps that make some parts again, and some units whole.
+  for (std::uint64_t seed = 0; seed < 8; ++seed) {
+    StepModel model = testing::example_model(3, seed % 2 == 1, DType::kBF16);
+    testing::cut_saved(model);
+    StepOptions options = testing::random_options(model, 1 + static_cast<int>(seed % 3), seed);
+    options.recompute = testing::random_recompute(model, seed);
+    options.piece_elems = 4096;
+    if (seed % 2 == 0) testing::scatter_saved(model, seed, options.placement);
+    campaign.attack(compile(model, options, StepKind::kTraining), 500 + seed, 12);
     if (HasFatalFailure()) return;
   }
   for (std::uint64_t seed = 0; seed < 4; ++seed) {

@@ -61,7 +61,7 @@ TEST(Spill, EveryTierAndOrderComputesThePlainStepInAnyTiming) {
                          << "tier " << tier_name(tier) << ", order " << static_cast<int>(order)
                          << ", recompute " << recompute << ", prefetch " << prefetch);
             StepOptions options = spilling_options(model, tier, order, microbatches);
-            options.recompute = recompute;
+            if (recompute) options.recompute = recompute_units(model);
             options.prefetch = prefetch;
             options.stream_lookahead = prefetch;
             expect_plain_values(model, options, plain);
@@ -141,7 +141,7 @@ TEST(SpilledParts, AnyPlacesComputeThePlainStepInAnyTiming) {
               spilling_options(model, static_cast<Tier>(seed % 3), order, microbatches);
           options.prefetch = prefetch;
           options.stream_lookahead = prefetch;
-          options.recompute = seed == 5;
+          if (seed == 5) options.recompute = recompute_units(model);
           scatter_saved(model, seed, options.placement);
           expect_plain_values(model, options, plain);
         }
@@ -232,7 +232,7 @@ std::uint64_t device_arena(int blocks, Tier activation, ComputeOrder order,
                            std::int32_t microbatches, bool recompute = false) {
   const StepModel model = spilling_model(blocks);
   StepOptions options = spilling_options(model, activation, order, microbatches);
-  options.recompute = recompute;
+  if (recompute) options.recompute = recompute_units(model);
   return compile(model, options, StepKind::kTraining).device_arena_bytes;
 }
 

@@ -158,7 +158,7 @@ TEST(UnitOrder, KeepsUnitOutputsWhereTheRestIsRecomputed) {
   const int blocks = 6;
   const StepModel model = example_model(blocks, false, DType::kBF16);
   StepOptions options = example_options(model, Tier::kPinned, Tier::kPinned, Tier::kPinned);
-  options.recompute = true;
+  options.recompute = recompute_units(model);
   options.order = ComputeOrder::kUnit;
   options.microbatches = 8;
   const std::uint64_t few = compile(model, options, StepKind::kTraining).device_arena_bytes;

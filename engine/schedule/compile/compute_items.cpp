@@ -1,0 +1,83 @@
+// Two nested walks, over micro-batches and over units; the order of the options decides which of
+// them is the outer one. Units go forward to the head and back. A segment of units that dropped
+// their outputs goes forward once more before the walk back enters it.
+#include "engine/schedule/compile/compute_items.hpp"
+
+#include <utility>
+
+namespace sluice::schedule {
+namespace {
+
+class ItemList {
+ public:
+  ItemList(const StepModel& model, const StepOptions& options) : model_(model), options_(options) {}
+
+  // One micro-batch passes through all units and back before the next one starts.
+  std::vector<ComputeItem> by_microbatch() && {
+    for (std::int32_t mb = 0; mb < options_.microbatches; ++mb) {
+      for (std::int32_t unit = 0; unit < head(); ++unit) add(Op::kForward, unit, mb);
+      add(Op::kLoss, head(), mb);
+      for (std::int32_t unit = head(); unit >= 0; --unit) {
+        add_segment(unit, mb, mb + 1);
+        add_backward(unit, mb);
+      }
+    }
+    return std::move(items_);
+  }
+
+  // The head's passes of one micro-batch stay together, since the head saves more than any other
+  // unit.
+  std::vector<ComputeItem> by_unit() && {
+    const std::int32_t microbatches = options_.microbatches;
+    for (std::int32_t unit = 0; unit < head(); ++unit) {
+      for (std::int32_t mb = 0; mb < microbatches; ++mb) add(Op::kForward, unit, mb);
+    }
+    for (std::int32_t unit = head(); unit >= 0; --unit) {
+      add_segment(unit, 0, microbatches);
+      for (std::int32_t mb = 0; mb < microbatches; ++mb) {
+        if (unit == head()) add(Op::kLoss, head(), mb);
+        add_backward(unit, mb);
+      }
+    }
+    return std::move(items_);
+  }
+
+ private:
+  std::int32_t head() const { return static_cast<std::int32_t>(model_.units.size()) - 1; }
+  void add(Op op, std::int32_t unit, std::int32_t mb) { items_.push_back({op, unit, mb}); }
+
+  // If a segment of several units begins its way back with `unit`: its forward passes of
+  // micro-batches [begin, end), once more.
+  void add_segment(std::int32_t unit, std::int32_t begin, std::int32_t end) {
+    const Recomputation& recompute = options_.recompute;
+    if (recompute.drops_output(unit) || !recompute.drops_output(unit - 1)) return;
+    for (std::int32_t at = recompute.segment_begin(unit); at <= unit; ++at) {
+      for (std::int32_t mb = begin; mb < end; ++mb) add(Op::kRecompute, at, mb);
+    }
+  }
+
+  // A unit first makes again the saved parts that it did not keep; in a segment that is done. The
+  // gradient of the input comes before that of the weights, since the unit below waits for it.
+  void add_backward(std::int32_t unit, std::int32_t mb) {
+    const Recomputation& recompute = options_.recompute;
+    const bool in_segment = recompute.drops_output(unit) || recompute.drops_output(unit - 1);
+    if (recompute.recomputes(unit) && !in_segment) add(Op::kRecompute, unit, mb);
+    const bool has_input = model_.units[static_cast<std::size_t>(unit)].has_input;
+    if (has_input) add(Op::kBackwardInput, unit, mb);
+    add(Op::kBackwardWeight, unit, mb);
+  }
+
+  const StepModel& model_;
+  const StepOptions& options_;
+  std::vector<ComputeItem> items_;
+};
+
+}  // namespace
+
+std::vector<ComputeItem> training_items(const StepModel& model, const StepOptions& options) {
+  ItemList list(model, options);
+  return options.order == ComputeOrder::kUnit ? std::move(list).by_unit()
+                                              : std::move(list).by_microbatch();
+}
+
+}  // namespace sluice::schedule

@@ -1,0 +1,21 @@
+// The passes of a training step in the order in which they compute.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "engine/schedule/compile/step_model.hpp"
+#include "engine/schedule/schedule.hpp"
+
+namespace sluice::schedule {
+
+struct ComputeItem {
+  Op op;
+  std::int32_t unit;
+  std::int32_t microbatch;
+};
+
+// All passes of all micro-batches, in the order that the options name.
+std::vector<ComputeItem> training_items(const StepModel& model, const StepOptions& options);
+
+}  // namespace sluice::schedule
