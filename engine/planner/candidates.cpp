@@ -224,53 +224,10 @@ std::vector<schedule::StepOptions> update_piece_variants(const schedule::StepMod
   return variants;
 }
 
-std::vector<CandidateGroup> order_variants(const config::Config& config,
-                                           const schedule::StepModel& model,
-                                           const CandidateGroup& group) {
-  // One micro-batch has no order.
-  if (config.train.order != config::Config::Order::kAuto || config.train.accumulate < 2) return {};
-  // A group that spills has only options with recomputation, or only options without.
-  const bool either = spills_activations(group.front()) &&
-                      config.recompute.policy == config::Config::Recompute::kAuto;
-  std::vector<CandidateGroup> variants;
-  for (const schedule::Recomputation& recompute : recompute_choices(config, model)) {
-    CandidateGroup variant;
-    for (schedule::StepOptions options : group) {
-      if (either) options.recompute = recompute;
-      if (options.recompute != recompute) continue;
-      options.order = schedule::ComputeOrder::kUnit;
-      variant.push_back(std::move(options));
-    }
-    if (!variant.empty()) variants.push_back(std::move(variant));
-  }
-  return variants;
-}
-
 bool spills_activations(const schedule::StepOptions& options) {
   const std::vector<std::vector<Tier>>& saved = options.placement.saved;
   return !on_device(options.placement.activation) ||
          !std::all_of(saved.begin(), saved.end(), on_device);
-}
-
-std::vector<schedule::StepOptions> spilling_variants(const config::Config& config,
-                                                     const schedule::StepOptions& options) {
-  if (config.memory.place.activation != Place::kAuto) return {};
-  const bool spills = spills_activations(options);
-  std::vector<schedule::StepOptions> variants;
-  const auto add = [&](const schedule::Recomputation& recompute, schedule::ComputeOrder order) {
-    variants.push_back(options);
-    variants.back().recompute = recompute;
-    variants.back().order = order;
-  };
-  const bool recomputes = options.recompute.any();
-  const bool may_keep = config.recompute.policy == config::Config::Recompute::kNone ||
-                        config.recompute.policy == config::Config::Recompute::kAuto;
-  if (may_keep && (spills || recomputes)) add({}, options.order);
-  if (spills && recomputes) add(options.recompute, options.order);
-  const bool may_reorder = config.train.order == config::Config::Order::kAuto &&
-                           options.microbatches > 1 && !on_device(options.placement.weight);
-  if (may_reorder) add(options.recompute, schedule::ComputeOrder::kUnit);
-  return variants;
 }
 
 std::vector<schedule::StepOptions> update_variants(const config::Config& config,

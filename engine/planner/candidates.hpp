@@ -27,15 +27,6 @@ std::vector<CandidateGroup> plan_candidates(const config::Config& config,
                                             const schedule::StepModel& model);
 bool shares_device(const CandidateGroup& group);
 
-// The group in other orders of the passes, if train.order leaves the choice: first its options
-// without recomputation, then those with it.
-std::vector<CandidateGroup> order_variants(const config::Config& config,
-                                           const schedule::StepModel& model,
-                                           const CandidateGroup& group);
-// Other ways to keep activations, if memory.place.activation leaves the choice: spilled instead of
-// recomputed, or in the order "unit". spill_choice.hpp then decides which values leave the device.
-std::vector<schedule::StepOptions> spilling_variants(const config::Config& config,
-                                                     const schedule::StepOptions& options);
 // Whether any unit's activations or saved values may leave the device.
 bool spills_activations(const schedule::StepOptions& options);
 // The same options with the update elsewhere, if optimizer.placement leaves the choice. Never
