@@ -1,6 +1,6 @@
 // A plan in four steps: list the candidates, search among them, validate the schedules of the
-// winner, and sum up what they move and hold. Where nothing fits, the most frugal candidate of
-// every placement states its need, and the refusal is made from these.
+// winner, and sum up the bytes that they move and hold. If nothing fits, the refusal is made from
+// the needs of the most frugal candidates.
 #include "engine/planner/plan.hpp"
 
 #include <algorithm>

@@ -43,7 +43,7 @@ struct Plan {
   // Of one training step; with speculative updates, of one without a redo.
   schedule::Simulation simulation;
   double bound_s = 0;          // no plan of this configuration takes less (relaxation.hpp)
-  std::vector<Tried> tried;    // what the search tried, and what it passed over
+  std::vector<Tried> tried;    // by the search, with the shapes that it passed over
   CriticalPath critical_path;  // of the same step
   std::string bound_by;  // the resource with the most of it: "compute", "storage", "h2d", "d2h", …
   std::string profile;   // the measured machine's name, "unmeasured" for the default profile

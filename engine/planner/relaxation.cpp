@@ -236,7 +236,7 @@ std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
   for (std::size_t phase = 0; phase < kPhaseCount; ++phase) time[kPhases + phase] = 1;
   const std::optional<LinearProgram::Solution> least = program_for(time).minimum();
   if (!least) return std::nullopt;
-  // Where several places are as fast, prefer those with less work for any lane.
+  // Of places that are equally fast, those with less work for any lane are better.
   constexpr double kOfWork = 1e-3;
   for (const PhaseWork& of : work) {
     for (const Sum* lane :

@@ -31,9 +31,9 @@ constexpr int kDepth = 3;  // kinds of state with one tier each
 constexpr double kFaster = 0.999;
 constexpr double kRefinementSlack = 1.02;
 
-// The need, but at least `least` in every tier. A plan may take less of a tier than the most frugal
-// candidate. With a budget between the two the configuration would be refused, so the plan states
-// the larger need.
+// The need, but at least `least` of the device and of pinned memory. A plan that spills may take
+// less than the most frugal candidate. With a budget between the two the configuration would be
+// refused, so the plan states the larger need.
 runtime::MemoryNeed at_least(runtime::MemoryNeed need, const runtime::MemoryNeed& least) {
   const std::uint64_t device = need.peak_bytes().front();
   const std::uint64_t wanted = least.peak_bytes().front();
@@ -43,7 +43,6 @@ runtime::MemoryNeed at_least(runtime::MemoryNeed need, const runtime::MemoryNeed
                            : round_up(need.device_arena_bytes, kPageBytes) + (wanted - device);
   }
   need.pinned_bytes = std::max(need.pinned_bytes, least.pinned_bytes);
-  need.storage_bytes = std::max(need.storage_bytes, least.storage_bytes);
   return need;
 }
 
@@ -132,7 +131,7 @@ Refusal Search::refusal() {
       return refuser.could_matter(frugal_need(group));
     });
     if (next == open.end()) return refuser.refusal();
-    // Of those that matter, the least coarse need first.
+    // The least coarse need of those that matter comes first.
     std::size_t best = *next;
     for (const std::size_t group : open) {
       const TierBytes& coarse = frugal_need(group);
@@ -416,8 +415,8 @@ void Search::improve() {
   }
 }
 
-// The fastest of the first finalists that fit exactly. Where the first does not fit, the room
-// shrinks by what is missing.
+// The fastest of the first finalists that fit exactly. If the first does not fit, the room shrinks
+// by the bytes that it lacks.
 std::optional<Compiled> Search::confirm_found() {
   std::optional<Compiled> best;
   std::size_t confirmed = 0;
@@ -485,7 +484,7 @@ Compiled Search::fastest() {
   Compiled best = confirm(all);
   refine(best);
   bound_s_ = std::min(bound_s_, best.simulation.total_s);
-  best.need = at_least(best.need, least);
+  if (spills_activations(best.options)) best.need = at_least(best.need, least);
   return best;
 }
 

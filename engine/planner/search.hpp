@@ -24,7 +24,7 @@
 
 namespace sluice::planner {
 
-// One line of what was tried: a shape of a plan, or the end of a part of the search.
+// A shape of a plan that was tried or passed over.
 struct Tried {
   std::string what;
   double bound_s = 0;            // the least time that the shape could take
@@ -89,7 +89,7 @@ class Search {
   const config::Config& config_;
   const schedule::StepModel& model_;
   const TierBytes& budgets_;
-  // The budgets less what an exact trial needed beyond its coarse one.
+  // The budgets, less the bytes that exact trials needed beyond their coarse ones.
   TierBytes room_;
   Trials trials_;
   Relaxation relaxation_;

@@ -2,8 +2,8 @@
 //
 // A coarse trial stands for a step that would have far more instructions. It has at most four
 // micro-batches, since those between the first and the last are alike, and large pieces of state.
-// Times and bytes of the missing micro-batches are added in proportion. What a coarse trial says is
-// confirmed by an exact one before a plan is taken.
+// Times and bytes of the missing micro-batches are added in proportion. An exact trial
+// confirms a coarse one before a plan is taken.
 #pragma once
 
 #include <cstdint>
