@@ -458,14 +458,23 @@ Compiled Search::confirm(const std::vector<Shape>& shapes) {
 // short are slower and rejected. The simulation does not know all that they gain, so a slightly
 // longer simulated step is accepted.
 void Search::refine(Compiled& best) {
-  for (const schedule::StepOptions& options : update_piece_variants(model_, best.options)) {
-    if (step_size(model_, options) > kMostStepInstructions) continue;
+  const auto accept = [&](const schedule::StepOptions& options) {
+    if (step_size(model_, options) > kMostStepInstructions) return false;
     Compiled compiled = trials_.exact(options);
-    if (!planner::fits(compiled.need.peak_bytes(), budgets_)) continue;
+    if (!planner::fits(compiled.need.peak_bytes(), budgets_)) return false;
     trials_.simulate(compiled);
-    if (compiled.simulation.total_s > best.simulation.total_s * kRefinementSlack) continue;
+    if (compiled.simulation.total_s > best.simulation.total_s * kRefinementSlack) return false;
     best = std::move(compiled);
-    return;
+    return true;
+  };
+  // Pieces one by one only if memory is short of more.
+  schedule::StepOptions ahead = best.options;
+  ahead.stream_lookahead = schedule::StepOptions{}.stream_lookahead;
+  while (best.options.stream_lookahead == 0 && ahead.stream_lookahead > 0 && !accept(ahead)) {
+    --ahead.stream_lookahead;
+  }
+  for (const schedule::StepOptions& options : update_piece_variants(model_, best.options)) {
+    if (accept(options)) return;
   }
 }
 

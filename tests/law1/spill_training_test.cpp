@@ -69,7 +69,8 @@ TEST(SpilledActivations, TakeThePlaceOfRecomputationWhereThatIsFaster) {
     const auto kept = plan_of("device", device);
     const auto left = plan_of("auto", device);
     ASSERT_TRUE(std::get<planner::Plan>(kept).options.recompute.any());
-    EXPECT_FALSE(std::get<planner::Plan>(left).options.recompute.any());
+    EXPECT_LT(std::get<planner::Plan>(left).recompute.freed_bytes,
+              std::get<planner::Plan>(kept).recompute.freed_bytes);
     EXPECT_GT(std::get<planner::Plan>(left).activation_bytes.download, 0u);
     EXPECT_LT(std::get<planner::Plan>(left).simulation.total_s,
               std::get<planner::Plan>(kept).simulation.total_s);

@@ -98,7 +98,8 @@ TEST(PaperMachine, UtilizationIsHeldAgainstTheDataSheet) {
   EXPECT_NEAR(outlook["mfu"].get<double>(), outlook["flops_per_s"].get<double>() / 165.2e12, 1e-12);
   EXPECT_NEAR(outlook["tokens_per_s"].get<double>() * outlook["step_time_s"].get<double>(), 512,
               1e-6);
-  EXPECT_TRUE(outlook["bound_s"].is_null());
+  EXPECT_GT(outlook["bound_s"].get<double>(), 0);
+  EXPECT_LE(outlook["bound_s"].get<double>(), outlook["step_time_s"].get<double>());
 }
 
 TEST(PaperMachine, ChangesThatARefusalNamesFit) {

@@ -23,7 +23,8 @@ void expect_counts(const Json& object, const std::set<std::string>& names) {
 class Train : public CliTest {};
 
 TEST_F(Train, EventsComeInOrderWithTheirFields) {
-  const ChildOutcome outcome = succeed(train_words({"train.eval_every=3", "checkpoint.every=4"}));
+  const ChildOutcome outcome = succeed(train_words(
+      {"train.eval_every=3", "checkpoint.every=4", "optimizer.placement=after_backward"}));
   std::vector<std::string> kinds;
   for (const Json& event : events_of(outcome)) kinds.push_back(event["event"]);
   EXPECT_EQ(kinds,
