@@ -20,16 +20,15 @@
 namespace sluice::planner {
 namespace {
 
-// Rounds for one shape, and plans that are compiled exactly.
-constexpr int kRounds = 5;
-constexpr std::size_t kFinalists = 3;
-// Trials of single changes to the best plan.
-constexpr std::size_t kMostChanges = 48;
+constexpr int kRounds = 5;             // for one shape
+constexpr std::size_t kFinalists = 3;  // compiled exactly
+// From this many instructions on, one finalist takes about a second.
+constexpr std::uint64_t kLargeStep = 500'000;
+constexpr std::size_t kMostChanges = 48;  // trials of single changes to the best plan
 constexpr int kPromotionTries = 4;
-constexpr int kDepth = 3;  // kinds of state with one tier each
-// A change must be faster by this much to be taken, and refine() accepts a step this much longer.
-constexpr double kFaster = 0.999;
-constexpr double kRefinementSlack = 1.02;
+constexpr int kDepth = 3;                  // kinds of state with one tier each
+constexpr double kFaster = 0.999;          // a change must be faster by this much to be taken
+constexpr double kRefinementSlack = 1.02;  // refine() accepts a step this much longer
 
 // The need, but at least `least` of the device and of pinned memory. A plan that spills may take
 // less than the most frugal candidate. With a budget between the two the configuration would be
@@ -421,9 +420,10 @@ std::optional<Compiled> Search::confirm_found() {
   std::optional<Compiled> best;
   std::size_t confirmed = 0;
   for (const Found& found : found_) {
-    if (confirmed == kFinalists) break;
+    const std::uint64_t size = step_size(model_, found.options);
+    if (confirmed == (size > kLargeStep ? 1 : kFinalists)) break;
     if (best && found.seconds > best->simulation.total_s) break;
-    if (step_size(model_, found.options) > kMostStepInstructions) continue;
+    if (size > kMostStepInstructions) continue;
     Compiled compiled = trials_.exact(found.options);
     const TierBytes need = compiled.need.peak_bytes();
     if (!planner::fits(need, budgets_)) {
@@ -492,7 +492,6 @@ Compiled Search::fastest() {
   }
   Compiled best = confirm(all);
   refine(best);
-  bound_s_ = std::min(bound_s_, best.simulation.total_s);
   if (spills_activations(best.options)) best.need = at_least(best.need, least);
   return best;
 }

@@ -11,7 +11,7 @@
 namespace sluice::cli {
 
 // Planning prints nothing, and a model of 7 billion parameters takes it more than a minute.
-inline constexpr const char* kPlanningText = "planning the run; a large model takes minutes";
+inline constexpr const char* kPlanningText = "planning the run";
 
 // From its construction to its end: calls `tell` with the seconds that have passed, first after
 // `patience`, then every `interval`. A thread of its own calls it, one call at a time, never after

@@ -47,6 +47,7 @@ TierBytes budgets_of(const config::Config& config) {
 }
 
 void expect_valid(const Plan& plan, const config::Config& config) {
+  EXPECT_LE(plan.bound_s, plan.simulation.total_s * (1 + 1e-9));
   for (const schedule::Schedule* schedule : plan.schedules.of(plan.options)) {
     EXPECT_EQ(schedule::validate(*schedule, budgets_of(config)), std::vector<std::string>{});
   }
