@@ -95,10 +95,6 @@ bool keeps_checkpoints_in_run(const config::Config& given) {
 
 }  // namespace
 
-bool has_run_number(const std::string& path) {
-  return number_of(path).has_value();
-}
-
 bool is_run_directory(const std::string& path) {
   const auto holds = [&](const char* name) {
     std::error_code ignored;
@@ -205,24 +201,6 @@ void point_latest(const std::string& log_dir) {
   }
 }
 
-std::string owner_link(const std::string& checkpoint_dir) {
-  return (fs::path(checkpoint_dir) / "run").string();
-}
-
-void lead_back(const std::string& checkpoint_dir, const std::string& directory) {
-  const fs::path target = normal_path(directory);
-  if (link_target(owner_link(checkpoint_dir)) == target) return;
-  replace_link(owner_link(checkpoint_dir), target);
-}
-
-std::string owner_of_checkpoints(const std::string& checkpoint_dir) {
-  const std::string owner = link_target(owner_link(checkpoint_dir)).string();
-  std::error_code error;  // one that is not there is no owner
-  const bool owns = !owner.empty() &&
-                    fs::equivalent(config::default_checkpoint_dir(owner), checkpoint_dir, error);
-  return owns ? owner : std::string();
-}
-
 void place_new_run(config::Config& config, const config::Config& given,
                    const std::string& directory, const RunId& run) {
   place(config, given, directory);
@@ -252,11 +230,6 @@ void place_resumed_run(config::Config& config, const config::Config& given,
                      "', where the run's checkpoints were, and that is no directory; is its disk "
                      "mounted? If they were moved, lead the link there");
   }
-  const std::string owner = owner_of_checkpoints(config.checkpoint.dir);
-  if (owner.empty() || fs::equivalent(owner, directory, error)) return;
-  throw InputError("'" + directory + "' is a copy of '" + owner + "', whose checkpoints lie in '" +
-                   config.checkpoint.dir + "'; resume that run, or copy them too and lead '" +
-                   link + "' to the copy");
 }
 
 }  // namespace sluice::run

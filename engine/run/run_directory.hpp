@@ -4,8 +4,7 @@
 // the claim, so two starts never share one. Everything of the run lies in it:
 //   config.toml, events.jsonl, plan.json, ...   its files (run_files.hpp)
 //   checkpoints/                                 with checkpoint.dir set: a link to
-//                                                CHECKPOINT_DIR/RUN_ID, where they lie, and where a
-//                                                link `run` leads back
+//                                                CHECKPOINT_DIR/RUN_ID, where they lie
 //   storage/                                     unless memory.storage_paths is set
 // Storage paths below log.dir lie below the run's directory instead. In other storage paths runs
 // share the directory, and their run ids keep file names apart. A start moves and deletes nothing
@@ -26,8 +25,6 @@ inline constexpr const char* kLatest = "latest";
 
 // Whether a run has begun in `path`: its configuration and its events are there.
 bool is_run_directory(const std::string& path);
-// Whether the name of `path` is the number of a run, such as 0001.
-bool has_run_number(const std::string& path);
 // The runs in log_dir, the highest number first. IoError.
 std::vector<std::string> runs_in(const std::string& log_dir);
 // Resolves a RUN as users name it. Returns `path` if that is a run, else the run to which
@@ -49,20 +46,11 @@ void point_latest(const std::string& log_dir);
 // Sets the paths of `config` to those of a run in `directory`: log.dir, checkpoint.dir and
 // memory.storage_paths. given: the configuration as its user wrote it.
 // The top of this file says where checkpoints of a new run lie. Those of a resumed run lie where
-// its `checkpoints` leads. Throws InputError if no directory is there, or if `directory` is a copy
-// of the run that owns them (owner_of_checkpoints).
+// its `checkpoints` leads. Throws InputError if no directory is there.
 void place_new_run(config::Config& config, const config::Config& given,
                    const std::string& directory, const RunId& run);
 void place_resumed_run(config::Config& config, const config::Config& given,
                        const std::string& directory);
-
-// The link in `checkpoint_dir` that leads back to the run.
-std::string owner_link(const std::string& checkpoint_dir);
-// Leads it to `directory`, atomically. IoError.
-void lead_back(const std::string& checkpoint_dir, const std::string& directory);
-// The run that went on with these checkpoints last, while its `checkpoints` leads here; else empty.
-// A run that was moved has left the place to which the link leads, a copied one has not.
-std::string owner_of_checkpoints(const std::string& checkpoint_dir);
 
 // `path` and the directories above it that are missing. durable: as above. InputError.
 void make_run_directory(const std::string& path, bool durable);

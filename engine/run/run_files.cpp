@@ -143,16 +143,6 @@ void RunFiles::link_checkpoints(const config::Config& config) {
   made_.push_back(link);
 }
 
-void RunFiles::lead_checkpoints_back() {
-  try {
-    lead_back(checkpoints_, directory_.string());
-    if (fresh_) made_.push_back(owner_link(checkpoints_));
-  } catch (const IoError& error) {  // a file system without links
-    log(LogLevel::kWarning, std::string(error.what()) + "; a copy of this run would share its " +
-                                "checkpoints with it");
-  }
-}
-
 void RunFiles::lock(const config::Config& config, const RunId& run) {
   checkpoints_ = config.checkpoint.dir;
   lock_.emplace("log.dir", directory_.string(), run, config.memory.storage_paths);
@@ -164,7 +154,6 @@ void RunFiles::lock(const config::Config& config, const RunId& run) {
 
 void RunFiles::begin(const config::Config& given) {
   const fs::path events = directory_ / kEventsFile;
-  if (checkpoint_lock_) lead_checkpoints_back();
   if (fresh_) {
     PosixFile::create(events.string());  // with its mode
   } else {

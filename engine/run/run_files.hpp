@@ -77,7 +77,6 @@ class RunFiles {
   static Identity identity_of(const std::string& directory);
   void make(const std::string& directory, bool durable);
   void link_checkpoints(const config::Config& config);
-  void lead_checkpoints_back();
   void lock(const config::Config& config, const RunId& run);
   void undo() noexcept;
 

@@ -97,29 +97,6 @@ std::vector<fs::path> unfinished_links(const fs::path& directory, const std::str
   return links;
 }
 
-// Whether runs have begun in `directory`: a numbered directory there is one of a run too.
-bool is_log_dir(const fs::path& directory) {
-  std::error_code ignored;
-  return fs::is_symlink(fs::symlink_status(directory / kLatest, ignored)) ||
-         !runs_in(directory.string()).empty();
-}
-
-// Whether a start claimed the directory and, before its run began, was killed without a lock.
-bool is_only_claimed(const fs::path& directory) {
-  if (!has_run_number(directory.string()) || !is_settled(directory)) return false;
-  const std::string usual = config::default_checkpoint_dir(directory.string());
-  try {
-    for (const fs::path& path : list_directory(directory)) {
-      std::error_code ignored;
-      const bool link = fs::is_symlink(fs::symlink_status(path, ignored));
-      if (path != usual || !(link || fs::is_empty(path, ignored))) return false;
-    }
-    return is_log_dir(directory.parent_path());
-  } catch (const IoError&) {
-    return false;
-  }
-}
-
 // Looks through one run.
 class Sweeper {
  public:
@@ -166,10 +143,14 @@ class Sweeper {
       if (is_unfinished(path.filename().string()) && fs::is_regular_file(fs::symlink_status(path)))
         add(path, "a file that was being written");
     }
-    for (const fs::path& path : list_directory(fs::path(found_.directory) / "huggingface")) {
-      const std::string name = path.filename().string();
-      if (name == "config.json.tmp" || name == "model.safetensors.tmp") {
-        add(path, "a file that was being written");
+    const fs::path exported = fs::path(found_.directory) / "huggingface";
+    if (is_directory_itself(exported)) {
+      for (const char* name : {"config.json.tmp", "model.safetensors.tmp"}) {
+        const fs::path path = exported / name;
+        std::error_code ignored;
+        if (fs::is_regular_file(fs::symlink_status(path, ignored))) {
+          add(path, "a file that was being written");
+        }
       }
     }
     for (const std::string& path : paths) storage_files(path, runs);
@@ -177,38 +158,6 @@ class Sweeper {
     checkpoints(config.checkpoint.dir, paths);
     if (!kept.empty()) return;
     if (lock) lock->drop_record();
-    directory_without_run(config.checkpoint.dir);
-  }
-
-  // A start was killed before its run began: its directory and its place for checkpoints go whole,
-  // unless something lies there that no start makes.
-  void directory_without_run(const std::string& checkpoint_dir) {
-    if (is_run_directory(found_.directory) || !has_run_number(found_.directory)) return;
-    if (!holds_nothing_else(found_.directory)) return;
-    const bool elsewhere = checkpoint_dir != config::default_checkpoint_dir(found_.directory);
-    if (elsewhere && is_directory_itself(checkpoint_dir)) {
-      if (!holds_nothing_else(checkpoint_dir)) return;
-      add(checkpoint_dir, "for the checkpoints of a run that never began");
-    }
-    add(found_.directory, "of a run that never began");
-  }
-
-  // Apart from what is listed, and from what a start makes before its run begins.
-  bool holds_nothing_else(const fs::path& directory) const {
-    const std::vector<fs::path> entries = list_directory(directory);
-    return std::all_of(entries.begin(), entries.end(), [&](const fs::path& path) {
-      const bool listed = std::any_of(found_.files.begin(), found_.files.end(),
-                                      [&](const StaleFile& file) { return file.path == path; });
-      if (listed || path.filename() == "lock") return true;
-      if (is_directory_itself(path)) return holds_nothing_else(path);
-      std::error_code ignored;
-      const bool link = fs::is_symlink(fs::symlink_status(path, ignored));
-      if (link) {
-        return path == config::default_checkpoint_dir(found_.directory) ||
-               path == owner_link(directory.string());
-      }
-      return path.filename() == kEventsFile && bytes_under(path) == 0;
-    });
   }
 
   static void remove_repeated(std::vector<std::string>& paths) {
@@ -314,10 +263,6 @@ class Sweeper {
         add(path, "a checkpoint that was not finished");
       }
     }
-    const fs::path owner = owner_link(directory);
-    for (const fs::path& path : unfinished_links(directory, owner.filename().string())) {
-      add(path, "a link that was being replaced");
-    }
   }
 
   const bool remove_;
@@ -342,7 +287,8 @@ void sweep_links(const fs::path& log_dir, bool remove, std::vector<StaleRun>& al
   try {
     for (const fs::path& path : unfinished_links(log_dir, kLatest)) {
       found.files.push_back({path.string(), "a link that was being replaced", 0, true});
-      if (remove) fs::remove(path);
+      std::error_code error;
+      if (remove && !fs::remove(path, error)) found.damage = path.string() + ": " + error.message();
     }
   } catch (const IoError&) {  // one that this user may not read holds none of their runs
   }
@@ -350,7 +296,7 @@ void sweep_links(const fs::path& log_dir, bool remove, std::vector<StaleRun>& al
 }
 
 void sweep_below(const fs::path& directory, int depth, bool remove, std::vector<StaleRun>& all) {
-  if (belongs_to_a_run(directory) || is_only_claimed(directory)) {
+  if (belongs_to_a_run(directory)) {
     all.push_back(Sweeper(directory, remove).sweep());
     return;
   }

@@ -204,36 +204,24 @@ TEST_F(Isolation, DurableRunsShareAStoragePathAndACleanerLeavesTheStateOfBoth) {
   }
 }
 
-// The start was killed before its run began, or while it replaced a link or an export. A young
-// directory without a lock may be of a start that lives.
-TEST_F(Isolation, RemainsOfAStartWithoutARunAreRemoved) {
+// The start was killed while it replaced a link or an export. A link of the name elsewhere is not
+// followed.
+TEST_F(Isolation, RemainsOfALinkAndOfAnExportAreRemoved) {
   succeed({"train", "config.toml", "--steps", "1"});
+  fs::create_directories(path("models"));
+  write_file(path("models/model.safetensors.tmp"), "another program's");
   fs::create_directories(path("run/0041"));
-  write_file(path("run/0041/notes"), "mine");
-  const auto before = snapshot();
-  for (const char* locked : {"run/0042", "run/0043"}) {
-    fs::create_directories(path(locked));
-    write_lock(locked);
-  }
-  const std::string saved = "saved/" + kDeadRun;
-  fs::create_directories(path("run/0042/checkpoints"));
-  fs::create_directories(path(saved));
-  fs::create_directory_symlink("../../" + saved, path("run/0043/checkpoints"));
+  fs::create_directory_symlink(path("models"), path("run/0041/huggingface"));
+  write_lock("run/0041");
   write_file(path("run/0001/huggingface/model.safetensors.tmp"), "half");
-  const fs::path claimed = path("run/0044");
   const fs::path link = path("run/latest." + kDeadRun + ".tmp");
-  fs::create_directories(claimed / "checkpoints");
   fs::create_symlink("0001", link);
-  const std::size_t listed = stale_files().size();
-  EXPECT_EQ(listed, 6u);  // three directories, two locks and the export
-  for (const fs::path& path : {claimed, link}) {
-    const std::array<timespec, 2> long_ago{};
-    ASSERT_EQ(::utimensat(AT_FDCWD, path.c_str(), long_ago.data(), AT_SYMLINK_NOFOLLOW), 0);
-  }
-  EXPECT_EQ(stale_files().size(), listed + 2);
+  const std::array<timespec, 2> long_ago{};
+  ASSERT_EQ(::utimensat(AT_FDCWD, link.c_str(), long_ago.data(), AT_SYMLINK_NOFOLLOW), 0);
   clean();
-  fs::remove(path("saved"));  // the user's, and empty
-  EXPECT_EQ(snapshot(), before);
+  EXPECT_TRUE(fs::exists(path("models/model.safetensors.tmp")));
+  EXPECT_FALSE(fs::exists(path("run/0001/huggingface/model.safetensors.tmp")));
+  EXPECT_FALSE(fs::is_symlink(link));
 }
 
 // A path that cannot be listed may hold state: the run is left alone, and the message says why.

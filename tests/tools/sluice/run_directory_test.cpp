@@ -90,21 +90,6 @@ TEST_F(RunDirectory, ACheckpointDirElsewhereHoldsADirectoryForEachRun) {
   expect_refused({"train", "moved"}, {"'moved/0001/checkpoints' leads to", "is its disk mounted?"});
 }
 
-// A link is copied as a link. A run that was moved is no copy.
-TEST_F(RunDirectory, ACopyDoesNotShareCheckpointsThatLieElsewhere) {
-  constexpr auto kAsItIs = fs::copy_options::recursive | fs::copy_options::copy_symlinks;
-  train(2, {kSaved});
-  fs::copy(path("run/0001"), path("copy"), kAsItIs);
-  expect_refused({"train", "copy"}, {"'copy' is a copy of '" + path("run/0001").string() + "'",
-                                     "resume that run, or copy them too"});
-  EXPECT_TRUE(resume("run", 3).ends_with("step-00000002"));
-  const fs::path link = path("copy/checkpoints");
-  fs::copy(fs::read_symlink(link), path("copied"), kAsItIs);
-  fs::remove(link);
-  fs::create_directory_symlink(path("copied"), link);
-  EXPECT_TRUE(resume("copy", 4).ends_with("copied/step-00000003"));
-}
-
 TEST_F(RunDirectory, ARunThatIsMovedWhileItRunsSavesNothingMore) {
   const auto child = begin_run();
   fs::rename(path("run/0001"), path("away"));
