@@ -162,8 +162,9 @@ TYPED_TEST_P(ElementwiseContract, CastsAreTheScalarConversionsToTheBit) {
 TYPED_TEST_P(ElementwiseContract, AccumulateAddsInFp32ToTheBit) {
   for (const DType dtype : kActDTypes) {
     for (const std::int64_t elems : elementwise_sizes<TypeParam>()) {
+      // Which of two NaNs a sum keeps is left to the compiler, so only one side has any.
       const DTypeArray grad = numbers_of_all_kinds(dtype, elems, 2);
-      const DTypeArray before = numbers_of_all_kinds(DType::kF32, elems, 3);
+      const DTypeArray before(DType::kF32, normal_floats(elems, 3, 1e3f));
       for (const bool first : {false, true}) {
         DTypeArray want(DType::kF32, elems);
         for (std::size_t i = 0; i < grad.size(); ++i) {
