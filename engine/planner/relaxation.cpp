@@ -180,13 +180,17 @@ std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
     update.download.add(kOptimizer + kDevice, -bytes.weight * rates_.copy_s);
   }
 
-  const auto program_for = [&](std::vector<double> costs) {
+  // The bound takes less for granted than the places: values whose next use is near stay on the
+  // device whatever their tier is, and storage may work on an update before its phase begins.
+  enum class For { kBound, kPlaces };
+  const auto program_for = [&](std::vector<double> costs, For use) {
+    const bool bound = use == For::kBound;
     LinearProgram program(std::move(costs));
     add_shares(program, kWeight, place.weight);
     add_shares(program, kGradient, place.gradient);
     add_shares(program, kOptimizer, place.optimizer);
-    add_shares(program, kSaved, place.activation);
-    add_shares(program, kOutputs, place.activation);
+    add_shares(program, kSaved, bound ? Place::kAuto : place.activation);
+    add_shares(program, kOutputs, bound ? Place::kAuto : place.activation);
     for (const std::size_t needed : {kWeight, kGradient}) {
       std::vector<double> row(kColumns);
       row[kOptimizer + kDevice] = 1;
@@ -209,15 +213,28 @@ std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
       if (tier == kDevice) row[kCached] = bytes.weight * kPerGib;
       program.at_most(std::move(row), room);
     }
+    const auto add_storage = [&](const Sum& read, const Sum& write,
+                                 const std::vector<std::size_t>& phases) {
+      Sum both = read;
+      both.add(write, 1);
+      for (const auto& [sum, times] :
+           {std::pair(&read, 1.0), std::pair(&write, 1.0),
+            std::pair(static_cast<const Sum*>(&both), machine_.storage_duplex)}) {
+        std::vector<double> row = sum->columns;
+        for (const std::size_t phase : phases) row[kPhases + phase] -= times;
+        program.at_most(std::move(row), -sum->constant);
+      }
+    };
+    Sum reads;
+    Sum writes;
     for (std::size_t phase = 0; phase < kPhaseCount; ++phase) {
       const PhaseWork& of = work[phase];
-      for (const Sum* lane :
-           {&of.compute, &of.upload, &of.download, &of.optimizer, &of.read, &of.write}) {
+      for (const Sum* lane : {&of.compute, &of.upload, &of.download, &of.optimizer}) {
         add_at_most(program, *lane, phase, 1);
       }
-      Sum storage = of.read;
-      storage.add(of.write, 1);
-      add_at_most(program, storage, phase, machine_.storage_duplex);
+      reads.add(of.read, 1);
+      writes.add(of.write, 1);
+      if (!bound) add_storage(of.read, of.write, {phase});
       if (machine_.cores <= 0) continue;
       Sum cores;
       const auto add = [&](const Sum& lane, schedule::Lane kind) {
@@ -229,12 +246,13 @@ std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
       add(of.optimizer, schedule::Lane::kOptimizer);
       add_at_most(program, cores, phase, machine_.cores);
     }
+    if (bound) add_storage(reads, writes, {kForwardPhase, kBackwardPhase, kUpdatePhase});
     return program;
   };
 
   std::vector<double> time(kColumns);
   for (std::size_t phase = 0; phase < kPhaseCount; ++phase) time[kPhases + phase] = 1;
-  const std::optional<LinearProgram::Solution> least = program_for(time).minimum();
+  const std::optional<LinearProgram::Solution> least = program_for(time, For::kBound).minimum();
   if (!least) return std::nullopt;
   // Of places that are equally fast, those with less work for any lane are better.
   constexpr double kOfWork = 1e-3;
@@ -244,12 +262,14 @@ std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
       for (std::size_t i = 0; i < kColumns; ++i) time[i] += kOfWork * lane->columns[i];
     }
   }
-  const std::optional<LinearProgram::Solution> lean = program_for(time).minimum();
+  const std::optional<LinearProgram::Solution> lean = program_for(time, For::kPlaces).minimum();
   const std::vector<double>& x = lean ? lean->x : least->x;
   const auto shares = [&](std::size_t kind) {
     return TierShares{x[kind + kDevice], x[kind + kPinned], x[kind + kStorage]};
   };
-  return Relaxed{least->cost,    shares(kWeight),  shares(kGradient), shares(kOptimizer),
+  // Parts with a place of their own are not told apart here, so there is no bound.
+  const double seconds = config_.memory.place.saved.empty() ? least->cost : 0;
+  return Relaxed{seconds,        shares(kWeight),  shares(kGradient), shares(kOptimizer),
                  shares(kSaved), shares(kOutputs), x[kCached]};
 }
 
