@@ -124,10 +124,7 @@ bool shares_device(const CandidateGroup& group) {
 
 std::vector<CandidateGroup> plan_candidates(const config::Config& config,
                                             const schedule::StepModel& model) {
-  std::uint64_t all_slots = 0;
-  for (const schedule::UnitFootprint& unit : model.units) {
-    all_slots += ceil_div(unit.elems * dtype_bytes(model.dtype), config.memory.chunk_bytes);
-  }
+  const std::uint64_t all_slots = weight_slots_of_all(model, config.memory.chunk_bytes);
   const std::vector<schedule::Recomputation> choices = recompute_choices(config, model);
   std::vector<CandidateGroup> groups;
   std::vector<CandidateGroup> sharing;
@@ -244,6 +241,14 @@ std::vector<schedule::StepOptions> update_variants(const config::Config& config,
     variants.back().update = schedule::UpdatePlacement::kInBackward;
   }
   return variants;
+}
+
+std::uint64_t weight_slots_of_all(const schedule::StepModel& model, std::uint64_t chunk_bytes) {
+  std::uint64_t slots = 0;
+  for (const schedule::UnitFootprint& unit : model.units) {
+    slots += ceil_div(unit.elems * dtype_bytes(model.dtype), chunk_bytes);
+  }
+  return slots;
 }
 
 std::uint64_t optimizer_state_bytes(const schedule::StepModel& model, std::size_t unit) {

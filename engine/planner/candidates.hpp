@@ -1,7 +1,7 @@
 // The plans that are considered for a configuration, best first.
 //
 // If the order of passes or the place of the update is left open ("auto"), these candidates use the
-// value that needs the least memory. The variants below try the others.
+// value that needs the least memory. The search tries the others.
 //
 // A candidate is a complete set of step options. Its need of each tier does not depend on the
 // budgets. Candidates of one placement form a group; the last of a group is its most frugal, and a
@@ -40,6 +40,8 @@ std::vector<schedule::StepOptions> update_variants(const config::Config& config,
 std::vector<schedule::StepOptions> update_piece_variants(const schedule::StepModel& model,
                                                          const schedule::StepOptions& options);
 
+// Slots that the weights of all units take.
+std::uint64_t weight_slots_of_all(const schedule::StepModel& model, std::uint64_t chunk_bytes);
 // Bytes of a unit's optimizer state of all kinds.
 std::uint64_t optimizer_state_bytes(const schedule::StepModel& model, std::size_t unit);
 // Bytes that model state takes of each tier between steps. No plan with this placement needs less.

@@ -262,7 +262,7 @@ std::vector<std::string> search_lines(const Plan& plan) {
   for (const Tried& tried : plan.tried) {
     lines.push_back(tried.what + ": at least " + format_seconds(tried.bound_s) + ", " +
                     (tried.best_s ? "tried: " + format_seconds(*tried.best_s)
-                                  : "passed over: it fits nowhere or cannot be faster"));
+                                  : "no plan tried fits, or none could be faster"));
   }
   return lines;
 }

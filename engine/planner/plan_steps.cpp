@@ -1,3 +1,6 @@
+// Units are taken in model order until a tier's share is used up, and never skipped, so that the
+// places of several kinds nest: a unit whose optimizer state is on the device has its weights there
+// too wherever the shares say so.
 #include "engine/planner/plan_steps.hpp"
 
 #include <array>

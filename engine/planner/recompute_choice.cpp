@@ -1,3 +1,5 @@
+// One list decides whether a configuration fits, so it holds only the least frugal and the most
+// frugal recomputation. The other one is for speed, so it holds every policy.
 #include "engine/planner/recompute_choice.hpp"
 
 #include <algorithm>

@@ -243,18 +243,13 @@ schedule::StepOptions Search::placed(const PlanShape& shape, const Relaxed& plac
     if (placement.optimizer[unit] != Tier::kDevice || there) continue;
     options.placement.optimizer[unit] = Tier::kPinned;
   }
-  const std::uint64_t slots = static_cast<std::uint64_t>(std::accumulate(
-      model_.units.begin(), model_.units.end(), std::uint64_t{0},
-      [&](std::uint64_t sum, const schedule::UnitFootprint& unit) {
-        return sum + ceil_div(unit.elems * dtype_bytes(model_.dtype), options.chunk_bytes);
-      }));
-  options.weight_slots =
-      static_cast<std::uint64_t>(std::floor(places.cached * static_cast<double>(slots)));
+  const auto slots = static_cast<double>(weight_slots_of_all(model_, options.chunk_bytes));
+  options.weight_slots = static_cast<std::uint64_t>(std::floor(places.cached * slots));
   if (config_.memory.place.activation != config::Config::Place::kAuto) return options;
   const double away = 1 - std::min(places.saved[0], places.outputs[0]);
   if (away < 1e-6) return options;
   const double to_storage = std::max(places.saved[2], places.outputs[2]);
-  const SpillChoice choice(config_, model_, options, SpillChoice::First::kUnits,
+  const SpillChoice choice(config_, model_, options,
                            to_storage > 1e-6 ? Tier::kStorage : Tier::kPinned);
   return choice.with_share(away);
 }
@@ -262,6 +257,7 @@ schedule::StepOptions Search::placed(const PlanShape& shape, const Relaxed& plac
 // Keeps the plan if it fits. Returns whether it does.
 bool Search::consider(const schedule::StepOptions& options) {
   if (!planner::fits(home_bytes(model_, options), room_)) return false;
+  if (step_size(model_, options) > kMostStepInstructions) return false;
   const Trial& trial = trials_.coarse(options);
   if (!planner::fits(trial.need, room_)) return false;
   const bool known = std::any_of(found_.begin(), found_.end(),
@@ -315,6 +311,7 @@ schedule::StepOptions Search::frugal_options(const Shape& shape) const {
 
 // From the least bound on, as long as it is below the best plan.
 void Search::try_shapes(const std::vector<Shape>& shapes) {
+  tried_.clear();
   for (const Shape& shape : shapes) {
     if (found_.empty() || shape.least.seconds < found_.front().seconds * kFaster) {
       try_shape(shape);
@@ -329,7 +326,7 @@ void Search::try_shapes(const std::vector<Shape>& shapes) {
 std::optional<double> Search::spill_least(const schedule::StepOptions& options) {
   if (config_.memory.place.activation != Place::kAuto) return std::nullopt;
   for (const Tier tier : {Tier::kPinned, Tier::kStorage}) {
-    const SpillChoice choice(config_, model_, options, SpillChoice::First::kUnits, tier);
+    const SpillChoice choice(config_, model_, options, tier);
     if (choice.count() == 0 || !consider(choice.with(choice.count()))) continue;
     std::size_t too_few = 0;
     std::size_t enough = choice.count();
@@ -414,8 +411,7 @@ void Search::improve() {
   }
 }
 
-// The fastest of the first finalists that fit exactly. If the first does not fit, the room shrinks
-// by the bytes that it lacks.
+// The fastest of the first finalists that fit exactly. If the first does not fit, the room shrinks.
 std::optional<Compiled> Search::confirm_found() {
   std::optional<Compiled> best;
   std::size_t confirmed = 0;
@@ -423,14 +419,16 @@ std::optional<Compiled> Search::confirm_found() {
     const std::uint64_t size = step_size(model_, found.options);
     if (confirmed == (size > kLargeStep ? 1 : kFinalists)) break;
     if (best && found.seconds > best->simulation.total_s) break;
-    if (size > kMostStepInstructions) continue;
     Compiled compiled = trials_.exact(found.options);
     const TierBytes need = compiled.need.peak_bytes();
     if (!planner::fits(need, budgets_)) {
       if (best) continue;
+      // Its coarse need fitted the room, so the room shrinks below it and the plan goes.
+      const TierBytes& coarse = trials_.coarse(found.options).need;
       for (std::size_t tier = 0; tier < kTierCount; ++tier) {
-        const std::uint64_t over = need[tier] - std::min(need[tier], budgets_[tier]);
-        room_[tier] -= std::min(room_[tier], over);
+        if (need[tier] <= budgets_[tier]) continue;
+        const std::uint64_t over = need[tier] - budgets_[tier];
+        room_[tier] = coarse[tier] - std::min(coarse[tier], over);
       }
       return std::nullopt;
     }
@@ -458,12 +456,13 @@ Compiled Search::confirm(const std::vector<Shape>& shapes) {
 // short are slower and rejected. The simulation does not know all that they gain, so a slightly
 // longer simulated step is accepted.
 void Search::refine(Compiled& best) {
+  const double longest_s = best.simulation.total_s * kRefinementSlack;
   const auto accept = [&](const schedule::StepOptions& options) {
     if (step_size(model_, options) > kMostStepInstructions) return false;
     Compiled compiled = trials_.exact(options);
     if (!planner::fits(compiled.need.peak_bytes(), budgets_)) return false;
     trials_.simulate(compiled);
-    if (compiled.simulation.total_s > best.simulation.total_s * kRefinementSlack) return false;
+    if (compiled.simulation.total_s > longest_s) return false;
     best = std::move(compiled);
     return true;
   };

@@ -1,5 +1,5 @@
-// Items are sorted once, by size within their unit or over all units. A choice of n items is then
-// just the first n, and adding an item never moves another one back.
+// Items are sorted once, by unit and by size within it. A choice of n items is then just the first
+// n, and adding an item never moves another one back.
 #include "engine/planner/spill_choice.hpp"
 
 #include <algorithm>
@@ -110,7 +110,7 @@ std::vector<std::vector<Tier>> saved_places(const config::Config& config,
 // Parts that are made again do not wait between the passes, so they are no items. Parts with a place
 // of their own in the configuration stay there.
 SpillChoice::SpillChoice(const config::Config& config, const schedule::StepModel& model,
-                         schedule::StepOptions options, First first, Tier tier)
+                         schedule::StepOptions options, Tier tier)
     : options_(std::move(options)), tier_(tier) {
   schedule::Placement& placement = options_.placement;
   placement.activation.assign(model.units.size(), Tier::kDevice);
@@ -126,8 +126,8 @@ SpillChoice::SpillChoice(const config::Config& config, const schedule::StepModel
       if (!fixed_place(config, saved.name)) items_.push_back({unit, part, saved.bytes});
     }
   }
-  std::stable_sort(items_.begin(), items_.end(), [&](const Item& a, const Item& b) {
-    if (first == First::kUnits && a.unit != b.unit) return a.unit < b.unit;
+  std::stable_sort(items_.begin(), items_.end(), [](const Item& a, const Item& b) {
+    if (a.unit != b.unit) return a.unit < b.unit;
     return a.bytes > b.bytes;
   });
 }

@@ -2,7 +2,8 @@
 // possible.
 //
 // An item is one saved part of a unit, or its output together with the output's gradient. A choice
-// lists the items in an order of preference. A plan spills the first n, for the least n that fits.
+// lists all items of the first unit, which waits longest, then of the next; the largest of a unit
+// first. A plan spills the first n, for the least n that fits.
 #pragma once
 
 #include <array>
@@ -25,14 +26,10 @@ std::vector<std::vector<Tier>> saved_places(const config::Config& config,
 
 class SpillChoice {
  public:
-  enum class First : std::uint8_t {
-    kUnits,  // all parts of the first unit, which waits longest, then of the next
-    kParts,  // the largest part of all units, then the next, so that moves spread over the step
-  };
   // Starts from `options` with only those parts spilled that the configuration names. tier: the
   // destination of the items.
   SpillChoice(const config::Config& config, const schedule::StepModel& model,
-              schedule::StepOptions options, First first, Tier tier);
+              schedule::StepOptions options, Tier tier);
   std::size_t count() const { return items_.size(); }
   // With the first `count` items spilled.
   schedule::StepOptions with(std::size_t count) const;

@@ -1,8 +1,8 @@
+// Planning runs on one thread and waits for nothing, so its cost is the CPU time of the process.
 #include "tools/bench/bench_plan.hpp"
 
 #include <algorithm>
 #include <ctime>
-#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
