@@ -30,9 +30,9 @@ constexpr int kDepth = 3;                  // kinds of state with one tier each
 constexpr double kFaster = 0.999;          // a change must be faster by this much to be taken
 constexpr double kRefinementSlack = 1.02;  // refine() accepts a step this much longer
 
-// The need, but at least `least` of the device and of pinned memory. A plan that spills may take
-// less than the most frugal candidate. With a budget between the two the configuration would be
-// refused, so the plan states the larger need.
+// The need, but at least `least` in every tier. A plan that spills may take less of a tier than the
+// most frugal candidate. With a budget between the two the configuration would be refused, so the
+// plan states the larger need.
 runtime::MemoryNeed at_least(runtime::MemoryNeed need, const runtime::MemoryNeed& least) {
   const std::uint64_t device = need.peak_bytes().front();
   const std::uint64_t wanted = least.peak_bytes().front();
@@ -42,6 +42,7 @@ runtime::MemoryNeed at_least(runtime::MemoryNeed need, const runtime::MemoryNeed
                            : round_up(need.device_arena_bytes, kPageBytes) + (wanted - device);
   }
   need.pinned_bytes = std::max(need.pinned_bytes, least.pinned_bytes);
+  need.storage_bytes = std::max(need.storage_bytes, least.storage_bytes);
   return need;
 }
 
