@@ -256,9 +256,9 @@ void Communicator::transfer_counted(const char* call, int tag, std::span<const O
 }
 
 void Communicator::check_counts(const char* call, Counts counts) const {
-  SLUICE_CHECK_MSG(counts.size() == static_cast<std::size_t>(size_),
-                   std::string(call) + " of " + std::to_string(counts.size()) + " parts on " +
-                       describe_place());
+  SLUICE_CHECK_MSG(
+      counts.size() == static_cast<std::size_t>(size_),
+      std::string(call) + " of " + std::to_string(counts.size()) + " parts on " + describe_place());
 }
 void Communicator::check_peer(const char* call, int peer, int tag) const {
   SLUICE_CHECK_MSG(peer >= 0 && peer < size_ && peer != rank_ && tag >= 0 && tag <= kMostTag,

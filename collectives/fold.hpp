@@ -45,8 +45,7 @@ constexpr FoldGroups fold_groups_of(std::uint64_t groups, std::uint64_t ranks, s
 // micro-batches are added in order, wherever they were computed. With several a rank's groups must
 // be a subtree.
 constexpr bool ranks_can_fold(std::uint64_t groups, std::uint64_t ranks) {
-  return ranks == 1 || groups == 1 ||
-         (groups % ranks == 0 && std::has_single_bit(groups / ranks));
+  return ranks == 1 || groups == 1 || (groups % ranks == 0 && std::has_single_bit(groups / ranks));
 }
 
 // The type in which parts are added: fp32 for fp32 and shorter floats, else their own.

@@ -68,8 +68,7 @@ void hierarchical_all_reduce(const NodeGroups& groups, void* data, std::uint64_t
   void* const scratch = static_cast<std::byte*>(workspace) + division.sum_bytes;
   std::byte* const slice = static_cast<std::byte*>(data) +
                            bytes_of(dtype, begin_of(division.slices, groups.node.rank()));
-  std::byte* const part =
-      slice + bytes_of(dtype, begin_of(division.parts, groups.across.rank()));
+  std::byte* const part = slice + bytes_of(dtype, begin_of(division.parts, groups.across.rank()));
   groups.node.reduce_scatter(data, partial, division.slices, {dtype, sums}, scratch);
   groups.across.reduce_scatter(partial, part, division.parts, {sums, dtype}, scratch);
   groups.across.all_gather(part, slice, division.parts, dtype);

@@ -113,16 +113,15 @@ void place_locally(RendezvousPlace& place, const Launcher& launcher) {
   place.local_rank = number_or(launcher.local_rank, 0, kMostRanks, 0);
   if (&launcher == &kSlurm) {
     const int nodes = number_or("SLURM_STEP_NUM_NODES", 1, kMostRanks, 1);
-    place.local_size =
-        nodes == 1 ? place.size
-                   : tasks_of_first_node("SLURM_STEP_TASKS_PER_NODE", place.local_rank + 1);
+    place.local_size = nodes == 1
+                           ? place.size
+                           : tasks_of_first_node("SLURM_STEP_TASKS_PER_NODE", place.local_rank + 1);
   } else {
     // Unknown: as if all ranks were on one node only where rank 0's address says so.
     const bool is_loopback = variable("MASTER_ADDR") == nullptr ||
                              std::string_view(variable("MASTER_ADDR")) == "127.0.0.1" ||
                              std::string_view(variable("MASTER_ADDR")) == "localhost";
-    place.local_size =
-        number_or(launcher.local_size, 1, kMostRanks, is_loopback ? place.size : 1);
+    place.local_size = number_or(launcher.local_size, 1, kMostRanks, is_loopback ? place.size : 1);
   }
 }
 

@@ -85,8 +85,7 @@ class ControlPlane::Star {
         wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
         state_(place.size) {
     if (wake_.get() < 0) throw IoError("eventfd", "control plane", 0, 0, errno);
-    Meeting meeting =
-        meet_ranks(place, greeting, Deadline::after_seconds(options.start_seconds));
+    Meeting meeting = meet_ranks(place, greeting, Deadline::after_seconds(options.start_seconds));
     greetings_ = std::move(meeting.messages);
     for (Socket& socket : meeting.sockets) {
       connections_.emplace_back(std::move(socket), most_body_bytes(rank_, size_));
@@ -115,11 +114,11 @@ class ControlPlane::Star {
                                   Deadline deadline) {
     SLUICE_CHECK(name.size() <= kMostNameBytes && message.size() <= kMostGatherBytes);
     if (size_ == 1) return {message};
-    const Deadline answer = rank_ == 0 ? deadline
-                                       : Deadline::after(deadline.time() - Clock::now() +
-                                                         std::chrono::duration_cast<Clock::duration>(
-                                                             std::chrono::duration<double>(
-                                                                 kAnswerSeconds)));
+    const Deadline answer =
+        rank_ == 0 ? deadline
+                   : Deadline::after(deadline.time() - Clock::now() +
+                                     std::chrono::duration_cast<Clock::duration>(
+                                         std::chrono::duration<double>(kAnswerSeconds)));
     MutexLock lock(mutex_);
     const std::uint64_t number = state_.next_gather++;
     if (!state_.cause) contribute(rank_, number, name, message);
@@ -192,7 +191,9 @@ class ControlPlane::Star {
   std::string describe(int rank) const {
     return "rank " + std::to_string(rank) + " of " + std::to_string(size_);
   }
-  int peer_at(std::size_t connection) const { return rank_ == 0 ? static_cast<int>(connection) : 0; }
+  int peer_at(std::size_t connection) const {
+    return rank_ == 0 ? static_cast<int>(connection) : 0;
+  }
 
   void wake() const {
     const std::uint64_t one = 1;
@@ -237,19 +238,18 @@ class ControlPlane::Star {
     }
   }
   void miss_departed(int rank, const std::string& name) SLUICE_REQUIRES(mutex_) {
-    set_cause({rank, describe(rank) + " has left the job, but the others gather '" + shown(name) +
-                         "'"});
+    set_cause(
+        {rank, describe(rank) + " has left the job, but the others gather '" + shown(name) + "'"});
   }
 
-  [[noreturn]] void give_up(std::uint64_t number, const std::string& name)
-      SLUICE_REQUIRES(mutex_) {
+  [[noreturn]] void give_up(std::uint64_t number, const std::string& name) SLUICE_REQUIRES(mutex_) {
     std::string awaited = "rank 0's answer to '" + shown(name) + "' on " + describe(rank_);
     int culprit = 0;
     if (rank_ == 0) {
       const std::vector<int> missing = state_.pending.find_missing(number);
       culprit = missing.front();
-      awaited = join_ranks(missing) + " of " + std::to_string(size_) + " to reach '" +
-                shown(name) + "'";
+      awaited =
+          join_ranks(missing) + " of " + std::to_string(size_) + " to reach '" + shown(name) + "'";
     }
     report({culprit, "the deadline passed while waiting for " + awaited});
     wake();
@@ -345,8 +345,8 @@ class ControlPlane::Star {
         return;
       case FrameKind::kAbort:
         if (bytes < kLengthBytes) break;
-        return set_cause({static_cast<int>(read_number(body, kLengthBytes)),
-                          frame.body.substr(kLengthBytes)});
+        return set_cause(
+            {static_cast<int>(read_number(body, kLengthBytes)), frame.body.substr(kLengthBytes)});
       case FrameKind::kGather: {
         if (rank_ != 0 || bytes < kNumberBytes + kLengthBytes) break;
         const std::uint64_t name_bytes = read_number(body + kNumberBytes, kLengthBytes);

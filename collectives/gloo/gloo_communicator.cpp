@@ -153,8 +153,8 @@ class GlooCommunicator final : public Communicator {
     check_members(members);
     GlooOptions options = options_;
     options.size = static_cast<int>(members.size());
-    options.rank = static_cast<int>(
-        std::find(members.begin(), members.end(), rank()) - members.begin());
+    options.rank =
+        static_cast<int>(std::find(members.begin(), members.end(), rank()) - members.begin());
     if (options.size == 1) return make_single_communicator();
     options.exchange = [this, members](const std::string& message, Deadline /*deadline*/) {
       return exchange_among(members, message);

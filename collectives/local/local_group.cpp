@@ -45,9 +45,8 @@ class Hub {
     try {
       for (const Incoming& received : incoming) take(lock, rank, call, tag, received, deadline);
       for (std::size_t i = 0; i < posts.size(); ++i) {
-        await(lock, rank, outgoing[i].peer, call, deadline, [&]() SLUICE_REQUIRES(mutex_) {
-          return posts[i].state == Post::State::kCopied;
-        });
+        await(lock, rank, outgoing[i].peer, call, deadline,
+              [&]() SLUICE_REQUIRES(mutex_) { return posts[i].state == Post::State::kCopied; });
       }
     } catch (const Error& error) {
       abort_locked(error.what());
@@ -106,10 +105,9 @@ class Hub {
   template <class Predicate>
   void await(MutexLock& lock, int rank, int peer, const char* call, Deadline deadline,
              Predicate done) SLUICE_REQUIRES(mutex_) {
-    const bool woken =
-        changed_.wait_until(lock, deadline, [&]() SLUICE_REQUIRES(mutex_) {
-          return done() || is_aborted_ || gone_[static_cast<std::size_t>(peer)];
-        });
+    const bool woken = changed_.wait_until(lock, deadline, [&]() SLUICE_REQUIRES(mutex_) {
+      return done() || is_aborted_ || gone_[static_cast<std::size_t>(peer)];
+    });
     if (done()) return;
     check(call);
     if (!woken) throw TimeoutError(describe(peer) + " to join " + call + " on " + describe(rank));
@@ -149,9 +147,8 @@ class Hub {
       });
     }
     changed_.wait(lock, [&]() SLUICE_REQUIRES(mutex_) {
-      return std::none_of(posts.begin(), posts.end(), [](const Post& post) {
-        return post.state == Post::State::kBeingCopied;
-      });
+      return std::none_of(posts.begin(), posts.end(),
+                          [](const Post& post) { return post.state == Post::State::kBeingCopied; });
     });
   }
 

@@ -86,8 +86,8 @@ class NcclCommunicator final : public Communicator {
 
   void gather(const char* call, const void* source, void* destination, std::uint64_t bytes) {
     session_->group(call, [&] {
-      session_->require(nccl().all_gather(source, destination, bytes, ncclUint8,
-                                          session_->handle(), session_->stream()),
+      session_->require(nccl().all_gather(source, destination, bytes, ncclUint8, session_->handle(),
+                                          session_->stream()),
                         "ncclAllGather");
     });
   }
@@ -103,8 +103,8 @@ std::unique_ptr<Communicator> make_nccl_communicator(const NcclOptions& options)
   SLUICE_CHECK(options.stream != nullptr && options.device != nullptr);
   if (options.place.size == 1) return make_single_gpu_communicator(*options.stream);
   SLUICE_CHECK(options.scratch != nullptr);
-  return std::make_unique<NcclCommunicator>(std::make_unique<NcclSession>(options),
-                                            *options.stream, options.scratch);
+  return std::make_unique<NcclCommunicator>(std::make_unique<NcclSession>(options), *options.stream,
+                                            options.scratch);
 }
 
 }  // namespace sluice::collectives

@@ -178,9 +178,9 @@ TEST_F(ControlPlaneTest, SilenceAndClosedConnectionsAreFaults) {
 
 // Bytes that are no frame end the job with a sentence, and allocate nothing.
 TEST_F(ControlPlaneTest, MalformedFramesAreFaults) {
-  const std::string texts[] = {
-      std::string("\x01\xff\xff\xff\xff", 5), std::string("\x77\0\0\0\0", 5),
-      std::string("\x01\x02\0\0\0ab", 7), std::string("\x02\0\0\0\0", 5)};
+  const std::string texts[] = {std::string("\x01\xff\xff\xff\xff", 5),
+                               std::string("\x77\0\0\0\0", 5), std::string("\x01\x02\0\0\0ab", 7),
+                               std::string("\x02\0\0\0\0", 5)};
   for (const std::string& text : texts) {
     std::jthread impostor([&] {
       Meeting meeting = meet_ranks(place_of(1, 2), "", soon());
@@ -198,7 +198,8 @@ TEST_F(ControlPlaneTest, MalformedFramesAreFaults) {
 TEST_F(ControlPlaneTest, AnAbortReachesTheWatchedGroups) {
   auto group = make_local_group(2);
   run(2, [&](ControlPlane& plane) {
-    const std::shared_ptr<Communicator> own = std::move(group[static_cast<std::size_t>(plane.rank())]);
+    const std::shared_ptr<Communicator> own =
+        std::move(group[static_cast<std::size_t>(plane.rank())]);
     plane.watch(own);
     plane.gather("watched", "", soon());
     if (plane.rank() == 0) {
@@ -212,8 +213,8 @@ TEST_F(ControlPlaneTest, AnAbortReachesTheWatchedGroups) {
       return;
     }
     int number = 0;
-    const std::string text = message_of<CommunicationError>(
-        [&] { own->broadcast(&number, 1, DType::kI32, 0); });
+    const std::string text =
+        message_of<CommunicationError>([&] { own->broadcast(&number, 1, DType::kI32, 0); });
     EXPECT_TRUE(mentions(text, "no more memory"));
   });
 }

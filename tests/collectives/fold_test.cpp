@@ -60,7 +60,8 @@ TEST(FoldTree, GroupsOfRanksAreSubtrees) {
       for (std::uint64_t rank = 0; rank < ranks; ++rank) {
         const FoldGroups own = fold_groups_of(groups, ranks, rank);
         std::vector<std::string> parts;
-        for (std::uint64_t i = 0; i < own.count; ++i) parts.push_back(std::to_string(own.first + i));
+        for (std::uint64_t i = 0; i < own.count; ++i)
+          parts.push_back(std::to_string(own.first + i));
         sums.push_back(fold_in_turn(parts, most));
       }
       EXPECT_EQ(fold_in_turn(sums, most) == tree(0, groups), ranks_can_fold(groups, ranks))

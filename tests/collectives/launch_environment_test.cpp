@@ -98,10 +98,14 @@ TEST_F(LaunchEnvironment, ErrorsNameTheWrongVariable) {
 }
 
 TEST_F(LaunchEnvironment, IsSluiceLaunchs) {
-  const std::pair<const char*, const char*> given[] = {
-      {"RANK", "0"},         {"WORLD_SIZE", "2"},           {"LOCAL_RANK", "0"},
-      {"LOCAL_WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "12345"},
-      {"SLUICE_JOB", "token"},   {"SLUICE_LISTENER", "9"}};
+  const std::pair<const char*, const char*> given[] = {{"RANK", "0"},
+                                                       {"WORLD_SIZE", "2"},
+                                                       {"LOCAL_RANK", "0"},
+                                                       {"LOCAL_WORLD_SIZE", "2"},
+                                                       {"MASTER_ADDR", "127.0.0.1"},
+                                                       {"MASTER_PORT", "12345"},
+                                                       {"SLUICE_JOB", "token"},
+                                                       {"SLUICE_LISTENER", "9"}};
   for (const auto& [name, value] : given) set(name, value);
   EXPECT_EQ(place_from_environment().listener, 9);
   EXPECT_EQ(place_from_environment().job, "token");

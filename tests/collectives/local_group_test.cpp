@@ -53,7 +53,8 @@ TEST(LocalGroup, CallsThatDisagreeAboutSizesAreABug) {
     } catch (const Error& error) {
       text = error.what();
     }
-    EXPECT_TRUE(mentions(text, "rank 0 of 2 sends 64 bytes in broadcast, but rank 1 of 2 awaits 32"));
+    EXPECT_TRUE(
+        mentions(text, "rank 0 of 2 sends 64 bytes in broadcast, but rank 1 of 2 awaits 32"));
   });
 }
 

@@ -241,8 +241,7 @@ TEST(Rendezvous, AMeetingLeavesAConnectionToEachRank) {
   std::vector<std::jthread> others;
   for (int rank = 1; rank < 3; ++rank) {
     others.emplace_back([&, rank] {
-      const Meeting meeting =
-          meet_ranks(place_of(rank, 3, port), "", Deadline::after_seconds(20));
+      const Meeting meeting = meet_ranks(place_of(rank, 3, port), "", Deadline::after_seconds(20));
       ASSERT_EQ(meeting.sockets.size(), 1u);
       const auto own = static_cast<std::byte>(rank);
       EXPECT_TRUE(send_all(meeting.sockets[0], {&own, 1}, Deadline::after_seconds(20)));

@@ -241,9 +241,9 @@ TYPED_TEST_P(CommunicatorContract, ReduceScatterConvertsOnce) {
       const Counts counts = contract_counts(size)[1];
       const std::uint64_t begin = begin_of_part(counts, own.rank());
       const std::uint64_t mine = counts[static_cast<std::size_t>(own.rank())];
-      for (const auto& [type, result] : {std::pair(DType::kBF16, DType::kF32),
-                                         std::pair(DType::kF16, DType::kF32),
-                                         std::pair(DType::kF32, DType::kBF16)}) {
+      for (const auto& [type, result] :
+           {std::pair(DType::kBF16, DType::kF32), std::pair(DType::kF16, DType::kF32),
+            std::pair(DType::kF32, DType::kBF16)}) {
         const RankBytes source = contract_values(type, own.rank(), 0, total_of(counts));
         const RankBytes want = contract_sums(type, result, size, begin, mine);
         RankBytes workspace(own.group.reduce_scatter_workspace_bytes(counts, type));
@@ -277,7 +277,9 @@ TYPED_TEST_P(CommunicatorContract, AllToAllDeliversUnevenParts) {
   for (const int size : this->sizes()) {
     this->run(size, [size](ContractRank& own) {
       // Rank a sends rank b (2a + 3b) % 5 * 100 values, which say where they come from.
-      const auto part = [](int a, int b) { return static_cast<std::uint64_t>((2 * a + 3 * b) % 5) * 100; };
+      const auto part = [](int a, int b) {
+        return static_cast<std::uint64_t>((2 * a + 3 * b) % 5) * 100;
+      };
       Counts to, from;
       RankBytes source, want;
       for (int peer = 0; peer < size; ++peer) {
@@ -353,7 +355,8 @@ TYPED_TEST_P(CommunicatorContract, CountsThePayloadExactly) {
       const Counts counts = contract_counts(size)[1];
       const std::uint64_t total = total_of(counts) * 2;
       const std::uint64_t mine = counts[static_cast<std::size_t>(own.rank())] * 2;
-      RankBytes all(total), data(total), workspace(2 * total + static_cast<std::uint64_t>(size) * mine);
+      RankBytes all(total), data(total),
+          workspace(2 * total + static_cast<std::uint64_t>(size) * mine);
       group.all_gather(data.data(), all.data(), counts, DType::kBF16);
       expect(mine * others, total - mine);
       group.reduce_scatter(all.data(), data.data(), counts, {DType::kBF16, DType::kBF16},
@@ -418,8 +421,8 @@ TYPED_TEST_P(CommunicatorContract, TheRingAddsInItsOwnOrder) {
       this->run(size, [size, bucket](ContractRank& own) {
         constexpr std::uint64_t kCount = 130;
         RankBytes data = contract_values(DType::kBF16, own.rank(), 0, kCount);
-        RankBytes workspace(collectives::ring_all_reduce_workspace_bytes(
-            own.group, kCount, DType::kBF16, bucket));
+        RankBytes workspace(
+            collectives::ring_all_reduce_workspace_bytes(own.group, kCount, DType::kBF16, bucket));
         collectives::ring_all_reduce(own.group, data.data(), kCount, DType::kBF16, bucket,
                                      workspace.data());
         own.finish();
@@ -514,8 +517,8 @@ TYPED_TEST_P(CommunicatorContract, AnAbortEndsWaitingAndLaterCallsWithTheFirstRe
         own.group.abort("a later reason");
       });
       int number = 0;
-      const std::string text = message_of<CommunicationError>(
-          [&] { own.group.broadcast(&number, 1, DType::kI32, 0); });
+      const std::string text =
+          message_of<CommunicationError>([&] { own.group.broadcast(&number, 1, DType::kI32, 0); });
       aborting.join();
       const std::string after = message_of<CommunicationError>([&] { own.group.barrier(); });
       EXPECT_TRUE(mentions(after, "rank 7 is on fire"));

@@ -63,8 +63,8 @@ TEST(GlooCommunicator, AnAddressOfAnotherMachineIsRefused) {
   options.exchange = [](const std::string& message, Deadline) {
     return std::vector<std::string>{message, message};
   };
-  const std::string text = message_of<CommunicationError>(
-      [&] { collectives::make_gloo_communicator(options); });
+  const std::string text =
+      message_of<CommunicationError>([&] { collectives::make_gloo_communicator(options); });
   EXPECT_TRUE(mentions(text, "192.0.2.1"));
 }
 

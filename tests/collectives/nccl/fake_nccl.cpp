@@ -262,9 +262,9 @@ ncclResult_t receive(void* destination, std::size_t bytes, ncclDataType_t type, 
 
 const collectives::NcclFunctions& fake_nccl() {
   static const collectives::NcclFunctions table{
-      get_version, get_unique_id, init_rank,  split,  finalize,   destroy,
-      abort_comm,  async_error,   error_string, last_error, group_start,
-      group_end,   all_gather,    broadcast,    send,       receive};
+      get_version, get_unique_id, init_rank,    split,      finalize,    destroy,
+      abort_comm,  async_error,   error_string, last_error, group_start, group_end,
+      all_gather,  broadcast,     send,         receive};
   return table;
 }
 

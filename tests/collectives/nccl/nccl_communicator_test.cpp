@@ -248,8 +248,8 @@ TEST(NcclCommunicator, AFailureThatNcclReportsIsThrownWithItsText) {
     if (own.group->rank() == 1) return;
     fail_next_group(ncclRemoteError);
     int number = 0;
-    const std::string text =
-        testing::message_of<CommunicationError>([&] { own.group->broadcast(&number, 1, DType::kI32, 0); });
+    const std::string text = testing::message_of<CommunicationError>(
+        [&] { own.group->broadcast(&number, 1, DType::kI32, 0); });
     EXPECT_TRUE(testing::mentions(text, "broadcast failed on rank 0: remote process exited"));
   });
   EXPECT_EQ(fake_nccl_counts().live, 0);

@@ -65,7 +65,8 @@ TEST_F(CudaGradients, FoldsWideAndWholeNumbersOfRanks) {
   DeviceArray<std::int32_t> mine(std::vector<std::int32_t>{-6, 9});
   fold_ranks(nullptr, {mine.data(), whole.data(), 1, 2}, DType::kI32, mine.data(), DType::kI32, 2);
   EXPECT_EQ(mine.read(), (std::vector<std::int32_t>{-1, 2}));
-  EXPECT_THROW(fold_ranks(nullptr, {mine.data(), whole.data(), 1, 2}, DType::kU8, mine.data(), DType::kU8, 2),
+  EXPECT_THROW(fold_ranks(nullptr, {mine.data(), whole.data(), 1, 2}, DType::kU8, mine.data(),
+                          DType::kU8, 2),
                InternalError);
 }
 
