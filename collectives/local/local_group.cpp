@@ -70,13 +70,14 @@ class Hub {
   }
 
   // The hub of a group that is split off: the first of its members makes it, the last one takes it
-  // out.
-  std::shared_ptr<Hub> share_hub(std::span<const int> members) {
+  // out. number: of the split, which all ranks count alike.
+  std::shared_ptr<Hub> share_hub(std::uint64_t number, std::span<const int> members) {
     const MutexLock lock(mutex_);
-    Split& split = splits_[{members.begin(), members.end()}];
+    const auto key = std::pair(number, std::vector<int>(members.begin(), members.end()));
+    Split& split = splits_[key];
     if (split.hub == nullptr) split.hub = std::make_shared<Hub>(static_cast<int>(members.size()));
     std::shared_ptr<Hub> hub = split.hub;
-    if (++split.joined == members.size()) splits_.erase({members.begin(), members.end()});
+    if (++split.joined == members.size()) splits_.erase(key);
     return hub;
   }
 
@@ -157,7 +158,7 @@ class Hub {
   // By sender and receiver.
   std::map<std::pair<int, int>, std::deque<Post*>> mailboxes_ SLUICE_GUARDED_BY(mutex_);
   std::vector<bool> gone_;
-  std::map<std::vector<int>, Split> splits_ SLUICE_GUARDED_BY(mutex_);
+  std::map<std::pair<std::uint64_t, std::vector<int>>, Split> splits_ SLUICE_GUARDED_BY(mutex_);
   bool is_aborted_ SLUICE_GUARDED_BY(mutex_) = false;
   std::string why_ SLUICE_GUARDED_BY(mutex_);
 };
@@ -176,7 +177,8 @@ class LocalCommunicator final : public Communicator {
     check_usable("split");
     check_members(members);
     const auto own = std::find(members.begin(), members.end(), rank()) - members.begin();
-    return std::make_unique<LocalCommunicator>(hub_->share_hub(members), static_cast<int>(own),
+    return std::make_unique<LocalCommunicator>(hub_->share_hub(splits_++, members),
+                                               static_cast<int>(own),
                                                static_cast<int>(members.size()), call_seconds_);
   }
   void abort(const std::string& why) noexcept override { hub_->abort(why); }
@@ -191,6 +193,7 @@ class LocalCommunicator final : public Communicator {
  private:
   const std::shared_ptr<Hub> hub_;
   const double call_seconds_;
+  std::uint64_t splits_ = 0;
 };
 
 }  // namespace

@@ -84,7 +84,8 @@ struct ChildStart {
 [[noreturn]] void become_rank(const ChildStart& start) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  ::signal(SIGPIPE, SIG_DFL);
+  // A shell ignores SIGINT for its background jobs; this launcher forwards it all the same.
+  for (const int signal : {SIGPIPE, SIGINT, SIGTERM}) ::signal(signal, SIG_DFL);
   sigset_t none;
   sigemptyset(&none);
   const int nothing = ::open("/dev/null", O_RDONLY);
