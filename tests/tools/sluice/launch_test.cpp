@@ -77,19 +77,21 @@ TEST_F(Launch, TheFirstFailureIsTheExitStatus) {
 TEST_F(Launch, SurvivorsAreKilledAfterTheGracePeriod) {
   const auto began = std::chrono::steady_clock::now();
   const ChildOutcome outcome = run(launch_words(
-      2, shell("if [ $RANK = 1 ]; then exit 5; fi; trap '' TERM; sleep 300 & wait; sleep 300"),
+      2,
+      shell(
+          "if [ $RANK = 1 ]; then exit 5; fi; trap '' TERM; /bin/sleep 300 & wait; /bin/sleep 300"),
       {"--grace", "0.5"}));
-  EXPECT_EQ(outcome.exit_status, 5);
+  EXPECT_EQ(outcome.exit_status, 5) << outcome.err;
   EXPECT_LT(std::chrono::steady_clock::now() - began, seconds(20));
 }
 
 TEST_F(Launch, ForwardsSignalsAndReturnsTheRanksStatus) {
   for (const int signal : {SIGINT, SIGTERM}) {
-    const auto child = start(
-        launch_words(2,
-                     shell("trap 'echo saved; exit " + std::to_string(128 + signal) + "' " +
-                           std::to_string(signal) + "; echo ready; while :; do sleep 0.05; done"),
-                     {"--restarts", "3"}));
+    const auto child = start(launch_words(
+        2,
+        shell("trap 'echo saved; exit " + std::to_string(128 + signal) + "' " +
+              std::to_string(signal) + "; echo ready; while :; do /bin/sleep 0.05; done"),
+        {"--restarts", "3"}));
     child->wait_for_output("[0] ready", kCliDeadline);
     child->wait_for_output("[1] ready", kCliDeadline);
     child->send(signal);
@@ -103,7 +105,7 @@ TEST_F(Launch, ForwardsSignalsAndReturnsTheRanksStatus) {
 
 // Ranks never outlive their launcher.
 TEST_F(Launch, RanksDieWithTheLauncher) {
-  const auto child = start(launch_words(1, shell("echo pid $$ end; exec sleep 300")));
+  const auto child = start(launch_words(1, shell("echo pid $$ end; exec /bin/sleep 300")));
   child->wait_for_output(" end", kCliDeadline);
   child->send(SIGKILL);
   const std::string out = child->wait(kCliDeadline).out;
@@ -143,7 +145,7 @@ TEST_F(Launch, TrainRunsAsOneRankAndSaysThatItCannotRunAsTwo) {
 
 TEST_F(Launch, BadArgumentsAreRefused) {
   expect_refused({"launch", "-n", "2"}, {"launch needs a command behind --"});
-  expect_refused({"launch", "--", "train", "config.toml"}, {"-n"});
+  expect_refused({"launch", "--", "train", "config.toml"}, {"--ranks is required"});
   expect_refused({"launch", "-n", "0", "--", "train", "config.toml"}, {"1"});
   const ChildOutcome missing = run(launch_words(1, {"/no/such/program"}));
   EXPECT_EQ(missing.exit_status, 2);
