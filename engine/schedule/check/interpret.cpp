@@ -395,7 +395,13 @@ class Machine {
         const auto& reads = running_[member].reads;
         all.insert(all.end(), reads.begin(), reads.end());
       }
-      schedule::symbolic::SymbolicOps::elementwise(instruction, all, writes, emit);
+      // Values that are no state have no elements of their unit: they lie one after another.
+      const bool state = !all.empty() && all.front().buffer->role == BufferRole::kState;
+      if (instruction.op == Op::kGather && !state) {
+        schedule::symbolic::SymbolicOps::copy(all, writes, emit);
+      } else {
+        schedule::symbolic::SymbolicOps::elementwise(instruction, all, writes, emit);
+      }
     } else {
       ops_.apply(instruction, running_[id].reads, writes, emit);
       if (!sends(instruction.op)) running_[id] = {};

@@ -449,6 +449,14 @@ class ContentCheck {
     } else if (instruction.op == Op::kFoldGrad) {
       content.version = state_version(instruction, true).value_or(0);
       content.microbatch = kAllMicrobatches;
+    } else if (instruction.op == Op::kGather) {
+      // The members' parts of one value: as this rank's own part.
+      for (const Use& use : instruction.reads) {
+        for_parts(use, false, [&](std::uint64_t, std::uint64_t, Span& span) {
+          content.version = span.content.version;
+          content.microbatch = span.content.microbatch;
+        });
+      }
     } else if (is_copy(instruction.op)) {
       copy(instruction);
       return;
