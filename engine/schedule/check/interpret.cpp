@@ -34,8 +34,9 @@ bool sends(Op op) {
 bool receives(Op op) {
   return op == Op::kRecvForward || op == Op::kRecvBackward;
 }
-bool gathers(Op op) {
-  return op == Op::kGather || op == Op::kReduceScatter || op == Op::kAllReduce;
+bool meets_all(Op op) {
+  return op == Op::kGather || op == Op::kReduceScatter || op == Op::kAllReduce ||
+         op == Op::kAllToAll;
 }
 
 // The k-th receive of a channel takes the k-th send's bytes; the k-th collective of a rank in a
@@ -56,7 +57,7 @@ Partners find_partners(const Schedule& schedule) {
   std::map<std::tuple<std::int32_t, std::int32_t, std::int32_t>, std::size_t> rounds_of_rank;
   for (InstructionId i = 0; i < schedule.instructions.size(); ++i) {
     const Instruction& instruction = schedule.instructions[i];
-    if (gathers(instruction.op)) {
+    if (meets_all(instruction.op)) {
       const std::size_t round =
           rounds_of_rank[{instruction.group, instruction.tag, instruction.rank}]++;
       rounds[{instruction.group, instruction.tag, round}].push_back(i);
@@ -301,8 +302,8 @@ class Machine {
       touch(id, buffer, begin, end, release || buffer.role == BufferRole::kWorkspace);
       if (release || buffer.role == BufferRole::kWorkspace) continue;
       std::string problem;
-      schedule::symbolic::ReadValue value{&buffer, begin, end, false,
-                                          memory.read(buffer, begin, end, problem)};
+      schedule::symbolic::ReadValue value{
+          &buffer, begin, end, false, memory.read(buffer, begin, end, problem), use.peer};
       for (const Use& write : instruction.writes) {
         value.in_place = value.in_place || write.buffer == use.buffer;
       }
@@ -317,7 +318,7 @@ class Machine {
       const std::uint64_t begin = all ? 0 : use.offset_bytes;
       const std::uint64_t end = all ? buffer.bytes : begin + use.bytes;
       touch(id, buffer, begin, end, true);
-      running.writes.push_back({&buffer, begin, end});
+      running.writes.push_back({&buffer, begin, end, use.peer});
     }
     check_overlaps(id);
   }
@@ -389,19 +390,14 @@ class Machine {
     const std::vector<schedule::symbolic::WriteTarget> writes = std::move(running_[id].writes);
     if (receives(instruction.op)) {
       schedule::symbolic::SymbolicOps::copy(running_[partners_.partner[id]].reads, writes, emit);
-    } else if (gathers(instruction.op)) {
-      std::vector<schedule::symbolic::ReadValue> all;
+    } else if (meets_all(instruction.op)) {
+      std::vector<schedule::symbolic::Member> members;
       for (const InstructionId member : partners_.meeting[id]) {
-        const auto& reads = running_[member].reads;
-        all.insert(all.end(), reads.begin(), reads.end());
+        const std::int32_t rank = schedule_.instructions[member].rank;
+        members.push_back({world_rank_of(schedule_, rank), &running_[member].reads});
       }
-      // Values that are no state have no elements of their unit: they lie one after another.
-      const bool state = !all.empty() && all.front().buffer->role == BufferRole::kState;
-      if (instruction.op == Op::kGather && !state) {
-        schedule::symbolic::SymbolicOps::copy(all, writes, emit);
-      } else {
-        schedule::symbolic::SymbolicOps::elementwise(instruction, all, writes, emit);
-      }
+      schedule::symbolic::exchange(instruction.op, world_rank_of(schedule_, instruction.rank),
+                                   members, writes, emit);
     } else {
       ops_.apply(instruction, running_[id].reads, writes, emit);
       if (!sends(instruction.op)) running_[id] = {};
@@ -435,7 +431,7 @@ class Machine {
       const Buffer& home = schedule_.buffers.at(residency.home);
       const bool as_found = replaced.contains(home.id);
       const std::pair key(home.kind, home.unit);
-      schedule::symbolic::ReadValue value{&home, 0, home.bytes, false, read_at_exit(home)};
+      schedule::symbolic::ReadValue value{&home, 0, home.bytes, false, read_at_exit(home), -1};
       for (const schedule::symbolic::SymbolicOps::Run& run :
            schedule::symbolic::SymbolicOps::runs_of(value)) {
         (as_found ? found : runs)[key].push_back(run);

@@ -306,6 +306,7 @@ TEST(Validate, AcceptsSchedulesOfManyUnitsAndPieces) {
 TEST(Interpret, GatherTilesTheUnit) {
   ScheduleSketch sketch;
   sketch.schedule.ranks = 2;
+  sketch.schedule.groups = {{{0, 1}}};
   for (std::int32_t rank = 0; rank < 2; ++rank) {
     const BufferId shard =
         sketch.state(StateKind::kWeight, Tier::kDevice, static_cast<std::uint64_t>(rank) * 32, 32);
@@ -315,7 +316,7 @@ TEST(Interpret, GatherTilesTheUnit) {
     sketch.schedule.buffers[loss].persistent = true;
     sketch.schedule.entry.push_back({StateKind::kWeight, 0, rank, shard, 0});
     for (const BufferId id : {shard, window, loss}) sketch.schedule.buffers[id].rank = rank;
-    sketch.emit(Op::kGather, Lane::kComm, {all(shard)}, {all(window)}).rank = rank;
+    testing::add_gather(sketch, rank, 2, shard, window, 128);
     Instruction& pass = sketch.emit(Op::kLoss, Lane::kCompute, {all(window)}, {all(loss)});
     pass.rank = rank;
     pass.microbatch = rank;
@@ -340,6 +341,7 @@ TEST(Interpret, GatherTilesTheUnit) {
 Schedule two_gathers() {
   ScheduleSketch sketch;
   sketch.schedule.ranks = 2;
+  sketch.schedule.groups = {{{0, 1}}};
   for (std::int32_t rank = 0; rank < 2; ++rank) {
     const BufferId loss = sketch.buffer(BufferRole::kLoss, Tier::kDevice, 8, 0, rank);
     sketch.schedule.buffers[loss].persistent = true;
@@ -350,7 +352,7 @@ Schedule two_gathers() {
       sketch.schedule.buffers[shard].persistent = true;
       sketch.schedule.entry.push_back({StateKind::kWeight, unit, rank, shard, 0});
       const BufferId window = sketch.state(StateKind::kWeight, Tier::kDevice, 0, 64, unit);
-      sketch.emit(Op::kGather, Lane::kComm, {all(shard)}, {all(window)});
+      testing::add_gather(sketch, rank, 2, shard, window, 128);
       sketch.emit(unit == 0 ? Op::kForward : Op::kLoss, Lane::kCompute, {all(window)}, {});
       sketch.schedule.instructions.back().microbatch = rank;
       if (unit == 1) sketch.schedule.instructions.back().writes = {all(loss)};
@@ -376,13 +378,14 @@ TEST(Collectives, ASecondGatherBringsTheVersionOfItsShards) {
 Interpretation gathered_activation(std::int32_t made) {
   ScheduleSketch sketch;
   sketch.schedule.ranks = 2;
+  sketch.schedule.groups = {{{0, 1}}};
   for (std::int32_t rank = 0; rank < 2; ++rank) {
     const BufferId half = sketch.buffer(BufferRole::kActivation, Tier::kDevice, 64);
     const BufferId whole = sketch.buffer(BufferRole::kActivation, Tier::kDevice, 128);
     const BufferId loss = sketch.buffer(BufferRole::kLoss, Tier::kDevice, 8, 0, rank);
     sketch.schedule.buffers[loss].persistent = true;
     sketch.emit(Op::kForward, Lane::kCompute, {}, {all(half)}).microbatch = made;
-    sketch.emit(Op::kGather, Lane::kComm, {all(half)}, {all(whole)});
+    testing::add_gather(sketch, rank, 2, half, whole, 64);
     sketch.emit(Op::kLoss, Lane::kCompute, {all(whole)}, {all(loss)}).microbatch = rank;
     for (const BufferId id : {half, whole}) sketch.release(Lane::kCompute, id);
     for (const BufferId id : {half, whole, loss}) sketch.schedule.buffers[id].rank = rank;
