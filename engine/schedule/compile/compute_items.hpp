@@ -15,7 +15,11 @@ struct ComputeItem {
   std::int32_t microbatch;
 };
 
-// All passes of all micro-batches, in the order that the options name.
+// The micro-batches that this rank computes, by their numbers in the whole step, ascending:
+// micro-batch i lies on rank i mod N.
+std::vector<std::int32_t> own_microbatches(const StepModel& model, const StepOptions& options);
+
+// All passes of the rank's micro-batches, in the order that the options name.
 std::vector<ComputeItem> training_items(const StepModel& model, const StepOptions& options);
 
 }  // namespace sluice::schedule
