@@ -104,6 +104,7 @@ std::vector<std::string> validate(const Schedule& schedule,
   if (!problems.none()) return problems.take();
   const validation::Meetings meetings(schedule, problems);
   validation::check_messages(schedule, meetings, problems);
+  if (!problems.none()) return problems.take();
   const validation::HappensBefore order(schedule);
   validation::check_places(schedule, order, budgets_bytes, problems);
 

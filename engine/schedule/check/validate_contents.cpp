@@ -418,13 +418,15 @@ class ContentCheck {
     return instruction.op == Op::kFoldGrad && instruction.reads.size() == 2 &&
            buffer_of(instruction.reads[0]).unit == buffer_of(instruction.reads[1]).unit;
   }
-  // The one content of a use; nothing if it has several.
+  // The one content of a use, whatever instructions made its pieces; nothing if it has several.
   std::optional<Content> content_of(const Use& use) {
     std::optional<Content> content;
     bool mixed = false;
     for_parts(use, false, [&](std::uint64_t, std::uint64_t, Span& span) {
-      mixed = mixed || (content && *content != span.content);
-      content = span.content;
+      Content found = span.content;
+      found.maker = kNoId;
+      mixed = mixed || (content && *content != found);
+      content = found;
     });
     return mixed ? std::nullopt : content;
   }

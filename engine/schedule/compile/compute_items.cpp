@@ -77,6 +77,11 @@ class ItemList {
 
 std::vector<std::int32_t> own_microbatches(const StepModel& model, const StepOptions& options) {
   std::vector<std::int32_t> own;
+  if (options.fold_groups > 1) {
+    const std::int32_t count = options.microbatches / model.view.ranks;
+    for (std::int32_t i = 0; i < count; ++i) own.push_back(model.view.rank * count + i);
+    return own;
+  }
   for (std::int32_t mb = model.view.rank; mb < options.microbatches; mb += model.view.ranks) {
     own.push_back(mb);
   }

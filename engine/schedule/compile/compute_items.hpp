@@ -15,8 +15,8 @@ struct ComputeItem {
   std::int32_t microbatch;
 };
 
-// The micro-batches that this rank computes, by their numbers in the whole step, ascending:
-// micro-batch i lies on rank i mod N.
+// The micro-batches that this rank computes, by their numbers in the whole step, ascending. With one
+// sum micro-batch i lies on rank i mod N; else a rank has consecutive groups.
 std::vector<std::int32_t> own_microbatches(const StepModel& model, const StepOptions& options);
 
 // All passes of the rank's micro-batches, in the order that the options name.

@@ -9,8 +9,12 @@
 //
 // Several ranks first exchange a round of gradients, one micro-batch of each rank, as computed. Each
 // rank then holds N parts of its own shard and adds them in the order of micro-batches, each on the
-// way above. So the sum of a shard has the bits that one rank would give it. A home that holds its
-// gradient rounded (StepBuilder::rounds_gradient) gets it from a sum on the device.
+// way above. So the sum of a shard has the bits that one rank would give it. Homes that hold
+// gradients rounded (StepBuilder::rounds_gradients) get them from sums on the device.
+//
+// With several groups of micro-batches each group has a sum. The first one lies in the home, others
+// beside it (on the device, or in pinned memory) until they are folded (group_sums). A rank among
+// others sums its own groups on the device, exchanges one partial sum, and folds those of all ranks.
 //
 // In a tied model the head's use of the embedding has a sum of its own. It is folded into the
 // embedding's sum when both are complete, and the norm follows the fold.
@@ -56,15 +60,23 @@ void emit_device_norm(StepBuilder& builder, std::int32_t unit, BufferId gradient
                home.bytes);
 }
 
-// Adds the parts to a sum on the device, which the step's first micro-batch begins.
+// Adds the parts to a sum on the device. begins: the first part begins it.
 void add_on_device(StepBuilder& builder, std::int32_t unit, ElemRange range,
-                   const std::vector<GradientPart>& parts, BufferId sum) {
-  for (const GradientPart& part : parts) {
-    Instruction& add = builder.emit(Op::kAccumulateGrad, Lane::kCompute, unit, part.microbatch);
-    add.reads.push_back(builder.part(part.buffer, range));
-    if (part.microbatch > 0) add.reads.push_back(builder.part(sum, range));
+                   const std::vector<GradientPart>& parts, BufferId sum, bool begins) {
+  for (std::size_t k = 0; k < parts.size(); ++k) {
+    Instruction& add = builder.emit(Op::kAccumulateGrad, Lane::kCompute, unit, parts[k].microbatch);
+    add.reads.push_back(builder.part(parts[k].buffer, range));
+    if (!begins || k > 0) add.reads.push_back(builder.part(sum, range));
     add.writes.push_back(builder.part(sum, range));
   }
+}
+
+void emit_fold(StepBuilder& builder, Lane lane, std::int32_t unit, Use into, Use from,
+               std::int32_t piece) {
+  Instruction& add = builder.emit(Op::kFoldGrad, lane, unit, -1);
+  add.chunk = piece;
+  add.reads = {into, from};
+  add.writes = {into};
 }
 
 bool is_last(const StepBuilder& builder, std::int32_t microbatch) {
@@ -76,7 +88,9 @@ void emit_device_path(StepBuilder& builder, std::int32_t unit,
                       const std::vector<GradientPart>& parts) {
   const BufferId home = builder.home(StateKind::kGradient, unit);
   const ElemRange range = builder.home_range(StateKind::kGradient, unit);
-  if (sums(builder)) add_on_device(builder, unit, range, parts, home);
+  if (sums(builder)) {
+    add_on_device(builder, unit, range, parts, home, parts.front().microbatch == 0);
+  }
   if (is_last(builder, parts.back().microbatch) && !folded_later(builder, unit)) {
     emit_device_norm(builder, unit, home, range);
   }
@@ -87,19 +101,24 @@ void emit_device_path(StepBuilder& builder, std::int32_t unit,
 // adds them, and put_back() writes the sum to storage.
 class HostGradientPath {
  public:
-  // adds: the parts are added to a sum; else the only one is the whole gradient, in the dtype of its
-  // home. sum: the pieces that hold the sum afterwards. If sums wait in pinned memory between
+  struct How {
+    bool adds =
+        false;  // the parts to a sum; else the only part is the gradient, as its home has it
+    bool begins = false;  // the first part begins the sum
+    bool ends = false;    // the home is complete with these parts
+    bool normed = false;  // and its norm is taken here
+  };
+  // sum: the pieces that hold the sum afterwards. If sums wait in pinned memory between
   // micro-batches, it holds those of the previous micro-batch before.
   HostGradientPath(StepBuilder& builder, std::int32_t unit, std::vector<GradientPart> parts,
-                   bool adds, std::vector<BufferId>& sum)
+                   How how, std::vector<BufferId>& sum)
       : builder_(builder),
         unit_(unit),
         parts_(std::move(parts)),
-        adds_(adds),
+        how_(how),
         home_(builder.home(StateKind::kGradient, unit)),
         on_storage_(builder.home_tier(StateKind::kGradient, unit) == Tier::kStorage),
-        last_(is_last(builder, parts_.back().microbatch)),
-        waits_(builder.options().order == ComputeOrder::kUnit && adds),
+        waits_(builder.options().order == ComputeOrder::kUnit && how.adds),
         pieces_(builder.pieces(builder.home_range(StateKind::kGradient, unit))),
         incoming_(pieces_.size() * parts_.size(), kNoId),
         sum_(sum) {
@@ -126,7 +145,7 @@ class HostGradientPath {
     const ElemRange range = pieces_[i];
     const auto piece = static_cast<std::int32_t>(i);
     for (std::size_t k = 0; k < parts_.size(); ++k) {
-      const bool straight_home = !adds_ && !on_storage_;
+      const bool straight_home = !how_.adds && !on_storage_;
       incoming(i, k) = straight_home
                            ? home_
                            : builder_.add_piece(Ring::kGradients, StateKind::kGradient, unit_,
@@ -135,16 +154,16 @@ class HostGradientPath {
                     builder_.part(parts_[k].buffer, range), builder_.part(incoming(i, k), range),
                     range.elems() * dtype_bytes(model().dtype));
     }
-    const std::int32_t first = parts_.front().microbatch;
-    if (!adds_) {
+    if (!how_.adds) {
       sum_[i] = incoming(i, 0);
     } else if (!on_storage_) {
       sum_[i] = home_;
-    } else if (!waits_ || first == 0) {
+    } else if (!waits_ || how_.begins) {
       const Ring ring = waits_ ? Ring::kSums : Ring::kGradients;
       sum_[i] = builder_.add_piece(ring, StateKind::kGradient, unit_, range, DType::kF32,
                                    builder_.gradient_version());
-      if (first > 0) {
+      if (!how_.begins) {
+        const std::int32_t first = parts_.front().microbatch;
         builder_.move(Op::kStorageRead, Lane::kStorageRead, unit_, first, piece,
                       builder_.part(home_, range), builder_.part(sum_[i], range),
                       range.elems() * sizeof(float));
@@ -155,20 +174,19 @@ class HostGradientPath {
   void add(std::size_t i) {
     const ElemRange range = pieces_[i];
     const auto piece = static_cast<std::int32_t>(i);
-    for (std::size_t k = 0; k < parts_.size() && adds_; ++k) {
+    for (std::size_t k = 0; k < parts_.size() && how_.adds; ++k) {
       const std::int32_t microbatch = parts_[k].microbatch;
       Instruction& add = builder_.emit(Op::kAccumulateGrad, Lane::kOptimizer, unit_, microbatch);
       add.chunk = piece;
       add.reads.push_back(builder_.part(incoming(i, k), range));
-      if (microbatch > 0) add.reads.push_back(builder_.part(sum_[i], range));
+      if (!how_.begins || k > 0) add.reads.push_back(builder_.part(sum_[i], range));
       add.writes.push_back(builder_.part(sum_[i], range));
     }
-    if (last_ && !folded_later(builder_, unit_))
-      emit_host_norm(builder_, unit_, sum_[i], range, piece);
+    if (how_.normed) emit_host_norm(builder_, unit_, sum_[i], range, piece);
   }
 
   void put_back(std::size_t i) {
-    if (!on_storage_ || (waits_ && !last_)) return;
+    if (!on_storage_ || (waits_ && !how_.ends)) return;
     const ElemRange range = pieces_[i];
     const Use home = builder_.part(home_, range);
     builder_.move(Op::kStorageWrite, Lane::kStorageWrite, unit_, parts_.back().microbatch,
@@ -178,15 +196,75 @@ class HostGradientPath {
   StepBuilder& builder_;
   std::int32_t unit_;
   std::vector<GradientPart> parts_;
-  bool adds_;
+  How how_;
   BufferId home_;
   bool on_storage_;
-  bool last_;   // of the step's micro-batches
   bool waits_;  // the sum, in pinned memory, from micro-batch to micro-batch
   std::vector<ElemRange> pieces_;
   std::vector<BufferId> incoming_;  // by piece and part, in 16 bits
   std::vector<BufferId>& sum_;      // the content of the home afterwards
 };
+
+// Adds one micro-batch to a group's sum in pinned memory that lies beside the home.
+void add_beside_home(StepBuilder& builder, std::int32_t unit, GradientPart part, BufferId sum,
+                     bool begins) {
+  const std::vector<ElemRange> pieces =
+      builder.pieces(builder.home_range(StateKind::kGradient, unit));
+  std::vector<BufferId> incoming(pieces.size(), kNoId);
+  pipeline_pieces(
+      pieces.size(), static_cast<std::size_t>(builder.options().stream_lookahead),
+      [&](std::size_t i) {
+        incoming[i] = builder.add_piece(Ring::kGradients, StateKind::kGradient, unit, pieces[i],
+                                        builder.model().dtype, builder.gradient_version());
+        const Use from = builder.part(part.buffer, pieces[i]);
+        builder.move(Op::kDownload, Lane::kD2H, unit, part.microbatch, static_cast<std::int32_t>(i),
+                     from, builder.part(incoming[i], pieces[i]), from.bytes);
+      },
+      [&](std::size_t i) {
+        Instruction& add =
+            builder.emit(Op::kAccumulateGrad, Lane::kOptimizer, unit, part.microbatch);
+        add.chunk = static_cast<std::int32_t>(i);
+        add.reads.push_back(builder.part(incoming[i], pieces[i]));
+        if (!begins) add.reads.push_back(builder.part(sum, pieces[i]));
+        add.writes.push_back(builder.part(sum, pieces[i]));
+      },
+      [](std::size_t) {});
+}
+
+// Folds the sum `from`, which lies beside the home, into the home. waiting: pieces of the home's
+// content in pinned memory; empty if the content is at home.
+void fold_into_home(StepBuilder& builder, std::int32_t unit, BufferId from,
+                    const std::vector<BufferId>& waiting, bool last) {
+  const BufferId home = builder.home(StateKind::kGradient, unit);
+  const std::vector<ElemRange> pieces =
+      builder.pieces(builder.home_range(StateKind::kGradient, unit));
+  const bool on_storage = builder.home_tier(StateKind::kGradient, unit) == Tier::kStorage;
+  std::vector<BufferId> sum = waiting;
+  if (waiting.empty()) sum.assign(pieces.size(), home);
+  pipeline_pieces(
+      pieces.size(), static_cast<std::size_t>(builder.options().stream_lookahead),
+      [&](std::size_t i) {
+        if (!on_storage || !waiting.empty()) return;
+        sum[i] = builder.add_piece(Ring::kGradients, StateKind::kGradient, unit, pieces[i],
+                                   DType::kF32, builder.gradient_version());
+        const Use use = builder.part(home, pieces[i]);
+        builder.move(Op::kStorageRead, Lane::kStorageRead, unit, -1, static_cast<std::int32_t>(i),
+                     use, builder.part(sum[i], pieces[i]), use.bytes);
+      },
+      [&](std::size_t i) {
+        emit_fold(builder, Lane::kOptimizer, unit, builder.part(sum[i], pieces[i]),
+                  builder.part(from, pieces[i]), static_cast<std::int32_t>(i));
+        if (last && !folded_later(builder, unit)) {
+          emit_host_norm(builder, unit, sum[i], pieces[i], static_cast<std::int32_t>(i));
+        }
+      },
+      [&](std::size_t i) {
+        if (!on_storage || (!waiting.empty() && !last)) return;
+        const Use use = builder.part(home, pieces[i]);
+        builder.move(Op::kStorageWrite, Lane::kStorageWrite, unit, -1, static_cast<std::int32_t>(i),
+                     builder.part(sum[i], pieces[i]), use, use.bytes);
+      });
+}
 
 }  // namespace
 
@@ -200,18 +278,100 @@ BufferId gradient_target(StepBuilder& builder, std::int32_t unit, std::int32_t m
 }
 
 void GradientPath::emit(std::int32_t unit, std::int32_t microbatch, BufferId window) {
-  const std::vector<GradientPart> parts = emit_exchange(builder_, unit, microbatch, window);
-  if (builder_.rounds_gradient(unit)) {
+  if (builder_.options().fold_groups > 1) return emit_groups(unit, microbatch, window);
+  const std::int32_t first = microbatch - builder_.view().rank;
+  const std::vector<GradientPart> parts = emit_exchange(builder_, unit, window, first, 1);
+  const bool ends = is_last(builder_, first + builder_.view().ranks - 1);
+  if (builder_.rounds_gradients()) {
     sum_on_device(unit, parts);
-    const std::int32_t round_end = microbatch - builder_.view().rank + builder_.view().ranks;
-    if (is_last(builder_, round_end - 1) && !folded_later(builder_, unit)) finish_rounded(unit);
+    if (ends && !folded_later(builder_, unit)) finish_rounded(unit);
   } else if (parts.empty()) {
     // Other ranks own all of the unit.
   } else if (builder_.home_tier(StateKind::kGradient, unit) == Tier::kDevice) {
     emit_device_path(builder_, unit, parts);
   } else {
-    HostGradientPath(builder_, unit, parts, sums(builder_), waiting_[unit]).emit();
+    const bool normed = ends && !folded_later(builder_, unit);
+    HostGradientPath(builder_, unit, parts, {sums(builder_), first == 0, ends, normed},
+                     waiting_[unit])
+        .emit();
   }
+}
+
+// With one micro-batch for each rank it travels as it is.
+void GradientPath::emit_groups(std::int32_t unit, std::int32_t microbatch, BufferId window) {
+  const RankView& view = builder_.view();
+  const std::int32_t own = builder_.options().microbatches / view.ranks;
+  if (view.is_alone() || own > 1) add_to_group(unit, microbatch, window);
+  if (view.is_alone() || microbatch != own * (view.rank + 1) - 1) return;
+  fold_ranks(unit, own > 1 ? groups_[unit].top() : window);
+}
+
+// Adds a micro-batch to its group's sum, and folds what is complete with it.
+void GradientPath::add_to_group(std::int32_t unit, std::int32_t microbatch, BufferId window) {
+  const StepOptions& options = builder_.options();
+  const bool alone = builder_.view().is_alone();
+  const std::int32_t size = options.microbatches / options.fold_groups;
+  const bool begins = microbatch % size == 0;
+  const bool last = is_last(builder_, microbatch);
+  const bool on_device = !alone || builder_.home_tier(StateKind::kGradient, unit) == Tier::kDevice;
+  const ElemRange whole{0, builder_.unit_elems(unit)};
+  GroupSums& groups = groups_[unit];
+  if (begins) {
+    const bool at_home = alone && groups.count() == 0;
+    groups.push(at_home ? builder_.home(StateKind::kGradient, unit)
+                        : builder_.add_sum(on_device ? Tier::kDevice : Tier::kPinned, unit));
+  }
+  const bool at_home = alone && groups.count() == 1;
+  if (on_device) {
+    add_on_device(builder_, unit, whole, {{microbatch, window}}, groups.top(), begins);
+  } else if (at_home) {
+    HostGradientPath(builder_, unit, {{microbatch, window}}, {true, begins, false, false},
+                     waiting_[unit])
+        .emit();
+  } else {
+    add_beside_home(builder_, unit, {microbatch, window}, groups.top(), begins);
+  }
+  if ((microbatch + 1) % size != 0) return;
+  const bool waits = options.order == ComputeOrder::kUnit &&
+                     builder_.home_tier(StateKind::kGradient, unit) == Tier::kStorage;
+  groups.complete(alone && last, [&](BufferId into, BufferId from, std::size_t level, bool ends) {
+    const bool normed = ends && !folded_later(builder_, unit);
+    if (on_device) {
+      emit_fold(builder_, Lane::kCompute, unit, builder_.part(into, whole),
+                builder_.part(from, whole), -1);
+      if (normed) emit_device_norm(builder_, unit, into, whole);
+    } else if (level == 0) {
+      fold_into_home(builder_, unit, from, waits ? waiting_[unit] : std::vector<BufferId>{}, ends);
+    } else {
+      emit_fold(builder_, Lane::kOptimizer, unit, builder_.part(into, whole),
+                builder_.part(from, whole), -1);
+    }
+  });
+}
+
+// Exchanges the rank's sum of all its micro-batches, and folds those of all ranks.
+void GradientPath::fold_ranks(std::int32_t unit, BufferId partial) {
+  const RankView& view = builder_.view();
+  const std::int32_t own_count = builder_.options().microbatches / view.ranks;
+  const std::vector<GradientPart> parts =
+      emit_exchange(builder_, unit, partial, own_count - 1, own_count);
+  const ElemRange own = builder_.own_shard(unit);
+  GroupSums groups;
+  for (std::size_t k = 0; k < parts.size(); ++k) {
+    BufferId sum = parts[k].buffer;
+    if (own_count == 1) {
+      sum = builder_.add_received(StateKind::kGradient, unit, own, DType::kF32, -1,
+                                  builder_.gradient_version());
+      add_on_device(builder_, unit, own, {parts[k]}, sum, true);
+    }
+    groups.push(sum);
+    groups.complete(k + 1 == parts.size(), [&](BufferId into, BufferId from, std::size_t, bool) {
+      emit_fold(builder_, Lane::kCompute, unit, builder_.part(into, own), builder_.part(from, own),
+                -1);
+    });
+  }
+  if (!parts.empty()) sums_[unit] = groups.top();
+  if (!folded_later(builder_, unit)) finish_rounded(unit);
 }
 
 void GradientPath::sum_on_device(std::int32_t unit, const std::vector<GradientPart>& parts) {
@@ -222,7 +382,7 @@ void GradientPath::sum_on_device(std::int32_t unit, const std::vector<GradientPa
     sum->second = builder_.add_received(StateKind::kGradient, unit, own, DType::kF32, -1,
                                         builder_.gradient_version());
   }
-  add_on_device(builder_, unit, own, parts, sum->second);
+  add_on_device(builder_, unit, own, parts, sum->second, fresh);
 }
 
 // Rounds the sum of the rank's shard. Without shards of the optimizer's state every rank applies the
@@ -243,7 +403,8 @@ void GradientPath::finish_rounded(std::int32_t unit) {
       emit_device_norm(builder_, unit, home, own);
     } else {
       const std::int32_t last = builder_.options().microbatches - 1;
-      HostGradientPath(builder_, unit, {{last, rounded}}, false, waiting_[unit]).emit();
+      HostGradientPath(builder_, unit, {{last, rounded}}, {false, true, true, true}, waiting_[unit])
+          .emit();
     }
   }
   if (builder_.view().shards_optimizer()) return;
@@ -252,13 +413,6 @@ void GradientPath::finish_rounded(std::int32_t unit) {
 }
 
 namespace {
-
-void emit_fold(StepBuilder& builder, Lane lane, Use into, Use from, std::int32_t piece) {
-  Instruction& add = builder.emit(Op::kFoldGrad, lane, 0, -1);
-  add.chunk = piece;
-  add.reads = {into, from};
-  add.writes = {into};
-}
 
 // Folds in pinned memory. A home on storage is staged piece by piece.
 void fold_on_host(StepBuilder& builder, ElemRange shared, ElemRange rest) {
@@ -290,7 +444,7 @@ void fold_on_host(StepBuilder& builder, ElemRange shared, ElemRange rest) {
       [&](std::size_t i) {
         const auto piece = static_cast<std::int32_t>(i);
         if (i < folded) {
-          emit_fold(builder, Lane::kOptimizer, builder.part(sums_of[i], pieces[i]),
+          emit_fold(builder, Lane::kOptimizer, 0, builder.part(sums_of[i], pieces[i]),
                     builder.part(tied_of[i], pieces[i]), piece);
         }
         emit_host_norm(builder, 0, sums_of[i], pieces[i], piece);
@@ -310,9 +464,9 @@ void GradientPath::fold_tied() {
   const std::int32_t tied_unit = builder_.tied_unit();
   const ElemRange shared = builder_.own_shard(tied_unit);
   const ElemRange own = builder_.own_shard(0);
-  if (builder_.rounds_gradient(0)) {
+  if (builder_.rounds_gradients()) {
     if (shared.elems() > 0) {
-      emit_fold(builder_, Lane::kCompute, builder_.part(sums_.at(0), shared),
+      emit_fold(builder_, Lane::kCompute, 0, builder_.part(sums_.at(0), shared),
                 builder_.part(sums_.at(tied_unit), shared), -1);
     }
     finish_rounded(0);
@@ -322,8 +476,8 @@ void GradientPath::fold_tied() {
     const BufferId home = builder_.home(StateKind::kGradient, 0);
     if (shared.elems() > 0) {
       const BufferId tied = builder_.home(StateKind::kGradient, tied_unit);
-      emit_fold(builder_, Lane::kCompute, builder_.part(home, shared), builder_.part(tied, shared),
-                -1);
+      emit_fold(builder_, Lane::kCompute, 0, builder_.part(home, shared),
+                builder_.part(tied, shared), -1);
     }
     emit_device_norm(builder_, 0, home, own);
   } else {

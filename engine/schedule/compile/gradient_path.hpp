@@ -5,6 +5,7 @@
 #include <map>
 #include <vector>
 
+#include "engine/schedule/compile/group_sums.hpp"
 #include "engine/schedule/compile/rank_exchange.hpp"
 #include "engine/schedule/compile/step_builder.hpp"
 
@@ -21,6 +22,9 @@ class GradientPath {
   void fold_tied();
 
  private:
+  void emit_groups(std::int32_t unit, std::int32_t microbatch, BufferId window);
+  void add_to_group(std::int32_t unit, std::int32_t microbatch, BufferId window);
+  void fold_ranks(std::int32_t unit, BufferId partial);
   void sum_on_device(std::int32_t unit, const std::vector<GradientPart>& parts);
   void finish_rounded(std::int32_t unit);
 
@@ -28,7 +32,8 @@ class GradientPath {
   // By unit: pieces of its sum that wait in pinned memory for its next micro-batch. In the order
   // "unit" that micro-batch is the next item, so a home on storage is written once.
   std::map<std::int32_t, std::vector<BufferId>> waiting_;
-  std::map<std::int32_t, BufferId> sums_;  // by unit: of gradients whose home holds them rounded
+  std::map<std::int32_t, BufferId> sums_;     // by unit: of gradients whose home holds them rounded
+  std::map<std::int32_t, GroupSums> groups_;  // by unit: of this rank
 };
 // The window that BackwardWeight(unit, microbatch) writes.
 BufferId gradient_target(StepBuilder& builder, std::int32_t unit, std::int32_t microbatch);

@@ -39,22 +39,22 @@ void emit_gather(StepBuilder& builder, std::int32_t unit, BufferId from, BufferI
   }
 }
 
-std::vector<GradientPart> emit_exchange(StepBuilder& builder, std::int32_t unit,
-                                        std::int32_t microbatch, BufferId window) {
+std::vector<GradientPart> emit_exchange(StepBuilder& builder, std::int32_t unit, BufferId window,
+                                        std::int32_t first, std::int32_t stride) {
   const RankView& view = builder.view();
-  if (view.is_alone()) return {{microbatch, window}};
+  if (view.is_alone()) return {{first, window}};
   const ElemRange own = builder.own_shard(unit);
-  const std::int32_t first = microbatch - view.rank;
+  const DType dtype = builder.buffer(window).dtype;
   std::vector<GradientPart> parts;
   for (std::int32_t rank = 0; rank < view.ranks && own.elems() > 0; ++rank) {
     BufferId part = window;
     if (rank != view.rank) {
-      part = builder.add_received(StateKind::kGradient, unit, own, builder.model().dtype,
-                                  first + rank, builder.gradient_version());
+      part = builder.add_received(StateKind::kGradient, unit, own, dtype, first + rank * stride,
+                                  builder.gradient_version());
     }
-    parts.push_back({first + rank, part});
+    parts.push_back({first + rank * stride, part});
   }
-  Instruction& exchange = emit_collective(builder, Op::kAllToAll, unit, microbatch);
+  Instruction& exchange = emit_collective(builder, Op::kAllToAll, unit, first + view.rank * stride);
   for (std::int32_t rank = 0; rank < view.ranks; ++rank) {
     if (rank == view.rank) continue;
     const ElemRange theirs = builder.shard(unit, rank);

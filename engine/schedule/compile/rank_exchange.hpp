@@ -20,11 +20,12 @@ struct GradientPart {
 // rank's shard: the window itself, or a home of the shard on the device.
 void emit_gather(StepBuilder& builder, std::int32_t unit, BufferId from, BufferId window);
 
-// Exchanges a round of gradients: rank r has computed micro-batch `microbatch` = round * N + r into
-// `window`. Returns the N parts of this rank's shard in the order of micro-batches, its own in the
+// Exchanges the unit's gradients, or sums of them, that each rank has in its `window`. The
+// micro-batches of the ranks, or the last ones of their sums, follow each other: that of rank r is
+// `first` + r * `stride`. Returns the N parts of this rank's shard in their order, its own in the
 // window. Empty if its shard is.
-std::vector<GradientPart> emit_exchange(StepBuilder& builder, std::int32_t unit,
-                                        std::int32_t microbatch, BufferId window);
+std::vector<GradientPart> emit_exchange(StepBuilder& builder, std::int32_t unit, BufferId window,
+                                        std::int32_t first, std::int32_t stride);
 
 // Completes the partials of the norm, of which each rank has computed those of its shards.
 void emit_norm_gather(StepBuilder& builder);

@@ -9,6 +9,7 @@
 #include "base/dtype.hpp"
 #include "base/error.hpp"
 #include "engine/schedule/compile/compute_items.hpp"
+#include "engine/schedule/compile/group_sums.hpp"
 
 namespace sluice::schedule {
 namespace {
@@ -31,6 +32,7 @@ StepBuilder::StepBuilder(const StepModel& model, const StepOptions& options,
     : model_(model), options_(options), weight_version_(weight_version) {
   schedule_.slot_bytes = options.chunk_bytes;
   schedule_.shares_device = options.shares_device;
+  SLUICE_CHECK(options.fold_groups > 0 && options.microbatches % options.fold_groups == 0);
   join_world();
   add_homes();
 }
@@ -38,7 +40,8 @@ StepBuilder::StepBuilder(const StepModel& model, const StepOptions& options,
 // One data-parallel group of all ranks.
 void StepBuilder::join_world() {
   if (view().is_alone()) return;
-  SLUICE_CHECK(options_.microbatches % view().ranks == 0);
+  SLUICE_CHECK(options_.microbatches % view().ranks == 0 &&
+               can_fold(options_.fold_groups, view().ranks));
   schedule_.first_rank = view().rank;
   schedule_.world_ranks = view().ranks;
   Group group;
@@ -57,14 +60,13 @@ ElemRange StepBuilder::home_range(StateKind kind, std::int32_t unit) const {
   return sharded ? own_shard(unit) : ElemRange{0, unit_elems(unit)};
 }
 
-// The sum is rounded behind the last micro-batch that its rank receives. If the step has one for
-// each rank, that is the first time too, and no sum waits. Ranks without shards apply the whole
-// gradient, which they gather rounded. The sum of a tied use must be folded first.
-bool StepBuilder::rounds_gradient(std::int32_t unit) const {
+// A sum that is complete in one exchange need not wait in fp32: with one micro-batch for each rank,
+// and with groups, which are exchanged when they are summed. Ranks without shards apply the whole
+// gradient, which they gather rounded.
+bool StepBuilder::rounds_gradients() const {
   if (view().is_alone()) return false;
-  if (!view().shards_optimizer()) return true;
-  const bool tied = model_.tied_elems > 0 && (unit == 0 || unit == tied_unit());
-  return options_.microbatches == view().ranks && !tied;
+  return !view().shards_optimizer() || options_.fold_groups > 1 ||
+         options_.microbatches == view().ranks;
 }
 
 std::uint64_t StepBuilder::unit_elems(std::int32_t unit) const {
@@ -180,9 +182,8 @@ void StepBuilder::add_shadows() {
 // last, so that runs without them have the same ids for everything else.
 void StepBuilder::add_homes() {
   const Placement& place = options_.placement;
-  const auto accumulator = [&](std::int32_t unit) {
-    return rounds_gradient(unit) ? model_.dtype : accumulator_dtype(model_, options_.microbatches);
-  };
+  const DType gradient_dtype =
+      rounds_gradients() ? model_.dtype : accumulator_dtype(model_, options_.microbatches);
   homes_.assign(model_.units.size() + 1, {kNoId, kNoId, kNoId, kNoId, kNoId});
   const auto set = [&](std::int32_t unit, StateKind kind, Tier tier, DType dtype) {
     homes_[index(unit)][static_cast<std::size_t>(kind)] = add_home(kind, unit, tier, dtype);
@@ -192,14 +193,14 @@ void StepBuilder::add_homes() {
   for (std::int32_t unit = 0; unit < unit_count(); ++unit) {
     const std::size_t at = index(unit);
     set(unit, StateKind::kWeight, place.weight[at], model_.dtype);
-    set(unit, StateKind::kGradient, place.gradient[at], accumulator(unit));
+    set(unit, StateKind::kGradient, place.gradient[at], gradient_dtype);
     for (const StateKind kind : kOptimizerKinds) add_optimizer_home(kind, unit);
     norm_blocks_of_earlier_units_.push_back(norm_blocks);
     norm_blocks += model_.units[at].norm_blocks_before.back();
   }
-  // A rounded gradient of a tied use would be of no use: its sum is folded.
-  if (model_.tied_elems > 0 && !rounds_gradient(tied_unit())) {
-    set(tied_unit(), StateKind::kGradient, place.gradient[0], accumulator(tied_unit()));
+  // The sum of a tied use is folded before it is rounded, so it has no rounded home.
+  if (model_.tied_elems > 0 && !rounds_gradients()) {
+    set(tied_unit(), StateKind::kGradient, place.gradient[0], gradient_dtype);
   }
 
   const auto pinned = [&](BufferRole role, Category category, DType dtype, std::uint64_t bytes,
@@ -271,6 +272,14 @@ BufferId StepBuilder::add_received(StateKind kind, std::int32_t unit, ElemRange 
   buffer.bytes = bytes_of(dtype, range.elems());
   buffer.version = version;
   return add_transient(std::move(buffer));
+}
+
+BufferId StepBuilder::add_sum(Tier tier, std::int32_t unit) {
+  const BufferId id = add_received(StateKind::kGradient, unit, {0, unit_elems(unit)}, DType::kF32,
+                                   -1, gradient_version());
+  schedule_.buffers[id].tier = tier;
+  schedule_.buffers[id].category = Category::kGradient;
+  return id;
 }
 
 // The chunk number tells pieces of one unit apart in traces; ranges are what the checks compare.

@@ -54,9 +54,9 @@ class StepBuilder {
   ElemRange home_range(StateKind kind, std::int32_t unit) const;
   // The elements that this rank updates.
   ElemRange updated_range(std::int32_t unit) const { return home_range(StateKind::kMaster, unit); }
-  // Whether the home of a gradient that several ranks sum holds it rounded, in the gradients' own
-  // dtype. Its sum is a transient buffer on the device.
-  bool rounds_gradient(std::int32_t unit) const;
+  // Whether the homes of gradients that several ranks sum hold them rounded, in the gradients' own
+  // dtype. Their sums are transient buffers on the device.
+  bool rounds_gradients() const;
   std::int32_t weight_version() const { return weight_version_; }
   std::int32_t gradient_version() const { return weight_version_ + 1; }
   const Buffer& buffer(BufferId id) const { return schedule_.buffers[id]; }
@@ -88,6 +88,8 @@ class StepBuilder {
   // parts.
   BufferId add_received(StateKind kind, std::int32_t unit, ElemRange range, DType dtype,
                         std::int32_t microbatch, std::int32_t version);
+  // An fp32 sum of the unit's gradient that lies beside its home for a while.
+  BufferId add_sum(Tier tier, std::int32_t unit);
   // A pinned piece of a unit's state.
   BufferId add_piece(Ring ring, StateKind kind, std::int32_t unit, ElemRange range, DType dtype,
                      std::int32_t version);

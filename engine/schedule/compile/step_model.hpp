@@ -95,6 +95,9 @@ enum class UpdatePlacement : std::uint8_t {
 
 struct StepOptions {
   std::int32_t microbatches = 1;  // of the step, over all ranks
+  // Equal, consecutive groups of micro-batches with a sum each, folded by a balanced tree; divides
+  // `microbatches`. It changes the bits of the sums. 1: one sum, in the order of micro-batches.
+  std::int32_t fold_groups = 1;
   ComputeOrder order = ComputeOrder::kMicrobatch;
   UpdatePlacement update = UpdatePlacement::kAfterBackward;
   Recomputation recompute;

@@ -20,6 +20,7 @@ struct WorldCase {
   std::int32_t ranks = 2;
   std::int32_t zero_stage = 0;
   std::int32_t rounds = 1;  // micro-batches of each rank
+  std::int32_t fold_groups = 1;
   schedule::UpdatePlacement update = schedule::UpdatePlacement::kAfterBackward;
   schedule::ComputeOrder order = schedule::ComputeOrder::kMicrobatch;
   bool recompute = false;
@@ -28,14 +29,14 @@ struct WorldCase {
 
   std::string name() const {
     return "ranks " + std::to_string(ranks) + ", stage " + std::to_string(zero_stage) +
-           ", rounds " + std::to_string(rounds) + ", update " +
-           std::to_string(static_cast<int>(update)) + ", order " +
+           ", rounds " + std::to_string(rounds) + ", groups " + std::to_string(fold_groups) +
+           ", update " + std::to_string(static_cast<int>(update)) + ", order " +
            std::to_string(static_cast<int>(order)) + (recompute ? ", recompute" : "") +
            ", placement " + std::to_string(placement) + ", seed " + std::to_string(seed);
   }
 };
 
-inline constexpr std::size_t kWorldCases = 4 * 4 * 2 * 4 * 2 * 2 * 4;  // 2,048
+inline constexpr std::size_t kWorldCases = 4 * 4 * 2 * 3 * 4 * 2 * 2 * 4;  // 6,144
 
 // The i-th combination; a neighbour of i differs in the first digit.
 inline WorldCase world_case(std::size_t i) {
@@ -49,6 +50,9 @@ inline WorldCase world_case(std::size_t i) {
   made.ranks = std::array{2, 3, 4, 8}[static_cast<std::size_t>(digit(4))];
   made.zero_stage = digit(4);
   made.rounds = 1 + digit(2);
+  // One sum, a group for each rank, or for each micro-batch.
+  made.fold_groups =
+      std::array{1, made.ranks, made.ranks * made.rounds}[static_cast<std::size_t>(digit(3))];
   made.update = static_cast<schedule::UpdatePlacement>(digit(4));
   made.order = static_cast<schedule::ComputeOrder>(digit(2));
   made.recompute = digit(2) == 1;
@@ -66,6 +70,7 @@ inline schedule::StepOptions world_options(const WorldCase& at, const schedule::
   options.order = at.order;
   options.recompute = at.recompute ? random_recompute(model, at.seed) : schedule::Recomputation{};
   options.update = at.update;
+  options.fold_groups = at.fold_groups;
   place_for_stage(options.placement, at.zero_stage);
   return options;
 }
@@ -101,8 +106,9 @@ inline int expect_one_ranks_terms(const WorldCase& at, std::size_t timings) {
   const schedule::StepOptions options = world_options(at, model);
   StepChain plain;
   const std::vector<bool> accepted = verdicts_of(at);
-  const schedule::Schedule step = schedule::compile(
-      model, resident_options(model, options.microbatches), schedule::StepKind::kTraining);
+  schedule::StepOptions resident = resident_options(model, options.microbatches);
+  resident.fold_groups = at.fold_groups;
+  const schedule::Schedule step = schedule::compile(model, resident, schedule::StepKind::kTraining);
   for (std::size_t i = 0; i < accepted.size(); ++i) plain.pass(step, i, accepted[i]);
   if (::testing::Test::HasFatalFailure()) return 0;
   std::vector<schedule::InterpretOptions> all = schedule::adverse_timings(at.seed, 2);

@@ -17,13 +17,168 @@ using namespace testing;
 
 // A sample of the combinations; world_sweep.cpp runs all of them.
 TEST(World, AnyNumberOfRanksAndAnyStageMakesOneRanksTerms) {
-  constexpr std::size_t kStride = 23;  // coprime to every digit of the combinations
+  constexpr std::size_t kStride = 95;  // coprime to every digit of the combinations
   int tried = 0;
   for (std::size_t i = 0; i < sweep(64); ++i) {
     tried += expect_one_ranks_terms(world_case(i * kStride % kWorldCases), 1);
     if (HasFailure()) return;
   }
   EXPECT_GE(tried, static_cast<int>(sweep(64)));
+}
+
+// One rank folds its groups wherever their sums lie, and the number of groups is part of the terms.
+TEST(FoldGroups, AreFoldedByOneTreeInEveryPlacement) {
+  std::vector<Term> norms;
+  for (const std::int32_t groups : {1, 2, 3, 6, 12}) {
+    for (std::uint64_t seed = 0; seed < sweep(24); ++seed) {
+      SCOPED_TRACE(std::to_string(groups) + " groups, seed " + std::to_string(seed));
+      const StepModel model = drawn_model(seed);
+      StepOptions resident = resident_options(model, 12);
+      resident.fold_groups = groups;
+      const Interpretation plain = interpret(compile(model, resident, StepKind::kTraining));
+      ASSERT_EQ(joined(plain.errors), "");
+      if (seed == 0) norms.push_back(plain.norm.value());
+      StepOptions options = random_options(model, 12, seed);
+      options.fold_groups = groups;
+      const Schedule schedule = compile(model, options, StepKind::kTraining);
+      ASSERT_EQ(joined(validate(schedule)), "");
+      const Interpretation values = interpret(schedule, adverse_timings(seed, 2)[seed % 22]);
+      ASSERT_EQ(joined(values.errors), "");
+      ASSERT_TRUE(values.same_values(plain));
+    }
+  }
+  std::sort(norms.begin(), norms.end());
+  EXPECT_EQ(std::unique(norms.begin(), norms.end()), norms.end());
+}
+
+// --- bytes ---------------------------------------------------------------------------------------
+
+std::uint64_t parameters_of(const StepModel& model) {
+  std::uint64_t elems = model.tied_elems;
+  for (const UnitFootprint& unit : model.units) elems += unit.elems;
+  return elems;
+}
+
+struct Sent {
+  std::uint64_t total = 0;
+  std::uint64_t norm = 0;  // of it, partials of the norm
+};
+Sent sent_by_all(const Schedule& world) {
+  Sent sent;
+  std::uint64_t received = 0;
+  for (std::int32_t rank = 0; rank < world.ranks; ++rank) {
+    const MessageBytes bytes = message_bytes(world, rank)[static_cast<std::size_t>(Lane::kComm)];
+    sent.total += bytes.sent;
+    received += bytes.received;
+  }
+  EXPECT_EQ(sent.total, received);
+  for (const Instruction& instruction : world.instructions) {
+    if (instruction.op == Op::kGather && instruction.unit < 0) sent.norm += instruction.bytes;
+  }
+  return sent;
+}
+
+// The formulas count bytes of one rank where all shards are equal; times N they are exact for any
+// shards. g = (N - 1) / N.
+TEST(WorldBytes, AreThoseOfTheFormulas) {
+  for (const bool tied : {false, true}) {
+    const StepModel model = example_model(3, tied, DType::kBF16);
+    const std::uint64_t weights = parameters_of(model) - model.tied_elems;
+    const std::uint64_t gradients = parameters_of(model);
+    for (const std::int32_t ranks : {2, 3, 4, 8}) {
+      for (const std::int32_t rounds : {1, 2, 4}) {
+        for (const std::int32_t groups : {1, ranks}) {
+          for (const ComputeOrder order : {ComputeOrder::kMicrobatch, ComputeOrder::kUnit}) {
+            for (std::int32_t stage = 0; stage <= 3; ++stage) {
+              StepOptions options =
+                  example_options(model, Tier::kPinned, Tier::kPinned, Tier::kPinned);
+              options.microbatches = ranks * rounds;
+              options.fold_groups = groups;
+              options.order = order;
+              options.prefetch = 0;
+              place_for_stage(options.placement, stage);
+              const Schedule world = world_of(model, options, StepKind::kTraining, ranks, stage);
+              const Sent sent = sent_by_all(world);
+              const auto others = static_cast<std::uint64_t>(ranks - 1);
+              const auto m = static_cast<std::uint64_t>(rounds);
+              // w: one partial in fp32, or every micro-batch in 16 bits.
+              const std::uint64_t w = groups == 1 ? 2 * m : rounds == 1 ? 2 : 4;
+              std::uint64_t expected = others * gradients * w;
+              if (stage < 3) expected += others * weights * 2;
+              if (stage == 3) {
+                std::uint64_t gathers = 0;  // elements, of all fetches of one rank
+                for (const Instruction& i : world.instructions) {
+                  if (i.op == Op::kGather && i.unit >= 0 && i.rank == 0) {
+                    gathers += model.units[static_cast<std::size_t>(i.unit)].elems;
+                  }
+                }
+                // Two for each unit and visit, but one for the head, whose passes are neighbours.
+                const std::uint64_t visits = order == ComputeOrder::kUnit ? 1 : m;
+                EXPECT_LE(gathers, 2 * visits * weights);
+                EXPECT_GE(gathers, visits * weights);
+                expected += others * gathers * 2;
+              }
+              EXPECT_EQ(sent.total - sent.norm, expected)
+                  << ranks << " ranks, stage " << stage << ", m " << rounds << ", groups "
+                  << groups;
+              EXPECT_EQ(sent.norm, others * (weights / 4096) * 8);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// --- faults --------------------------------------------------------------------------------------
+
+Schedule small_world(std::int32_t ranks, std::int32_t stage) {
+  const StepModel model = example_model(1, false, DType::kBF16);
+  StepOptions options = example_options(model, Tier::kPinned, Tier::kPinned, Tier::kPinned);
+  options.microbatches = ranks;
+  place_for_stage(options.placement, stage);
+  return world_of(model, options, StepKind::kTraining, ranks, stage);
+}
+
+TEST(WorldFaults, ARankThatMissesACollectiveIsNamed) {
+  const StepModel model = example_model(1, false, DType::kBF16);
+  StepOptions options = example_options(model, Tier::kPinned, Tier::kPinned, Tier::kPinned);
+  options.microbatches = 3;
+  std::vector<Schedule> lists = lists_of_ranks(model, options, StepKind::kTraining, 3, 3);
+  const auto last = std::find_if(lists[1].instructions.rbegin(), lists[1].instructions.rend(),
+                                 [](const Instruction& i) { return i.op == Op::kGather; });
+  ASSERT_EQ(last->unit, -1);  // of norm partials
+  last->op = Op::kBarrier;
+  last->reads.clear();
+  last->writes.clear();
+  const std::string verdict = joined(validate(merge(lists)));
+  EXPECT_TRUE(holds(verdict, "rank 1 enters 6 collectives of group 0 where others enter 7"));
+}
+
+// A list of a rank alone is no world: it lacks the other members.
+TEST(WorldFaults, ARanksOwnListIsNotAcceptedAlone) {
+  const StepModel model = example_model(1, false, DType::kBF16);
+  StepOptions options = example_options(model, Tier::kPinned, Tier::kPinned, Tier::kPinned);
+  const auto lists = lists_of_ranks(model, options, StepKind::kTraining, 2, 3);
+  EXPECT_TRUE(holds(joined(validate(lists[0])), "rank 1 enters 0 collectives of group 0"));
+}
+
+TEST(WorldFaults, AMicrobatchThatNobodyAddsIsMissed) {
+  Schedule world = small_world(2, 3);
+  std::erase_if(world.instructions, [](const Instruction& i) {
+    return i.op == Op::kAccumulateGrad && i.microbatch == 1 && i.rank == 0 && i.unit == 1;
+  });
+  relink(world);
+  EXPECT_TRUE(holds(joined(validate(world)), "with micro-batches 0 to 0 of 1"));
+}
+
+TEST(WorldFaults, PartsOfAnotherShardAreRefused) {
+  Schedule world = small_world(2, 3);
+  Instruction& gather =
+      *std::find_if(world.instructions.begin(), world.instructions.end(),
+                    [](const Instruction& i) { return i.op == Op::kGather && i.rank == 1; });
+  gather.writes.front().offset_bytes += 8192;
+  EXPECT_TRUE(holds(joined(validate(world)), "of another part"));
 }
 
 }  // namespace
