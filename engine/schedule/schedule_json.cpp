@@ -1,3 +1,5 @@
+// 537 lines because writing and reading of each object stand in one file.
+//
 // Schedules as JSON, for people to read and for tests to damage. Defaults are left out. Unknown
 // keys, unknown words, and indices without a target are refused.
 #include <algorithm>

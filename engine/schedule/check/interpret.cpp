@@ -1,4 +1,4 @@
-// 518 lines because lanes, memory and timings make one machine.
+// 522 lines because lanes, memory and timings make one machine.
 //
 // A small machine: lanes with instructions in flight, memories with terms, and a policy that picks
 // the next start or end. An instruction reads its terms when it starts and writes the results when
@@ -91,7 +91,7 @@ class Machine {
       : schedule_(schedule),
         options_(options),
         partners_(find_partners(schedule)),
-        random_(options.seed, stream_of("interpret/timing")),
+        draws_{CounterRng(options.seed, stream_of("interpret/timing"))},
         memory_(static_cast<std::size_t>(schedule.ranks),
                 schedule::symbolic::SymbolicMemory(schedule)),
         lanes_(static_cast<std::size_t>(schedule.ranks) * kLaneCount),
@@ -121,6 +121,13 @@ class Machine {
   }
 
  private:
+  using Runs = std::map<std::pair<StateKind, std::int32_t>,
+                        std::vector<schedule::symbolic::SymbolicOps::Run>>;
+  struct Draws {
+    CounterRng random;
+    std::uint64_t count = 0;
+    std::uint64_t below(std::uint64_t bound) { return random.below(count++, bound); }
+  };
   struct LaneState {
     std::deque<InstructionId> waiting;
     std::deque<InstructionId> in_flight;
@@ -272,7 +279,7 @@ class Machine {
         prefer([&](const Action& action) { return !on_lane(action); });
         break;
     }
-    return possible[random_.below(draws_++, possible.size())];
+    return possible[draws_.below(possible.size())];
   }
 
   void start(InstructionId id) {
@@ -371,17 +378,12 @@ class Machine {
       return;
     }
     if (instruction.op == Op::kCommit) {
-      std::map<std::pair<StateKind, std::int32_t>,
-               std::vector<schedule::symbolic::SymbolicOps::Run>>
-          runs;
       for (const schedule::symbolic::ReadValue& read : running_[id].reads) {
-        auto& list = runs[{read.buffer->kind, read.buffer->unit}];
+        auto& list = committed_[{read.buffer->kind, read.buffer->unit}];
         for (const schedule::symbolic::SymbolicOps::Run& run :
              schedule::symbolic::SymbolicOps::runs_of(read))
           list.push_back(run);
       }
-      for (auto& [key, list] : runs)
-        result_.committed[key] = schedule::symbolic::SymbolicOps::fold(std::move(list));
     }
     const symbolic::Emit emit = [&](const schedule::symbolic::WriteTarget& target,
                                     const schedule::symbolic::Part& part) {
@@ -418,8 +420,6 @@ class Machine {
   }
 
   void leave() {
-    using Runs = std::map<std::pair<StateKind, std::int32_t>,
-                          std::vector<schedule::symbolic::SymbolicOps::Run>>;
     Runs runs;
     Runs found;
     std::set<BufferId> replaced;  // homes with a shadow that holds the update
@@ -447,6 +447,8 @@ class Machine {
     }
     for (auto& [key, list] : runs)
       result_.exit[key] = schedule::symbolic::SymbolicOps::fold(std::move(list));
+    for (auto& [key, list] : committed_)
+      result_.committed[key] = schedule::symbolic::SymbolicOps::fold(std::move(list));
     for (auto& [key, list] : found)
       result_.found[key] = schedule::symbolic::SymbolicOps::fold(std::move(list));
     result_.losses = ops_.losses();
@@ -473,14 +475,14 @@ class Machine {
   const Schedule& schedule_;
   const InterpretOptions& options_;
   Partners partners_;
-  CounterRng random_;
-  std::uint64_t draws_ = 0;
+  Draws draws_;
   std::vector<schedule::symbolic::SymbolicMemory> memory_;  // by rank
   std::vector<LaneState> lanes_;                            // by rank, lane
   std::vector<bool> started_;
   std::vector<bool> done_;
   std::vector<Running> running_;
   schedule::symbolic::SymbolicOps ops_;
+  Runs committed_;  // of the Commits of all ranks
   Interpretation result_;
 };
 

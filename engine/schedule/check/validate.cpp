@@ -107,6 +107,7 @@ std::vector<std::string> validate(const Schedule& schedule,
   if (!problems.none()) return problems.take();
   const validation::HappensBefore order(schedule);
   validation::check_places(schedule, order, budgets_bytes, problems);
+  validation::check_control(schedule, order, problems);
 
   std::array<bool, kGuardCount> present{};
   for (const Instruction& instruction : schedule.instructions) {

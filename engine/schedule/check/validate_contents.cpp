@@ -1,4 +1,4 @@
-// 700 lines because one walk over the list feeds all of its checks.
+// 734 lines because one walk over the list feeds all of its checks.
 //
 // Part of validate: races, and the content of buffers.
 //
@@ -58,7 +58,6 @@ class ContentCheck {
         spans_(schedule.buffers.size()),
         released_(schedule.buffers.size(), false),
         outlives_(schedule.buffers.size(), false),
-        all_taken_(std::find(taken.begin(), taken.end(), false) == taken.end()),
         weight_version_(static_cast<std::size_t>(schedule.ranks)) {}
 
   // Ranks share nothing but what they exchange. So each rank's list is walked up to its next
@@ -104,6 +103,7 @@ class ContentCheck {
     return buffer.role == BufferRole::kState && buffer.kind == StateKind::kGradient;
   }
 
+  bool all_taken() const { return std::find(taken_.begin(), taken_.end(), false) == taken_.end(); }
   bool takes_effect(const Instruction& instruction) const {
     return taken_[static_cast<std::size_t>(instruction.guard)];
   }
@@ -111,7 +111,6 @@ class ContentCheck {
   // The checks of an instruction before it has its effect.
   void begin(const Instruction& instruction) {
     if (!takes_effect(instruction) || instruction.op == Op::kRelease) return;
-    control(instruction);
     for (const Use& use : instruction.reads) check_read(instruction, use);
     for (const Use& use : instruction.writes) check_write(instruction, use);
     for (const Use& use : instruction.reads) note_reader(instruction, use);
@@ -285,7 +284,7 @@ class ContentCheck {
         buffer.role == BufferRole::kState || buffer.role == BufferRole::kActivation ||
         buffer.role == BufferRole::kGradOut || buffer.role == BufferRole::kNormPartial ||
         buffer.role == BufferRole::kLoss;
-    if (span.read || span.writer == kNoId || !matters || !all_taken_) return;
+    if (span.read || span.writer == kNoId || !matters || !all_taken()) return;
     problems_.add("what " + describe(schedule_.instructions[span.writer]) + " wrote to " +
                   describe(buffer) + " is lost unread");
   }
@@ -297,29 +296,6 @@ class ContentCheck {
         released_[use.buffer] = true;
       }
     }
-  }
-
-  // Commit after all storage writes so far; nothing passes a Barrier.
-  void control(const Instruction& instruction) {
-    const std::int32_t rank = instruction.rank;
-    if (instruction.op == Op::kStorageWrite) last_storage_write_[rank] = instruction.id;
-    if (instruction.op == Op::kCommit && last_storage_write_.contains(rank) &&
-        !order_.done_before(last_storage_write_[rank], instruction.id)) {
-      problems_.add(describe(instruction) + " may come before " +
-                    describe(schedule_.instructions[last_storage_write_[rank]]));
-    }
-    auto& last = last_of_lane_[rank];
-    if (instruction.op == Op::kBarrier) {
-      for (const auto& [lane, id] : last) {
-        if (order_.done_before(id, instruction.id)) continue;
-        problems_.add(describe(schedule_.instructions[id]) + " may pass " + describe(instruction));
-      }
-      barrier_[rank] = instruction.id;
-    } else if (barrier_.contains(rank) && !order_.done_before(barrier_[rank], instruction.id)) {
-      problems_.add(describe(instruction) + " may pass " +
-                    describe(schedule_.instructions[barrier_[rank]]));
-    }
-    last[instruction.lane] = instruction.id;
   }
 
   void check_values(const Instruction& instruction) {
@@ -690,7 +666,7 @@ class ContentCheck {
         whole = whole && span.content.written && (!version || *version == span.content.version);
         version = span.content.version;
       }
-      const bool as_at_entry = !all_taken_ && entry_version.contains(residency.home) &&
+      const bool as_at_entry = !all_taken() && entry_version.contains(residency.home) &&
                                version == entry_version[residency.home];
       if (whole && (version == residency.version || as_at_entry)) continue;
       problems_.add(describe(home) +
@@ -741,14 +717,11 @@ class ContentCheck {
   std::vector<Spans> spans_;
   std::vector<bool> released_;
   std::vector<bool> outlives_;  // its content is used after the schedule
-  bool all_taken_;
   std::vector<std::optional<std::int32_t>>
       weight_version_;                 // by rank: the version that compute reads
   std::int32_t last_microbatch_ = -1;  // the last that any rank adds to a sum
-  std::map<std::int32_t, std::map<std::uint64_t, Normed>> normed_;      // by unit, first element
-  std::map<std::int32_t, InstructionId> last_storage_write_, barrier_;  // by rank
-  std::map<std::int32_t, int> committed_;                               // Commits, by rank
-  std::map<std::int32_t, std::map<Lane, InstructionId>> last_of_lane_;
+  std::map<std::int32_t, std::map<std::uint64_t, Normed>> normed_;  // by unit, first element
+  std::map<std::int32_t, int> committed_;                           // Commits, by rank
 };
 
 }  // namespace

@@ -88,6 +88,12 @@ std::vector<std::int32_t> own_microbatches(const StepModel& model, const StepOpt
   return own;
 }
 
+std::int32_t last_own_microbatch(const StepModel& model, const StepOptions& options) {
+  const RankView& view = model.view;
+  if (options.fold_groups > 1) return options.microbatches / view.ranks * (view.rank + 1) - 1;
+  return options.microbatches - view.ranks + view.rank;
+}
+
 std::vector<ComputeItem> training_items(const StepModel& model, const StepOptions& options) {
   ItemList list(model, options);
   return options.order == ComputeOrder::kUnit ? std::move(list).by_unit()

@@ -50,8 +50,7 @@ class StepGenerator {
         builder_(model, options, pending ? 1 : 0),
         gradients_(builder_),
         update_order_(make_update_order()),
-        updates_(builder_, update_order_, !updates_in_backward(), !updates_in_backward()),
-        last_microbatch_(own_microbatches(model, options).back()) {
+        updates_(builder_, update_order_, !updates_in_backward(), !updates_in_backward()) {
     SLUICE_CHECK(is_possible(model, options.recompute));
     for (std::int32_t unit = 0; unit < units(); ++unit) {
       saved_values_.push_back(saved_values(model, options, unit));
@@ -218,7 +217,8 @@ class StepGenerator {
   // Whether the unit's gradient is complete after this item. A tied embedding's is complete only
   // after its fold.
   bool completes_gradient(const ComputeItem& item) const {
-    return item.op == Op::kBackwardWeight && item.microbatch == last_microbatch_ &&
+    return item.op == Op::kBackwardWeight &&
+           item.microbatch == last_own_microbatch(model_, options_) &&
            !(item.unit == 0 && model_.tied_elems > 0);
   }
 
@@ -414,8 +414,7 @@ class StepGenerator {
   GradientPath gradients_;
   std::vector<std::int32_t> update_order_;  // all units
   UpdateStream updates_;
-  std::size_t gathered_ = 0;      // of update_order_: their new weights have been gathered
-  std::int32_t last_microbatch_;  // of this rank
+  std::size_t gathered_ = 0;  // of update_order_: their new weights have been gathered
   std::vector<std::vector<SavedValue>> saved_values_;  // by unit
   std::vector<MicrobatchBuffers> buffers_;
   MicrobatchBuffers* now_ = nullptr;  // of the micro-batch that is being emitted

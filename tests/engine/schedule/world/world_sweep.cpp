@@ -1,5 +1,5 @@
-// All combinations of ranks, stages and options, each under several adverse timings. It takes
-// minutes.
+// All combinations of ranks, stages and options, each under an adverse timing; every eighth under
+// four. It takes minutes.
 #include <gtest/gtest.h>
 
 #include "tests/engine/schedule/world/world_matrix.hpp"
@@ -10,10 +10,10 @@ namespace {
 TEST(WorldSweep, AnyNumberOfRanksAndAnyStageMakesOneRanksTerms) {
   int combinations = 0;
   for (std::size_t i = 0; i < kWorldCases; ++i) {
-    if (expect_one_ranks_terms(world_case(i), 3) == 3) ++combinations;
+    if (expect_one_ranks_terms(world_case(i), i % 8 == 0 ? 4 : 1) > 0) ++combinations;
     if (HasFailure()) return;
   }
-  EXPECT_GE(combinations, 1000);
+  EXPECT_EQ(combinations, static_cast<int>(kWorldCases));
 }
 
 }  // namespace

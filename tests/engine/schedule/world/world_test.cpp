@@ -6,8 +6,10 @@
 
 #include "engine/schedule/check/interpret.hpp"
 #include "engine/schedule/check/validate.hpp"
+#include "engine/schedule/simulate/simulate.hpp"
 #include "tests/engine/schedule/world/world_matrix.hpp"
 #include "tests/support/holds.hpp"
+#include "tests/support/schedule_sketch.hpp"
 #include "tests/support/sweep.hpp"
 
 namespace sluice::schedule {
@@ -128,6 +130,144 @@ TEST(WorldBytes, AreThoseOfTheFormulas) {
       }
     }
   }
+}
+
+// The state between steps of one micro-batch for each rank: 16-bit weights and gradients, and 12
+// bytes of optimizer state (10 with a split master). Shards are even but for one block.
+TEST(WorldBytes, OfStateAreThoseOfTheStage) {
+  for (const bool split : {false, true}) {
+    kernels::OptimizerOptions optimizer;
+    optimizer.split_master = split;
+    const StepModel model = example_model(3, false, DType::kBF16, optimizer);
+    const std::uint64_t psi = parameters_of(model);
+    const std::uint64_t kept = split ? 10 : 12;
+    for (const std::int32_t ranks : {2, 3, 4, 8}) {
+      for (std::int32_t stage = 0; stage <= 3; ++stage) {
+        StepOptions options = example_options(model, Tier::kPinned, Tier::kPinned, Tier::kPinned);
+        options.microbatches = ranks;
+        place_for_stage(options.placement, stage);
+        const std::uint64_t whole = stage == 0 ? 4 + kept : stage == 3 ? 0 : 2;
+        const std::uint64_t sharded = 4 + kept - whole;
+        std::uint64_t all = 0;
+        for (const Schedule& list :
+             lists_of_ranks(model, options, StepKind::kTraining, ranks, stage)) {
+          std::uint64_t bytes = 0;
+          for (const Buffer& buffer : list.buffers) {
+            if (buffer.persistent && buffer.role == BufferRole::kState) bytes += buffer.bytes;
+          }
+          const std::uint64_t block_bytes = model.units.size() * 4096 * sharded;
+          const auto count = static_cast<std::uint64_t>(ranks);
+          EXPECT_LE(bytes, whole * psi + sharded * psi / count + block_bytes);
+          EXPECT_GE(bytes + block_bytes, whole * psi + sharded * psi / count);
+          all += bytes;
+        }
+        EXPECT_EQ(all, static_cast<std::uint64_t>(ranks) * whole * psi + sharded * psi);
+      }
+    }
+  }
+}
+
+// A durable run of several ranks commits the state that one rank would.
+TEST(World, CommitsOneRanksState) {
+  for (std::uint64_t seed = 0; seed < sweep(24); ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    const StepModel model = drawn_model(seed);
+    const auto ranks = static_cast<std::int32_t>(2 + seed % 3);
+    const auto stage = static_cast<std::int32_t>(seed / 3 % 4);
+    StepOptions options = random_options(model, ranks * 2, seed);
+    options.durable = true;
+    StepOptions resident = resident_options(model, ranks * 2);
+    resident.durable = true;
+    place_for_stage(options.placement, stage);
+    for (const StepKind kind : {StepKind::kSaving, StepKind::kSave}) {
+      const Interpretation plain = interpret(compile(model, resident, kind));
+      const Schedule world = world_of(model, options, kind, ranks, stage);
+      ASSERT_EQ(joined(validate(world)), "");
+      const Interpretation values = interpret(world, adverse_timings(seed, 2)[seed % 22]);
+      ASSERT_EQ(joined(values.errors), "");
+      EXPECT_FALSE(plain.committed.empty());
+      EXPECT_EQ(values.committed, plain.committed);
+      EXPECT_EQ(values.exit, plain.exit);
+    }
+  }
+}
+
+// --- reductions and times ------------------------------------------------------------------------
+
+// A gradient of 64 elements by micro-batch; `sum` makes one of them.
+BufferId add_gradient(ScheduleSketch& sketch, std::int32_t rank, std::int32_t microbatch) {
+  const BufferId id = sketch.state(StateKind::kGradient, Tier::kDevice, 0, 64);
+  sketch.schedule.buffers[id].rank = rank;
+  sketch.schedule.buffers[id].microbatch = microbatch;
+  Instruction& pass = sketch.emit(Op::kBackwardWeight, Lane::kCompute, {}, {all(id)});
+  pass.rank = rank;
+  pass.microbatch = microbatch;
+  return id;
+}
+void take_norm(ScheduleSketch& sketch, std::int32_t rank, BufferId gradient) {
+  const BufferId partial = sketch.buffer(BufferRole::kNormPartial, Tier::kPinned, 8);
+  const BufferId clip = sketch.buffer(BufferRole::kScalar, Tier::kPinned, 16);
+  for (const BufferId id : {partial, clip}) {
+    sketch.schedule.buffers[id].rank = rank;
+    sketch.schedule.buffers[id].persistent = true;
+  }
+  sketch.emit(Op::kGradNorm, Lane::kCompute, {all(gradient)}, {all(partial)}).rank = rank;
+  sketch.emit(Op::kClipFactor, Lane::kOptimizer, {all(partial)}, {all(clip)}).rank = rank;
+  sketch.release(Lane::kOptimizer, gradient);
+  sketch.schedule.instructions.back().rank = rank;
+}
+
+// The classical reductions, which a step names only where it does not ask for one rank's bits.
+TEST(Reductions, AreTheTreeOfFoldsInTheOrderOfRanks) {
+  ScheduleSketch world;
+  world.schedule.ranks = 3;
+  world.schedule.groups = {{{0, 1, 2}}};
+  for (std::int32_t rank = 0; rank < 3; ++rank) {
+    const BufferId own = add_gradient(world, rank, rank);
+    const BufferId sum = world.state(StateKind::kGradient, Tier::kDevice, 0, 64);
+    world.schedule.buffers[sum].rank = rank;
+    Instruction& reduce = world.emit(Op::kAllReduce, Lane::kComm, {all(own)}, {all(sum)});
+    reduce.rank = rank;
+    reduce.group = 0;
+    world.release(Lane::kComm, own);
+    world.schedule.instructions.back().rank = rank;
+    take_norm(world, rank, sum);
+  }
+  const Interpretation reduced = interpret(world.compiled());
+  ASSERT_EQ(joined(reduced.errors), "");
+
+  ScheduleSketch alone;
+  std::vector<BufferId> parts;
+  for (std::int32_t mb = 0; mb < 3; ++mb) parts.push_back(add_gradient(alone, 0, mb));
+  for (const std::size_t from : {std::size_t{1}, std::size_t{2}}) {
+    alone.emit(Op::kFoldGrad, Lane::kCompute, {all(parts[0]), all(parts[from])}, {all(parts[0])});
+    alone.release(Lane::kCompute, parts[from]);
+  }
+  take_norm(alone, 0, parts[0]);
+  const Interpretation folded = interpret(alone.compiled());
+  ASSERT_EQ(joined(folded.errors), "");
+  EXPECT_EQ(reduced.norm, folded.norm);
+}
+
+// A slow rank holds up the others at their next collective.
+TEST(WorldTimes, RanksWaitForTheSlowest) {
+  const StepModel model = example_model(2, false, DType::kBF16);
+  StepOptions options = example_options(model, Tier::kPinned, Tier::kPinned, Tier::kPinned);
+  options.microbatches = 4;
+  const auto simulated = [&](double slow) {
+    Schedule world = world_of(model, options, StepKind::kTraining, 4, 3);
+    for (Instruction& instruction : world.instructions) {
+      if (instruction.op == Op::kRelease) continue;
+      instruction.cost_s = instruction.rank == 2 && instruction.lane == Lane::kCompute ? slow : 1.0;
+    }
+    return simulate(world, {});
+  };
+  const Simulation even = simulated(1.0);
+  const Simulation held = simulated(3.0);
+  EXPECT_GT(held.total_s, even.total_s + 2.0);
+  const auto compute = static_cast<std::size_t>(Lane::kCompute);
+  EXPECT_DOUBLE_EQ(held.busy_s[0][compute], even.busy_s[0][compute]);
+  EXPECT_GT(held.compute_stall_s, even.compute_stall_s);
 }
 
 // --- faults --------------------------------------------------------------------------------------
