@@ -1,4 +1,4 @@
-// 734 lines because one walk over the list feeds all of its checks.
+// 750 lines because one walk over the list feeds all of its checks.
 //
 // Part of validate: races, and the content of buffers.
 //
@@ -143,7 +143,7 @@ class ContentCheck {
             stored.push_back({member, use, content});
           }
         } else {
-          stored.push_back({member, write, reduced(members, instruction)});
+          stored.push_back({member, write, reduced(members, instruction, write)});
         }
       }
     }
@@ -152,22 +152,38 @@ class ContentCheck {
     }
   }
 
+  // The part of the elements of `write` that a member of a reduction brings; nothing if it brings
+  // other elements, or several contents.
+  std::optional<Content> brought(const Instruction& member, const Use& write) {
+    const Buffer& sum = buffer_of(write);
+    const ElemRange wanted = elems_of(sum, write);
+    for (const Use& use : member.reads) {
+      const Buffer& from = buffer_of(use);
+      const ElemRange range = elems_of(from, use);
+      if (is_gradient(from) && from.unit == sum.unit && range.begin <= wanted.begin &&
+          wanted.end <= range.end) {
+        return content_of(use_of(from, wanted));
+      }
+    }
+    return std::nullopt;
+  }
+
   // The sum over the members, whose micro-batches must follow each other in the order of ranks.
-  Content reduced(const std::vector<InstructionId>& members, const Instruction& instruction) {
+  Content reduced(const std::vector<InstructionId>& members, const Instruction& instruction,
+                  const Use& write) {
     Content sum{true, 0, -1, -1, 0, false, members.front()};
     for (const InstructionId member : members) {
-      for (const Use& use : schedule_.instructions[member].reads) {
-        for_parts(use, false, [&](std::uint64_t, std::uint64_t, Span& span) {
-          const Content& part = span.content;
-          if (sum.first_microbatch < 0) {
-            sum.first_microbatch = part.first_microbatch;
-            sum.version = part.version;
-          } else if (part.first_microbatch > sum.microbatch + 1 || part.version != sum.version) {
-            problems_.add(describe(instruction) + " adds micro-batches that do not follow");
-          }
-          sum.microbatch = std::max(sum.microbatch, part.microbatch);
-        });
+      const auto part = brought(schedule_.instructions[member], write);
+      const bool first = member == members.front();
+      if (!part || part->rounded ||
+          (!first &&
+           (part->first_microbatch != sum.microbatch + 1 || part->version != sum.version))) {
+        problems_.add(describe(instruction) + " adds micro-batches that do not follow each other");
+        return sum;
       }
+      if (first) sum.first_microbatch = part->first_microbatch;
+      sum.version = part->version;
+      sum.microbatch = part->microbatch;
     }
     return sum;
   }

@@ -217,13 +217,13 @@ void take_norm(ScheduleSketch& sketch, std::int32_t rank, BufferId gradient) {
   sketch.schedule.instructions.back().rank = rank;
 }
 
-// The classical reductions, which a step names only where it does not ask for one rank's bits.
-TEST(Reductions, AreTheTreeOfFoldsInTheOrderOfRanks) {
+// An all-reduce of three ranks, of which each brings the gradient of micro-batch `from[rank]`.
+Schedule all_reduced(const std::vector<std::int32_t>& from) {
   ScheduleSketch world;
   world.schedule.ranks = 3;
   world.schedule.groups = {{{0, 1, 2}}};
   for (std::int32_t rank = 0; rank < 3; ++rank) {
-    const BufferId own = add_gradient(world, rank, rank);
+    const BufferId own = add_gradient(world, rank, from[static_cast<std::size_t>(rank)]);
     const BufferId sum = world.state(StateKind::kGradient, Tier::kDevice, 0, 64);
     world.schedule.buffers[sum].rank = rank;
     Instruction& reduce = world.emit(Op::kAllReduce, Lane::kComm, {all(own)}, {all(sum)});
@@ -231,9 +231,22 @@ TEST(Reductions, AreTheTreeOfFoldsInTheOrderOfRanks) {
     reduce.group = 0;
     world.release(Lane::kComm, own);
     world.schedule.instructions.back().rank = rank;
-    take_norm(world, rank, sum);
+    if (rank == 0) {
+      take_norm(world, rank, sum);
+    } else {
+      world.emit(Op::kExternal, Lane::kCompute, {all(sum)}, {}).rank = rank;
+      world.release(Lane::kCompute, sum);
+      world.schedule.instructions.back().rank = rank;
+    }
   }
-  const Interpretation reduced = interpret(world.compiled());
+  return world.compiled();
+}
+
+// The classical reductions, which a step names only where it does not ask for one rank's bits.
+TEST(Reductions, AreTheTreeOfFoldsInTheOrderOfRanks) {
+  const Schedule world = all_reduced({0, 1, 2});
+  EXPECT_EQ(joined(validate(world)), "");
+  const Interpretation reduced = interpret(world);
   ASSERT_EQ(joined(reduced.errors), "");
 
   ScheduleSketch alone;
@@ -247,6 +260,10 @@ TEST(Reductions, AreTheTreeOfFoldsInTheOrderOfRanks) {
   const Interpretation folded = interpret(alone.compiled());
   ASSERT_EQ(joined(folded.errors), "");
   EXPECT_EQ(reduced.norm, folded.norm);
+}
+
+TEST(Reductions, OfAMicrobatchTwiceAreRefused) {
+  EXPECT_TRUE(holds(joined(validate(all_reduced({0, 1, 1}))), "do not follow each other"));
 }
 
 // A slow rank holds up the others at their next collective.
