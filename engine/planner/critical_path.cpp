@@ -142,6 +142,9 @@ Resource resource_of(schedule::Lane lane) {
     case schedule::Lane::kD2H:
       return Resource::kD2H;
     case schedule::Lane::kComm:
+    case schedule::Lane::kInner:
+    case schedule::Lane::kSend:
+    case schedule::Lane::kReceive:
       return Resource::kComm;
     case schedule::Lane::kStorageRead:
     case schedule::Lane::kStorageWrite:

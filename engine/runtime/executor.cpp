@@ -98,6 +98,9 @@ void Executor::run_lane(Pass& pass, schedule::Lane lane) {
     case schedule::Lane::kStorageWrite:
       return storage_write_.run(pass);
     case schedule::Lane::kComm:
+    case schedule::Lane::kInner:
+    case schedule::Lane::kSend:
+    case schedule::Lane::kReceive:
       SLUICE_CHECK_MSG(pass.program().lane(lane).empty(), "a single rank has no messages");
       return;
   }

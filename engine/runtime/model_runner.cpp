@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "base/error.hpp"
 
@@ -63,15 +62,13 @@ std::vector<device::MemoryAccess> accesses_of(const Program& program, schedule::
 
 ModelRunner::ModelRunner(const model::Model& model, const model::BatchShape& batch,
                          std::int32_t microbatches, const model::ParameterTable& parameters,
-                         kernels::Kernels& device_kernels, kernels::Kernels& host_kernels,
-                         collectives::Communicator& communicator)
+                         kernels::Kernels& device_kernels, kernels::Kernels& host_kernels)
     : model_(model),
       batch_(batch),
       microbatches_(microbatches),
       parameters_(parameters),
       device_kernels_(device_kernels),
-      host_kernels_(host_kernels),
-      communicator_(communicator) {}
+      host_kernels_(host_kernels) {}
 
 model::PassBuffers ModelRunner::pass_buffers(const Program& program,
                                              const schedule::Instruction& instruction) const {
@@ -245,13 +242,10 @@ void ModelRunner::clip_factor(const Program& program, const schedule::Instructio
   const auto* values = reinterpret_cast<const double*>(partials.data);
   const std::size_t count = partials.bytes / sizeof(double);
   double sum = 0;
-  for (std::size_t i = 0; i < count; ++i) sum += values[i];  // tensor order
-  // Each rank's sum of its shards, folded in rank order.
-  std::vector<double> sums(static_cast<std::size_t>(communicator_.size()));
-  communicator_.all_gather(&sum, sums.data(), 1, DType::kF64);
+  // Tensor order. A step of several ranks has gathered the partials of all of them.
+  for (std::size_t i = 0; i < count; ++i) sum += values[i];
   // The norm of the gradients without the loss scale; this division is exact.
-  const double norm =
-      std::sqrt(std::accumulate(sums.begin(), sums.end(), 0.0)) / scalars_.loss_scale;
+  const double norm = std::sqrt(sum) / scalars_.loss_scale;
   const bool clips = scalars_.clip > 0 && norm > scalars_.clip;
   auto* scalar = reinterpret_cast<double*>(program.writes(instruction.id).front().data);
   scalar[0] = norm;

@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "collectives/communicator.hpp"
 #include "engine/model/parameter_table.hpp"
 #include "engine/runtime/executor.hpp"
 
@@ -43,7 +42,7 @@ class ModelRunner final : public OperationRunner {
   // tokens.
   ModelRunner(const model::Model& model, const model::BatchShape& batch, std::int32_t microbatches,
               const model::ParameterTable& parameters, kernels::Kernels& device_kernels,
-              kernels::Kernels& host_kernels, collectives::Communicator& communicator);
+              kernels::Kernels& host_kernels);
 
   // Compute that a host framework does (Op::kExternal). The framework starts the instruction's
   // work, on any thread, and calls `signal` once when the work is done, with an exception if it
@@ -100,7 +99,6 @@ class ModelRunner final : public OperationRunner {
   const model::ParameterTable& parameters_;
   kernels::Kernels& device_kernels_;
   kernels::Kernels& host_kernels_;
-  collectives::Communicator& communicator_;
   StepScalars scalars_;
   StepResults results_;
   Framework framework_;

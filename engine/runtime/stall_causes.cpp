@@ -28,6 +28,9 @@ StallCause cause_of(schedule::Lane lane) {
     case schedule::Lane::kOptimizer:
       return StallCause::kOptimizer;
     case schedule::Lane::kComm:
+    case schedule::Lane::kInner:
+    case schedule::Lane::kSend:
+    case schedule::Lane::kReceive:
       return StallCause::kComm;
     case schedule::Lane::kCompute:
       break;

@@ -6,14 +6,18 @@ namespace sluice::schedule {
 namespace {
 
 constexpr std::array<std::string_view, kOpCount> kOpNames{
-    "Forward",     "Recompute",     "BackwardInput",  "BackwardWeight",  "Loss",
-    "External",    "Gather",        "ReduceScatter",  "AllReduce",       "SendForward",
-    "RecvForward", "SendBackward",  "RecvBackward",   "Upload",          "Download",
-    "StorageRead", "StorageWrite",  "Commit",         "SpillActivation", "FetchActivation",
-    "Encode",      "Decode",        "AccumulateGrad", "FoldGrad",        "GradNorm",
-    "ClipFactor",  "OptimizerStep", "Release",        "Barrier"};
+    "Forward",         "Recompute",   "BackwardInput", "BackwardWeight", "Loss",
+    "External",        "Gather",      "ReduceScatter", "AllReduce",      "AllToAll",
+    "SendForward",     "RecvForward", "SendBackward",  "RecvBackward",   "Upload",
+    "Download",        "StorageRead", "StorageWrite",  "Commit",         "SpillActivation",
+    "FetchActivation", "Encode",      "Decode",        "AccumulateGrad", "FoldGrad",
+    "RoundGrad",       "GradNorm",    "ClipFactor",    "OptimizerStep",  "Release",
+    "Barrier"};
 constexpr std::array<std::string_view, kLaneCount> kLaneNames{
-    "compute", "h2d", "d2h", "comm", "storage_read", "storage_write", "optimizer"};
+    "compute", "h2d",     "d2h",          "comm",          "inner",
+    "send",    "receive", "storage_read", "storage_write", "optimizer"};
+constexpr std::array<std::string_view, kDimensionCount> kDimensionNames{"data", "tensor", "context",
+                                                                        "pipeline", "expert"};
 constexpr std::array<std::string_view, kBufferRoleCount> kRoleNames{
     "state",          "tokens",    "activation", "saved",        "grad_out",
     "weight_context", "workspace", "loss",       "norm_partial", "scalar"};
@@ -103,6 +107,9 @@ std::string_view lane_name(Lane lane) {
 std::string_view role_name(BufferRole role) {
   return kRoleNames[static_cast<std::size_t>(role)];
 }
+std::string_view dimension_name(Dimension dimension) {
+  return kDimensionNames[static_cast<std::size_t>(dimension)];
+}
 std::string_view guard_name(Guard guard) {
   return kGuardNames[static_cast<std::size_t>(guard)];
 }
@@ -144,6 +151,9 @@ LinkBytes sum_by_link(const Schedule& schedule, Wanted wanted) {
         break;
       case Lane::kCompute:
       case Lane::kComm:
+      case Lane::kInner:
+      case Lane::kSend:
+      case Lane::kReceive:
       case Lane::kOptimizer:
         break;
     }
@@ -155,6 +165,36 @@ LinkBytes sum_by_link(const Schedule& schedule, Wanted wanted) {
 
 LinkBytes link_bytes(const Schedule& schedule) {
   return sum_by_link(schedule, [](const Instruction&) { return true; });
+}
+
+std::array<MessageBytes, kLaneCount> message_bytes(const Schedule& schedule, std::int32_t rank) {
+  std::array<MessageBytes, kLaneCount> total;
+  for (const Instruction& instruction : schedule.instructions) {
+    if (instruction.rank != rank || !lane_has_messages(instruction.lane)) continue;
+    MessageBytes& lane = total[static_cast<std::size_t>(instruction.lane)];
+    switch (instruction.op) {
+      case Op::kRecvForward:
+      case Op::kRecvBackward:
+        lane.received += instruction.bytes;
+        break;
+      case Op::kGather:
+      case Op::kAllToAll:
+        lane.sent += instruction.bytes;
+        for (const Use& use : instruction.writes) {
+          if (use.peer == world_rank_of(schedule, rank)) continue;  // its own part, copied
+          lane.received += use.bytes == 0 ? schedule.buffers[use.buffer].bytes : use.bytes;
+        }
+        break;
+      case Op::kReduceScatter:
+      case Op::kAllReduce:  // as much in as out
+        lane.received += instruction.bytes;
+        lane.sent += instruction.bytes;
+        break;
+      default:
+        lane.sent += instruction.bytes;
+    }
+  }
+  return total;
 }
 
 LinkBytes activation_link_bytes(const Schedule& schedule) {

@@ -33,6 +33,7 @@ enum class Op : std::uint8_t {
   kGather,
   kReduceScatter,
   kAllReduce,
+  kAllToAll,
   kSendForward,
   kRecvForward,
   kSendBackward,
@@ -50,6 +51,7 @@ enum class Op : std::uint8_t {
   // optimizer
   kAccumulateGrad,
   kFoldGrad,    // adds the accumulator of a tied use into its tensor's
+  kRoundGrad,   // rounds a complete fp32 sum once, to the gradients' dtype
   kGradNorm,    // fp64 partial sums of squares of one chunk
   kClipFactor,  // folds all partials in tensor order into the step's scalar
   kOptimizerStep,
@@ -57,10 +59,14 @@ enum class Op : std::uint8_t {
   kRelease,
   kBarrier,
 };
-inline constexpr std::size_t kOpCount = 29;
+inline constexpr std::size_t kOpCount = 31;
 std::string_view op_name(Op op);
 
-// Compute, copy, comm and optimizer lanes run one instruction at a time. The two storage lanes are
+// Collectives and messages have four lanes, so that neither kind waits behind another: comm
+// (between data-parallel ranks), inner (inside a tensor or context group), send and receive
+// (between pipeline stages).
+//
+// Compute, copy, message and optimizer lanes run one instruction at a time. The two storage lanes are
 // pipelined: their instructions start in list order and *retire* (count as done for `deps`) in list
 // order, but several may be in flight. An instruction that must wait for an earlier one of its own
 // storage lane has an explicit dep. A Release waits for such a dep only to retire (retires_behind),
@@ -70,13 +76,20 @@ enum class Lane : std::uint8_t {
   kH2D,
   kD2H,
   kComm,
+  kInner,
+  kSend,
+  kReceive,
   kStorageRead,
   kStorageWrite,
   kOptimizer,
 };
-inline constexpr std::size_t kLaneCount = 7;
+inline constexpr std::size_t kLaneCount = 10;
 constexpr bool lane_is_pipelined(Lane lane) {
   return lane == Lane::kStorageRead || lane == Lane::kStorageWrite;
+}
+constexpr bool lane_has_messages(Lane lane) {
+  return lane == Lane::kComm || lane == Lane::kInner || lane == Lane::kSend ||
+         lane == Lane::kReceive;
 }
 std::string_view lane_name(Lane lane);
 
@@ -167,7 +180,14 @@ struct ElemRange {
 // A part of a buffer that an instruction touches. elems-based for state, so that a window and its
 // chunks meet; bytes == 0 means all of it.
 struct Use {
+  Use() = default;
+  Use(BufferId id, std::uint64_t offset, std::uint64_t size, std::int32_t other = -1)
+      : buffer(id), peer(other), offset_bytes(offset), bytes(size) {}
+
   BufferId buffer = kNoId;
+  // Collectives only: the world rank that a written part comes from, and in an AllToAll the one
+  // that a read part goes to. A Gather's reads go to all members and have no peer.
+  std::int32_t peer = -1;
   std::uint64_t offset_bytes = 0;
   std::uint64_t bytes = 0;
 };
@@ -195,11 +215,12 @@ struct Instruction {
   std::vector<Use> writes;
   std::vector<InstructionId> deps;  // of other lanes (or earlier in this one: implied)
   Guard guard = Guard::kNone;
-  std::int32_t peer = -1;  // sends and receives: the other rank
-  std::int32_t group = -1;
+  std::int32_t peer = -1;   // sends and receives: the other rank of the world
+  std::int32_t group = -1;  // collectives: index into Schedule::groups
   std::int32_t tag = -1;
-  std::uint64_t bytes = 0;  // bytes that cross the lane's link
-  double cost_s = 0.0;      // alone on the machine; the simulator shares cores and links
+  // Bytes that cross the lane's link; of a collective those that its rank sends.
+  std::uint64_t bytes = 0;
+  double cost_s = 0.0;  // alone on the machine; the simulator shares cores and links
 };
 
 // Whether lane order alone makes `later` done after `earlier`, so that its lane need not stop for
@@ -218,8 +239,26 @@ struct Residency {
   std::int32_t version = 0;
 };
 
+// The mesh dimension that a group's ranks differ in.
+enum class Dimension : std::uint8_t { kData, kTensor, kContext, kPipeline, kExpert };
+inline constexpr std::size_t kDimensionCount = 5;
+std::string_view dimension_name(Dimension dimension);
+
+// The ranks of one collective, by number in the world, ascending.
+struct Group {
+  std::vector<std::int32_t> ranks;
+  Dimension dimension = Dimension::kData;
+  bool operator==(const Group&) const = default;
+};
+
+// A process compiles its own list: `ranks` is 1, its buffers and instructions are of rank 0, and
+// `first_rank` is its number in the world. Peers and groups always name ranks of the world. merge()
+// joins the lists of all ranks to the schedule of the world, where both numberings agree.
 struct Schedule {
   std::int32_t ranks = 1;
+  std::int32_t first_rank = 0;
+  std::int32_t world_ranks = 0;  // 0: `ranks` is the world
+  std::vector<Group> groups;
   std::vector<Buffer> buffers;
   std::vector<Instruction> instructions;
   std::vector<Residency> entry;
@@ -240,6 +279,15 @@ struct Schedule {
   // b / slot_bytes, as far as there are slots. Else each has memory of its own.
   bool shares_device = false;
 };
+
+// The ranks of the world that the schedule is a part of.
+constexpr std::int32_t world_ranks_of(const Schedule& schedule) {
+  return std::max(schedule.world_ranks, schedule.ranks);
+}
+// The world's number of the rank that an instruction or buffer belongs to.
+inline std::int32_t world_rank_of(const Schedule& schedule, std::int32_t rank) {
+  return schedule.first_rank + rank;
+}
 
 // Device bytes that slots and an arena of these sizes take: whole pages.
 constexpr std::uint64_t device_peak_bytes(std::uint64_t slots_bytes, std::uint64_t arena_bytes,
@@ -277,6 +325,14 @@ struct LinkBytes {
 LinkBytes link_bytes(const Schedule& schedule);
 // The part of it that spills and fetches of activations move.
 LinkBytes activation_link_bytes(const Schedule& schedule);
+
+// Bytes that one rank (of the schedule's own numbering) sends to other ranks and receives from them
+// in one run of the schedule, by lane. Other lanes have none.
+struct MessageBytes {
+  std::uint64_t sent = 0, received = 0;
+  bool operator==(const MessageBytes&) const = default;
+};
+std::array<MessageBytes, kLaneCount> message_bytes(const Schedule& schedule, std::int32_t rank);
 
 std::string schedule_to_json(const Schedule& schedule);
 // Throws InputError naming the first thing that is wrong.

@@ -1,7 +1,12 @@
+// 537 lines because writing and reading of each object stand in one file.
+//
 // Schedules as JSON, for people to read and for tests to damage. Defaults are left out. Unknown
 // keys, unknown words, and indices without a target are refused.
+#include <algorithm>
 #include <cmath>
+#include <functional>
 #include <initializer_list>
+#include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
 
@@ -37,6 +42,7 @@ const auto kMadeByNames = [] { return names_of<MadeBy, kMadeByCount>(made_by_nam
 const auto kGuardNames = [] { return names_of<Guard, kGuardCount>(guard_name); };
 const auto kTierNames = [] { return names_of<Tier, kTierCount>(tier_name); };
 const auto kCategoryNames = [] { return names_of<Category, kCategoryCount>(category_name); };
+const auto kDimensionNames = [] { return names_of<Dimension, kDimensionCount>(dimension_name); };
 const auto kKindNames = [] { return names_of<StateKind, kStateKindCount + 1>(state_kind_name); };
 
 [[noreturn]] void refuse(const std::string& where, const std::string& what) {
@@ -48,7 +54,9 @@ const auto kKindNames = [] { return names_of<StateKind, kStateKindCount + 1>(sta
 json uses_to_json(const std::vector<Use>& uses) {
   json list = json::array();
   for (const Use& use : uses) {
-    if (use.bytes == 0 && use.offset_bytes == 0) {
+    if (use.peer >= 0) {
+      list.push_back(json::array({use.buffer, use.offset_bytes, use.bytes, use.peer}));
+    } else if (use.bytes == 0 && use.offset_bytes == 0) {
       list.push_back(json::array({use.buffer}));
     } else {
       list.push_back(json::array({use.buffer, use.offset_bytes, use.bytes}));
@@ -138,6 +146,14 @@ json residencies_to_json(const std::vector<Residency>& residencies) {
                     {"chunk", residency.chunk},
                     {"home", residency.home},
                     {"version", residency.version}});
+  }
+  return list;
+}
+
+json groups_to_json(const std::vector<Group>& groups) {
+  json list = json::array();
+  for (const Group& group : groups) {
+    list.push_back({{"ranks", group.ranks}, {"dimension", dimension_name(group.dimension)}});
   }
   return list;
 }
@@ -297,15 +313,21 @@ std::vector<Use> uses_from_json(Fields& fields, const char* key, const Schedule&
                                 const std::string& where) {
   std::vector<Use> uses;
   for (const json& item : fields.list(key)) {
-    if (!item.is_array() || (item.size() != 1 && item.size() != 3)) {
-      refuse(where, "\"" + std::string(key) + "\" holds [buffer] or [buffer, offset, bytes]");
+    if (!item.is_array() || item.empty() || item.size() == 2 || item.size() > 4) {
+      refuse(where, "\"" + std::string(key) +
+                        "\" holds [buffer], [buffer, offset, bytes] or "
+                        "[buffer, offset, bytes, peer]");
     }
     Use use;
     use.buffer = static_cast<BufferId>(fields.index(item[0], key, schedule.buffers.size()));
-    if (item.size() == 3) {
+    if (item.size() >= 3) {
       const std::uint64_t bytes = schedule.buffers[use.buffer].bytes;
       use.offset_bytes = fields.natural(item[1], key, bytes);
       use.bytes = fields.natural(item[2], key, bytes - use.offset_bytes);
+    }
+    if (item.size() == 4) {
+      const auto world = static_cast<std::uint64_t>(world_ranks_of(schedule));
+      use.peer = static_cast<std::int32_t>(fields.index(item[3], key, world));
     }
     uses.push_back(use);
   }
@@ -333,8 +355,8 @@ Instruction instruction_from_json(const json& object, InstructionId id, const Sc
   if (const json* guard = fields.find("guard")) {
     instruction.guard = fields.word<Guard>("guard", kGuardNames(), guard);
   }
-  instruction.peer = fields.integer("peer", -1, -1, schedule.ranks - 1);
-  instruction.group = fields.integer("group", -1);
+  instruction.peer = fields.integer("peer", -1, -1, world_ranks_of(schedule) - 1);
+  instruction.group = fields.integer("group", -1, -1, std::ssize(schedule.groups) - 1);
   instruction.tag = fields.integer("tag", -1);
   instruction.bytes = fields.bytes("bytes");
   instruction.cost_s = fields.seconds("cost_s");
@@ -392,6 +414,26 @@ std::vector<std::vector<SavedPart>> saved_parts_from_json(Fields& fields) {
   return units;
 }
 
+// Members are ranks of the world, ascending, at least one.
+std::vector<Group> groups_from_json(Fields& fields, const Schedule& schedule) {
+  std::vector<Group> groups;
+  for (const json& item : fields.list("groups")) {
+    const std::string where = "group " + std::to_string(groups.size());
+    Fields object(item, where, " ranks dimension ");
+    Group group;
+    group.dimension = object.word<Dimension>("dimension", kDimensionNames());
+    for (const std::uint32_t rank :
+         object.indices("ranks", static_cast<std::uint64_t>(world_ranks_of(schedule)))) {
+      group.ranks.push_back(static_cast<std::int32_t>(rank));
+    }
+    const bool ascending = std::adjacent_find(group.ranks.begin(), group.ranks.end(),
+                                              std::greater_equal<>()) == group.ranks.end();
+    if (group.ranks.empty() || !ascending) refuse(where, "\"ranks\" must be ascending ranks");
+    groups.push_back(std::move(group));
+  }
+  return groups;
+}
+
 // The list, after a check that its indices fit an id.
 const json& bounded_list(Fields& fields, const char* key) {
   const json& list = fields.list(key);
@@ -401,7 +443,8 @@ const json& bounded_list(Fields& fields, const char* key) {
 
 Schedule read_schedule(const json& document) {
   Fields fields(document, "document",
-                " format version ranks buffers instructions entry exit commit saved_parts "
+                " format version ranks first_rank world_ranks groups buffers instructions entry "
+                "exit commit saved_parts "
                 "peak_bytes slot_count "
                 "slot_bytes device_arena_bytes pinned_arena_bytes shares_device ");
   const json& format = fields.need("format");
@@ -413,6 +456,12 @@ Schedule read_schedule(const json& document) {
   }
   Schedule schedule;
   schedule.ranks = fields.integer("ranks", 1, 1, kMostRanks);
+  schedule.first_rank = fields.integer("first_rank", 0, 0, kMostRanks - schedule.ranks);
+  schedule.world_ranks = fields.integer("world_ranks", 0, 0, kMostRanks);
+  if (schedule.first_rank + schedule.ranks > world_ranks_of(schedule)) {
+    refuse("document", "\"first_rank\" and \"ranks\" must lie within \"world_ranks\"");
+  }
+  schedule.groups = groups_from_json(fields, schedule);
   schedule.slot_count = static_cast<std::uint32_t>(fields.bytes("slot_count", 1u << 24));
   schedule.slot_bytes = fields.bytes("slot_bytes", std::uint64_t{1} << 38);
   schedule.device_arena_bytes = fields.bytes("device_arena_bytes");
@@ -449,6 +498,9 @@ std::string schedule_to_json(const Schedule& schedule) {
   document["format"] = kFormat;
   document["version"] = kVersion;
   document["ranks"] = schedule.ranks;
+  put(document, "first_rank", schedule.first_rank, 0);
+  put(document, "world_ranks", schedule.world_ranks, 0);
+  if (!schedule.groups.empty()) document["groups"] = groups_to_json(schedule.groups);
   document["slot_count"] = schedule.slot_count;
   document["slot_bytes"] = schedule.slot_bytes;
   document["device_arena_bytes"] = schedule.device_arena_bytes;

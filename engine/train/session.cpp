@@ -98,7 +98,7 @@ Session::Session(const config::Config& config, const model::Model& model, const 
       durable_(log_ ? std::make_unique<runtime::DurableState>(memory_, *log_) : nullptr),
       loss_scaler_(loss_scale_rule(config)),
       runner_(model, batch_, plan.options.microbatches, parameters_, *backend.device_kernels,
-              *backend.host_kernels, *communicator_),
+              *backend.host_kernels),
       executor_(*device_, memory_.storage(), runner_, deadline_seconds(plan), durable_.get()),
       store_(*device_, memory_, plan.training(), durable_.get()),
       state_(model, parameters_, store_) {

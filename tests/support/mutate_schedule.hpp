@@ -26,12 +26,19 @@ enum class Mutation : std::uint8_t {
   kMoveLane,          // an instruction runs on another lane
   kRedirectUse,       // a use names another buffer
   kUnmatchedMessage,  // a send or receive is missing, or has another tag
+  // Worlds of several ranks.
+  kDropCollective,     // on one rank, or on all of its members
+  kSwapCollectives,    // two neighbouring collectives of a rank change places, or of all ranks
+  kRetargetPart,       // a part goes to another rank, or two parts change sources
+  kShiftPart,          // a part lies off by a block of 4,096 elements
+  kLeaveOutReduction,  // a gradient is not added, folded, rounded or normed
 };
-inline constexpr std::size_t kMutationCount = 12;
+inline constexpr std::size_t kMutationCount = 17;
 inline constexpr std::array<std::string_view, kMutationCount> kMutationNames{
-    "drop_fetch", "drop_any",      "swap_neighbours", "swap_in_lane",
-    "drop_dep",   "early_release", "drop_release",    "shrink_buffer",
-    "overlap",    "move_lane",     "redirect_use",    "unmatched_message"};
+    "drop_fetch",    "drop_any",           "swap_neighbours", "swap_in_lane",     "drop_dep",
+    "early_release", "drop_release",       "shrink_buffer",   "overlap",          "move_lane",
+    "redirect_use",  "unmatched_message",  "drop_collective", "swap_collectives", "retarget_part",
+    "shift_part",    "leave_out_reduction"};
 
 class Mutator {
  public:
@@ -70,6 +77,19 @@ class Mutator {
         return redirect_use();
       case Mutation::kUnmatchedMessage:
         return unmatched_message();
+      case Mutation::kDropCollective:
+        return drop_collective();
+      case Mutation::kSwapCollectives:
+        return swap_collectives();
+      case Mutation::kRetargetPart:
+        return retarget_part();
+      case Mutation::kShiftPart:
+        return shift_part();
+      case Mutation::kLeaveOutReduction:
+        return drop([](const schedule::Instruction& i) {
+          return i.op == kAccumulateGrad || i.op == kFoldGrad || i.op == kRoundGrad ||
+                 i.op == kGradNorm;
+        });
     }
     return std::nullopt;
   }
@@ -258,6 +278,91 @@ class Mutator {
     if (!victim) return std::nullopt;
     schedule::Schedule mutant = schedule_;
     mutant.instructions[*victim].tag += 1 + static_cast<std::int32_t>(below(2));
+    return mutant;
+  }
+
+  static bool is_collective(const schedule::Instruction& instruction) {
+    return instruction.op == schedule::Op::kGather || instruction.op == schedule::Op::kAllToAll;
+  }
+  // The positions of a rank's collectives in the list.
+  std::vector<std::size_t> collectives_of(std::int32_t rank) const {
+    std::vector<std::size_t> places;
+    for (std::size_t i = 0; i < schedule_.instructions.size(); ++i) {
+      const schedule::Instruction& instruction = schedule_.instructions[i];
+      if (is_collective(instruction) && instruction.rank == rank) places.push_back(i);
+    }
+    return places;
+  }
+
+  Mutant drop_collective() {
+    if (below(2) == 0) return drop(is_collective);
+    const std::size_t count = collectives_of(0).size();
+    if (count == 0) return std::nullopt;
+    const std::size_t nth = below(count);
+    std::vector<std::size_t> order = list_order();
+    for (std::int32_t rank = 0; rank < schedule_.ranks; ++rank) {
+      std::erase(order, collectives_of(rank).at(nth));
+    }
+    return reordered(order);
+  }
+
+  Mutant swap_collectives() {
+    const std::size_t count = collectives_of(0).size();
+    if (count < 2) return std::nullopt;
+    const std::size_t nth = below(count - 1);
+    const bool all = below(2) == 0;
+    const auto one = static_cast<std::int32_t>(below(static_cast<std::size_t>(schedule_.ranks)));
+    std::vector<std::size_t> order = list_order();
+    for (std::int32_t rank = 0; rank < schedule_.ranks; ++rank) {
+      if (!all && rank != one) continue;
+      const std::vector<std::size_t> places = collectives_of(rank);
+      std::swap(order[places[nth]], order[places[nth + 1]]);
+    }
+    return reordered(order);
+  }
+
+  // A collective with parts that name their ranks.
+  Pick pick_parts(std::size_t least) {
+    return pick(schedule_.instructions, [&](const schedule::Instruction& i) {
+      return is_collective(i) && i.writes.size() >= least;
+    });
+  }
+
+  Mutant retarget_part() {
+    const Pick victim = pick_parts(2);
+    if (!victim) return std::nullopt;
+    schedule::Schedule mutant = schedule_;
+    schedule::Instruction& instruction = mutant.instructions[*victim];
+    schedule::Use& part = instruction.writes[below(instruction.writes.size())];
+    schedule::Use& other = instruction.writes[below(instruction.writes.size())];
+    if (below(2) == 0 && part.peer != other.peer) {
+      std::swap(part.peer, other.peer);
+    } else {
+      part.peer = (part.peer + 1) % schedule_.ranks;
+    }
+    return mutant;
+  }
+
+  Mutant shift_part() {
+    const Pick victim = pick_parts(1);
+    if (!victim) return std::nullopt;
+    schedule::Schedule mutant = schedule_;
+    schedule::Instruction& instruction = mutant.instructions[*victim];
+    const bool reads = !instruction.reads.empty() && below(2) == 0;
+    std::vector<schedule::Use>& uses = reads ? instruction.reads : instruction.writes;
+    schedule::Use& use = uses[below(uses.size())];
+    const schedule::Buffer& buffer = schedule_.buffers[use.buffer];
+    const std::uint64_t block_bytes =
+        buffer.role == schedule::BufferRole::kState ? bytes_of(buffer.dtype, 4096) : sizeof(double);
+    if (use.offset_bytes >= block_bytes && below(2) == 0) {
+      use.offset_bytes -= block_bytes;
+    } else if (use.offset_bytes + use.bytes + block_bytes <= buffer.bytes) {
+      use.offset_bytes += block_bytes;
+    } else if (use.bytes > block_bytes) {
+      use.bytes -= block_bytes;
+    } else {
+      return std::nullopt;
+    }
     return mutant;
   }
 

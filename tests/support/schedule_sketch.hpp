@@ -85,6 +85,21 @@ inline schedule::Use all(schedule::BufferId id) {
   return {id, 0, 0};
 }
 
+// A Gather of equal parts of `bytes`, of group 0: the rank's own from another buffer.
+inline schedule::Instruction& add_gather(ScheduleSketch& sketch, std::int32_t rank,
+                                         std::int32_t ranks, schedule::BufferId from,
+                                         schedule::BufferId to, std::uint64_t bytes) {
+  schedule::Instruction& gather =
+      sketch.emit(schedule::Op::kGather, schedule::Lane::kComm, {all(from)}, {});
+  gather.rank = rank;
+  gather.group = 0;
+  gather.bytes = static_cast<std::uint64_t>(ranks - 1) * bytes;
+  for (std::int32_t source = 0; source < ranks; ++source) {
+    gather.writes.push_back({to, static_cast<std::uint64_t>(source) * bytes, bytes, source});
+  }
+  return gather;
+}
+
 // Two pieces written to one home, each released behind its write: instructions 2 to 5, all in the
 // lane of storage writes.
 inline ScheduleSketch two_writes_of_one_home() {

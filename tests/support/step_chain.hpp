@@ -65,4 +65,10 @@ class StepChain {
   bool started_ = false;
 };
 
+// Gradients that wait for a verdict are no state between steps.
+inline StepChain::State without_gradients(StepChain::State state) {
+  std::erase_if(state, [](const auto& at) { return at.first.first == StateKind::kGradient; });
+  return state;
+}
+
 }  // namespace sluice::testing

@@ -122,7 +122,6 @@ OffloadedStep::OffloadedStep(const OffloadedStepShape& shape, const std::string&
                              const std::string& moments, int threads, const std::string& directory)
     : prepared_(prepared_for(config_of(shape, states, moments, threads, directory))),
       parameters_(config::parameter_table(prepared_.config, prepared_.model)),
-      communicator_(collectives::make_single_communicator()),
       device_(
           prepared_.backend.make_device(std::max<std::uint64_t>(plan().peak_bytes[0], kPageBytes))),
       ledger_({prepared_.config.memory.device_bytes, prepared_.config.memory.pinned_bytes,
@@ -133,7 +132,7 @@ OffloadedStep::OffloadedStep(const OffloadedStepShape& shape, const std::string&
       program_(drain(), memory_),
       model_runner_(prepared_.model, config::batch_shape(prepared_.config),
                     plan().options.microbatches, parameters_, *prepared_.backend.device_kernels,
-                    *prepared_.backend.host_kernels, *communicator_),
+                    *prepared_.backend.host_kernels),
       runner_(std::make_unique<Runner>(model_runner_)),
       executor_(*device_, memory_.storage(), *runner_),
       store_(*device_, memory_, drain()) {

@@ -15,7 +15,6 @@
 #include <string>
 
 #include "allocator/ledger.hpp"
-#include "collectives/communicator.hpp"
 #include "engine/planner/plan.hpp"
 #include "engine/runtime/executor.hpp"
 #include "engine/runtime/model_runner.hpp"
@@ -107,7 +106,6 @@ class OffloadedStep {
 
   train::Prepared prepared_;
   model::ParameterTable parameters_;
-  std::unique_ptr<collectives::Communicator> communicator_;
   std::unique_ptr<device::Device> device_;
   allocator::Ledger ledger_;
   std::unique_ptr<offload::StorageEngine> storage_;

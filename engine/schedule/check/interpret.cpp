@@ -1,4 +1,4 @@
-// 518 lines because lanes, memory and timings make one machine.
+// 522 lines because lanes, memory and timings make one machine.
 //
 // A small machine: lanes with instructions in flight, memories with terms, and a policy that picks
 // the next start or end. An instruction reads its terms when it starts and writes the results when
@@ -34,8 +34,9 @@ bool sends(Op op) {
 bool receives(Op op) {
   return op == Op::kRecvForward || op == Op::kRecvBackward;
 }
-bool gathers(Op op) {
-  return op == Op::kGather || op == Op::kReduceScatter || op == Op::kAllReduce;
+bool meets_all(Op op) {
+  return op == Op::kGather || op == Op::kReduceScatter || op == Op::kAllReduce ||
+         op == Op::kAllToAll;
 }
 
 // The k-th receive of a channel takes the k-th send's bytes; the k-th collective of a rank in a
@@ -56,7 +57,7 @@ Partners find_partners(const Schedule& schedule) {
   std::map<std::tuple<std::int32_t, std::int32_t, std::int32_t>, std::size_t> rounds_of_rank;
   for (InstructionId i = 0; i < schedule.instructions.size(); ++i) {
     const Instruction& instruction = schedule.instructions[i];
-    if (gathers(instruction.op)) {
+    if (meets_all(instruction.op)) {
       const std::size_t round =
           rounds_of_rank[{instruction.group, instruction.tag, instruction.rank}]++;
       rounds[{instruction.group, instruction.tag, round}].push_back(i);
@@ -90,7 +91,7 @@ class Machine {
       : schedule_(schedule),
         options_(options),
         partners_(find_partners(schedule)),
-        random_(options.seed, stream_of("interpret/timing")),
+        draws_{CounterRng(options.seed, stream_of("interpret/timing"))},
         memory_(static_cast<std::size_t>(schedule.ranks),
                 schedule::symbolic::SymbolicMemory(schedule)),
         lanes_(static_cast<std::size_t>(schedule.ranks) * kLaneCount),
@@ -120,6 +121,13 @@ class Machine {
   }
 
  private:
+  using Runs = std::map<std::pair<StateKind, std::int32_t>,
+                        std::vector<schedule::symbolic::SymbolicOps::Run>>;
+  struct Draws {
+    CounterRng random;
+    std::uint64_t count = 0;
+    std::uint64_t below(std::uint64_t bound) { return random.below(count++, bound); }
+  };
   struct LaneState {
     std::deque<InstructionId> waiting;
     std::deque<InstructionId> in_flight;
@@ -271,7 +279,7 @@ class Machine {
         prefer([&](const Action& action) { return !on_lane(action); });
         break;
     }
-    return possible[random_.below(draws_++, possible.size())];
+    return possible[draws_.below(possible.size())];
   }
 
   void start(InstructionId id) {
@@ -301,8 +309,8 @@ class Machine {
       touch(id, buffer, begin, end, release || buffer.role == BufferRole::kWorkspace);
       if (release || buffer.role == BufferRole::kWorkspace) continue;
       std::string problem;
-      schedule::symbolic::ReadValue value{&buffer, begin, end, false,
-                                          memory.read(buffer, begin, end, problem)};
+      schedule::symbolic::ReadValue value{
+          &buffer, begin, end, false, memory.read(buffer, begin, end, problem), use.peer};
       for (const Use& write : instruction.writes) {
         value.in_place = value.in_place || write.buffer == use.buffer;
       }
@@ -317,7 +325,7 @@ class Machine {
       const std::uint64_t begin = all ? 0 : use.offset_bytes;
       const std::uint64_t end = all ? buffer.bytes : begin + use.bytes;
       touch(id, buffer, begin, end, true);
-      running.writes.push_back({&buffer, begin, end});
+      running.writes.push_back({&buffer, begin, end, use.peer});
     }
     check_overlaps(id);
   }
@@ -370,17 +378,12 @@ class Machine {
       return;
     }
     if (instruction.op == Op::kCommit) {
-      std::map<std::pair<StateKind, std::int32_t>,
-               std::vector<schedule::symbolic::SymbolicOps::Run>>
-          runs;
       for (const schedule::symbolic::ReadValue& read : running_[id].reads) {
-        auto& list = runs[{read.buffer->kind, read.buffer->unit}];
+        auto& list = committed_[{read.buffer->kind, read.buffer->unit}];
         for (const schedule::symbolic::SymbolicOps::Run& run :
              schedule::symbolic::SymbolicOps::runs_of(read))
           list.push_back(run);
       }
-      for (auto& [key, list] : runs)
-        result_.committed[key] = schedule::symbolic::SymbolicOps::fold(std::move(list));
     }
     const symbolic::Emit emit = [&](const schedule::symbolic::WriteTarget& target,
                                     const schedule::symbolic::Part& part) {
@@ -389,13 +392,14 @@ class Machine {
     const std::vector<schedule::symbolic::WriteTarget> writes = std::move(running_[id].writes);
     if (receives(instruction.op)) {
       schedule::symbolic::SymbolicOps::copy(running_[partners_.partner[id]].reads, writes, emit);
-    } else if (gathers(instruction.op)) {
-      std::vector<schedule::symbolic::ReadValue> all;
+    } else if (meets_all(instruction.op)) {
+      std::vector<schedule::symbolic::Member> members;
       for (const InstructionId member : partners_.meeting[id]) {
-        const auto& reads = running_[member].reads;
-        all.insert(all.end(), reads.begin(), reads.end());
+        const std::int32_t rank = schedule_.instructions[member].rank;
+        members.push_back({world_rank_of(schedule_, rank), &running_[member].reads});
       }
-      schedule::symbolic::SymbolicOps::elementwise(instruction, all, writes, emit);
+      schedule::symbolic::exchange(instruction.op, world_rank_of(schedule_, instruction.rank),
+                                   members, writes, emit);
     } else {
       ops_.apply(instruction, running_[id].reads, writes, emit);
       if (!sends(instruction.op)) running_[id] = {};
@@ -416,8 +420,6 @@ class Machine {
   }
 
   void leave() {
-    using Runs = std::map<std::pair<StateKind, std::int32_t>,
-                          std::vector<schedule::symbolic::SymbolicOps::Run>>;
     Runs runs;
     Runs found;
     std::set<BufferId> replaced;  // homes with a shadow that holds the update
@@ -429,7 +431,7 @@ class Machine {
       const Buffer& home = schedule_.buffers.at(residency.home);
       const bool as_found = replaced.contains(home.id);
       const std::pair key(home.kind, home.unit);
-      schedule::symbolic::ReadValue value{&home, 0, home.bytes, false, read_at_exit(home)};
+      schedule::symbolic::ReadValue value{&home, 0, home.bytes, false, read_at_exit(home), -1};
       for (const schedule::symbolic::SymbolicOps::Run& run :
            schedule::symbolic::SymbolicOps::runs_of(value)) {
         (as_found ? found : runs)[key].push_back(run);
@@ -445,6 +447,8 @@ class Machine {
     }
     for (auto& [key, list] : runs)
       result_.exit[key] = schedule::symbolic::SymbolicOps::fold(std::move(list));
+    for (auto& [key, list] : committed_)
+      result_.committed[key] = schedule::symbolic::SymbolicOps::fold(std::move(list));
     for (auto& [key, list] : found)
       result_.found[key] = schedule::symbolic::SymbolicOps::fold(std::move(list));
     result_.losses = ops_.losses();
@@ -471,14 +475,14 @@ class Machine {
   const Schedule& schedule_;
   const InterpretOptions& options_;
   Partners partners_;
-  CounterRng random_;
-  std::uint64_t draws_ = 0;
+  Draws draws_;
   std::vector<schedule::symbolic::SymbolicMemory> memory_;  // by rank
   std::vector<LaneState> lanes_;                            // by rank, lane
   std::vector<bool> started_;
   std::vector<bool> done_;
   std::vector<Running> running_;
   schedule::symbolic::SymbolicOps ops_;
+  Runs committed_;  // of the Commits of all ranks
   Interpretation result_;
 };
 

@@ -12,7 +12,7 @@ namespace {
 
 // Domains of hash_words, apart from ops.
 constexpr std::uint64_t kMoved = 101, kScratch = 102, kPartial = 103, kFolded = 104, kAbsent = 105,
-                        kSlice = 106, kOne = 107, kWrongSources = 108;
+                        kSlice = 106, kOne = 107, kWrongSources = 108, kDiffers = 109;
 
 std::uint64_t word(std::int32_t value) {
   return static_cast<std::uint64_t>(value);
@@ -117,13 +117,11 @@ void SymbolicOps::apply(const Instruction& instruction, const std::vector<ReadVa
     return;
   }
   switch (instruction.op) {
-    case Op::kGather:
-    case Op::kReduceScatter:
-    case Op::kAllReduce:
     case Op::kEncode:
     case Op::kDecode:
     case Op::kAccumulateGrad:
     case Op::kFoldGrad:
+    case Op::kRoundGrad:
       elementwise(instruction, reads, writes, emit);
       break;
     case Op::kOptimizerStep:
@@ -147,7 +145,7 @@ void SymbolicOps::apply(const Instruction& instruction, const std::vector<ReadVa
     case Op::kExternal:
       compute(instruction, reads, writes, emit);
       break;
-    default:  // sends, control
+    default:  // sends, collectives (exchange), control
       break;
   }
 }
@@ -255,7 +253,7 @@ void SymbolicOps::elementwise(const Instruction& instruction, const std::vector<
         }
         hash.add(term);
       }
-      const Term made = instruction.op == Op::kGather ? only : hash.value();
+      const Term made = instruction.op == Op::kRoundGrad ? only : hash.value();
       const std::uint64_t origin = bytes_of(buffer.dtype, begin);
       emit(target, Part{origin - base, bytes_of(buffer.dtype, end) - base, made, origin});
       begin = end;
@@ -382,10 +380,104 @@ void SymbolicOps::clip_factor(const std::vector<ReadValue>& reads,
     }
   }
   const Term folded = fold(std::move(runs));
-  norm_ = hash_words({folded.low, folded.high, odd.value().low, odd.value().high});
-  const Term factor = clip_accepted_ ? hash_words({kOne}) : *norm_;
+  const Term norm = hash_words({folded.low, folded.high, odd.value().low, odd.value().high});
+  // Every rank folds all partials, so their norms are one value.
+  const bool differs = norm_ && *norm_ != norm;
+  norm_ = differs ? hash_words({kDiffers, norm_->low, norm.low}) : norm;
+  const Term factor = clip_accepted_ ? hash_words({kOne}) : norm;
   for (const WriteTarget& target : writes) {
     emit(target, Part{target.begin, target.end, factor, target.begin});
+  }
+}
+
+namespace {
+
+// The part of a member's contribution that the k-th write from it takes; null: there is none.
+const ReadValue* contribution(const Member& member, std::int32_t to, std::size_t k) {
+  for (const ReadValue& read : *member.reads) {
+    if (to >= 0 && read.peer != to) continue;
+    if (k-- == 0) return &read;
+  }
+  return nullptr;
+}
+
+void move_parts(Op op, std::int32_t self, const std::vector<Member>& members,
+                const std::vector<WriteTarget>& writes, const Emit& emit) {
+  std::map<std::int32_t, std::size_t> taken;  // by source
+  for (const WriteTarget& target : writes) {
+    const ReadValue* from = nullptr;
+    for (const Member& member : members) {
+      if (member.world_rank != target.peer) continue;
+      from = contribution(member, op == Op::kAllToAll ? self : -1, taken[target.peer]++);
+    }
+    if (from != nullptr && from->end - from->begin == target.end - target.begin) {
+      SymbolicOps::copy({*from}, {target}, emit);
+    } else {
+      emit(target, Part{target.begin, target.end, hash_words({kAbsent}), target.begin});
+    }
+  }
+}
+
+// Folds terms [first, last) as a sum of FoldGrad instructions of the unit's gradient would.
+Term fold_tree(const std::vector<Term>& terms, std::size_t first, std::size_t last,
+               const Buffer& sum) {
+  if (last - first == 1) return terms[first];
+  std::size_t split = 1;
+  while (2 * split < last - first) split *= 2;
+  const Term into = fold_tree(terms, first, first + split, sum);
+  const Term from = fold_tree(terms, first + split, last, sum);
+  TermHash hash;
+  hash.add(op_word(Op::kFoldGrad));
+  hash.add(word(sum.unit));
+  hash.add(static_cast<std::uint64_t>(sum.kind));
+  hash.add(into);
+  hash.add(from);
+  return hash.value();
+}
+
+void reduce(const std::vector<Member>& members, const std::vector<WriteTarget>& writes,
+            const Emit& emit) {
+  std::vector<std::vector<SymbolicOps::Run>> inputs;
+  std::set<std::uint64_t> borders;
+  for (const Member& member : members) {
+    inputs.emplace_back();
+    for (const ReadValue& read : *member.reads) {
+      for (const SymbolicOps::Run& run : SymbolicOps::runs_of(read)) {
+        inputs.back().push_back(run);
+        borders.insert({run.begin, run.end});
+      }
+    }
+  }
+  for (const WriteTarget& target : writes) {
+    const Buffer& buffer = *target.buffer;
+    const std::uint64_t base = extent_base(buffer);
+    std::uint64_t begin = elems_in(buffer.dtype, base + target.begin);
+    const std::uint64_t stop = elems_in(buffer.dtype, base + target.end);
+    while (begin < stop) {
+      const auto border = borders.upper_bound(begin);
+      const std::uint64_t end = border == borders.end() ? stop : std::min(*border, stop);
+      std::vector<Term> terms(inputs.size(), hash_words({kAbsent}));
+      for (std::size_t m = 0; m < inputs.size(); ++m) {
+        for (const SymbolicOps::Run& run : inputs[m]) {
+          if (run.begin <= begin && end <= run.end) terms[m] = run.term;
+        }
+      }
+      const std::uint64_t origin = bytes_of(buffer.dtype, begin);
+      emit(target, Part{origin - base, bytes_of(buffer.dtype, end) - base,
+                        fold_tree(terms, 0, terms.size(), buffer), origin});
+      begin = end;
+    }
+  }
+}
+
+}  // namespace
+
+void exchange(Op op, std::int32_t self, const std::vector<Member>& members,
+              const std::vector<WriteTarget>& writes, const Emit& emit) {
+  if (op == Op::kGather || op == Op::kAllToAll) {
+    move_parts(op, self, members, writes, emit);
+  } else {
+    reduce(members, writes, emit);
   }
 }
 

@@ -16,6 +16,7 @@ struct ReadValue {
   std::uint64_t end = 0;
   bool in_place = false;  // the instruction writes the same buffer
   std::vector<Part> parts;
+  std::int32_t peer = -1;  // Use::peer
 };
 
 // A use to be written.
@@ -23,10 +24,22 @@ struct WriteTarget {
   const Buffer* buffer = nullptr;
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
+  std::int32_t peer = -1;  // Use::peer
 };
 
 // (target, part): the part's offsets are in the target's buffer.
 using Emit = std::function<void(const WriteTarget&, const Part&)>;
+
+// A rank in a collective, and the values that it brings.
+struct Member {
+  std::int32_t world_rank = -1;
+  const std::vector<ReadValue>* reads = nullptr;
+};
+// The effect of a collective on one of its members, `self`. A Gather or an AllToAll moves terms. A
+// reduction folds the members' terms, in the order of ranks, by the balanced tree that FoldGrad
+// instructions would make of them.
+void exchange(Op op, std::int32_t self, const std::vector<Member>& members,
+              const std::vector<WriteTarget>& writes, const Emit& emit);
 
 class SymbolicOps {
  public:
@@ -41,8 +54,9 @@ class SymbolicOps {
   // Moves bytes: the reads one after another, laid out over the writes.
   static void copy(const std::vector<ReadValue>& reads, const std::vector<WriteTarget>& writes,
                    const Emit& emit);
-  // Over state elements: each output element is a term of the input elements at its index. Gather
-  // takes the only input there; other ops combine all inputs, in order.
+  // Over state elements: each output element is a term of the input elements at its index. A
+  // RoundGrad keeps the term: norm and update round their input in the same way, and a second
+  // rounding changes nothing.
   static void elementwise(const Instruction& instruction, const std::vector<ReadValue>& reads,
                           const std::vector<WriteTarget>& writes, const Emit& emit);
   // Each result depends on the whole of every input, whatever its pieces.

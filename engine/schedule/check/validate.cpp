@@ -16,6 +16,7 @@ namespace validation {
 std::string describe(const Instruction& instruction) {
   std::string text =
       "instruction " + std::to_string(instruction.id) + " (" + std::string(op_name(instruction.op));
+  if (instruction.rank > 0) text += ", rank " + std::to_string(instruction.rank);
   if (instruction.unit >= 0) text += ", unit " + std::to_string(instruction.unit);
   if (instruction.microbatch >= 0) {
     text += ", micro-batch " + std::to_string(instruction.microbatch);
@@ -50,7 +51,8 @@ bool is_receive(Op op) {
   return op == Op::kRecvForward || op == Op::kRecvBackward;
 }
 bool is_collective(Op op) {
-  return op == Op::kGather || op == Op::kReduceScatter || op == Op::kAllReduce;
+  return op == Op::kGather || op == Op::kReduceScatter || op == Op::kAllReduce ||
+         op == Op::kAllToAll;
 }
 
 // Clocks count the instructions of each lane that are done. Ranks never mix, since deps stay within
@@ -100,9 +102,12 @@ std::vector<std::string> validate(const Schedule& schedule,
   if (!problems.none()) return problems.take();
   validation::check_meaning(schedule, problems);
   if (!problems.none()) return problems.take();
-  validation::check_messages(schedule, problems);
+  const validation::Meetings meetings(schedule, problems);
+  validation::check_messages(schedule, meetings, problems);
+  if (!problems.none()) return problems.take();
   const validation::HappensBefore order(schedule);
   validation::check_places(schedule, order, budgets_bytes, problems);
+  validation::check_control(schedule, order, problems);
 
   std::array<bool, kGuardCount> present{};
   for (const Instruction& instruction : schedule.instructions) {
@@ -116,7 +121,7 @@ std::vector<std::string> validate(const Schedule& schedule,
       taken[g] = (refused >> g & 1u) == 0;
       possible = possible && (taken[g] || present[g]);
     }
-    if (possible) validation::check_contents(schedule, order, taken, problems);
+    if (possible) validation::check_contents(schedule, order, meetings, taken, problems);
   }
   return problems.take();
 }

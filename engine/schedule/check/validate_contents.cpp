@@ -1,11 +1,12 @@
-// 586 lines because one walk over the list feeds all of its checks.
+// 750 lines because one walk over the list feeds all of its checks.
 //
 // Part of validate: races, and the content of buffers.
 //
 // One walk in list order. Every conflicting pair of uses must be ordered by HappensBefore. Then all
 // timings agree with list order, and the content of each byte range can be followed as in a
-// sequential program. Content is abstract: a version and, for gradients, the last micro-batch in
-// the sum. Each byte range also remembers its uses since the last write, which are checked for
+// sequential program. Content is abstract: a version and, for gradients, the micro-batches in the
+// sum, by their numbers in the step of all ranks. So a part that another rank should have added is
+// missed. Each byte range also remembers its uses since the last write, which are checked for
 // races and for writes that nobody reads.
 //
 // The interval map of spans is this file's own. It shares no code with those of link and
@@ -26,7 +27,11 @@ constexpr std::int32_t kAllMicrobatches = INT32_MAX;  // a gradient carried over
 struct Content {
   bool written = false;
   std::int32_t version = 0;
+  // Gradients: the micro-batches in the sum, [first_microbatch, microbatch] of the whole step.
   std::int32_t microbatch = -1;
+  std::int32_t first_microbatch = -1;
+  std::int32_t group_size = 0;  // micro-batches of each group that was folded; 0: none was
+  bool rounded = false;         // by a RoundGrad: nothing may be added any more
   InstructionId maker = kNoId;  // the instruction that computed it; copies keep it
   bool operator==(const Content&) const = default;
 };
@@ -43,34 +48,51 @@ using Spans = std::map<std::uint64_t, Span>;  // by begin; covers the buffer wit
 
 class ContentCheck {
  public:
-  ContentCheck(const Schedule& schedule, const HappensBefore& order,
+  ContentCheck(const Schedule& schedule, const HappensBefore& order, const Meetings& meetings,
                const std::array<bool, kGuardCount>& taken, Problems& problems)
       : schedule_(schedule),
         order_(order),
+        meetings_(meetings),
         taken_(taken),
         problems_(problems),
         spans_(schedule.buffers.size()),
         released_(schedule.buffers.size(), false),
         outlives_(schedule.buffers.size(), false),
-        all_taken_(std::find(taken.begin(), taken.end(), false) == taken.end()),
         weight_version_(static_cast<std::size_t>(schedule.ranks)) {}
 
+  // Ranks share nothing but what they exchange. So each rank's list is walked up to its next
+  // collective, which has its effect when all members have come to it.
   void run() {
     enter();
+    std::vector<std::vector<InstructionId>> lists(static_cast<std::size_t>(schedule_.ranks));
     for (const Instruction& instruction : schedule_.instructions) {
-      if (problems_.full()) return;
-      if (!taken_[static_cast<std::size_t>(instruction.guard)]) continue;
-      if (instruction.op == Op::kRelease) {
-        release(instruction);
-        continue;
+      lists[static_cast<std::size_t>(instruction.rank)].push_back(instruction.id);
+    }
+    std::vector<std::size_t> at(lists.size());
+    std::vector<std::size_t> ready;
+    for (std::size_t rank = lists.size(); rank-- > 0;) ready.push_back(rank);
+    std::map<InstructionId, std::size_t> arrived;  // by meeting
+    while (!ready.empty()) {
+      const std::size_t rank = ready.back();
+      ready.pop_back();
+      while (at[rank] < lists[rank].size()) {
+        if (problems_.full()) return;
+        const InstructionId id = lists[rank][at[rank]];
+        const std::vector<InstructionId>& members = meetings_.members(id);
+        begin(schedule_.instructions[id]);
+        if (members.empty()) {
+          end(schedule_.instructions[id]);
+          ++at[rank];
+          continue;
+        }
+        if (++arrived[meetings_.node(id)] < members.size()) break;
+        meet(members);
+        for (const InstructionId member : members) {
+          const auto other = static_cast<std::size_t>(schedule_.instructions[member].rank);
+          ++at[other];
+          if (other != rank) ready.push_back(other);
+        }
       }
-      control(instruction);
-      for (const Use& use : instruction.reads) check_read(instruction, use);
-      for (const Use& use : instruction.writes) check_write(instruction, use);
-      for (const Use& use : instruction.reads) note_reader(instruction, use);
-      const std::size_t problems_before = problems_.count();
-      check_values(instruction);
-      if (problems_.count() == problems_before) write(instruction);
     }
     leave();
   }
@@ -79,6 +101,91 @@ class ContentCheck {
   const Buffer& buffer_of(const Use& use) const { return schedule_.buffers[use.buffer]; }
   static bool is_gradient(const Buffer& buffer) {
     return buffer.role == BufferRole::kState && buffer.kind == StateKind::kGradient;
+  }
+
+  bool all_taken() const { return std::find(taken_.begin(), taken_.end(), false) == taken_.end(); }
+  bool takes_effect(const Instruction& instruction) const {
+    return taken_[static_cast<std::size_t>(instruction.guard)];
+  }
+
+  // The checks of an instruction before it has its effect.
+  void begin(const Instruction& instruction) {
+    if (!takes_effect(instruction) || instruction.op == Op::kRelease) return;
+    for (const Use& use : instruction.reads) check_read(instruction, use);
+    for (const Use& use : instruction.writes) check_write(instruction, use);
+    for (const Use& use : instruction.reads) note_reader(instruction, use);
+  }
+
+  void end(const Instruction& instruction) {
+    if (!takes_effect(instruction)) return;
+    if (instruction.op == Op::kRelease) return release(instruction);
+    const std::size_t problems_before = problems_.count();
+    check_values(instruction);
+    if (problems_.count() == problems_before) write(instruction);
+  }
+
+  // All members read before one of them writes.
+  void meet(const std::vector<InstructionId>& members) {
+    struct Stored {
+      InstructionId by;
+      Use use;
+      Content content;
+    };
+    std::vector<Stored> stored;
+    for (const InstructionId member : members) {
+      const Instruction& instruction = schedule_.instructions[member];
+      for (std::size_t i = 0; i < instruction.writes.size(); ++i) {
+        const Use& write = instruction.writes[i];
+        if (instruction.op == Op::kGather || instruction.op == Op::kAllToAll) {
+          const Use* from = meetings_.source_of(instruction, i);
+          if (from == nullptr) continue;  // check_messages has named it
+          for (const auto& [use, content] : copied(*from, write)) {
+            stored.push_back({member, use, content});
+          }
+        } else {
+          stored.push_back({member, write, reduced(members, instruction, write)});
+        }
+      }
+    }
+    for (const Stored& part : stored) {
+      store(schedule_.instructions[part.by], part.use, part.content);
+    }
+  }
+
+  // The part of the elements of `write` that a member of a reduction brings; nothing if it brings
+  // other elements, or several contents.
+  std::optional<Content> brought(const Instruction& member, const Use& write) {
+    const Buffer& sum = buffer_of(write);
+    const ElemRange wanted = elems_of(sum, write);
+    for (const Use& use : member.reads) {
+      const Buffer& from = buffer_of(use);
+      const ElemRange range = elems_of(from, use);
+      if (is_gradient(from) && from.unit == sum.unit && range.begin <= wanted.begin &&
+          wanted.end <= range.end) {
+        return content_of(use_of(from, wanted));
+      }
+    }
+    return std::nullopt;
+  }
+
+  // The sum over the members, whose micro-batches must follow each other in the order of ranks.
+  Content reduced(const std::vector<InstructionId>& members, const Instruction& instruction,
+                  const Use& write) {
+    Content sum{true, 0, -1, -1, 0, false, members.front()};
+    for (const InstructionId member : members) {
+      const auto part = brought(schedule_.instructions[member], write);
+      const bool first = member == members.front();
+      if (!part || part->rounded ||
+          (!first &&
+           (part->first_microbatch != sum.microbatch + 1 || part->version != sum.version))) {
+        problems_.add(describe(instruction) + " adds micro-batches that do not follow each other");
+        return sum;
+      }
+      if (first) sum.first_microbatch = part->first_microbatch;
+      sum.version = part->version;
+      sum.microbatch = part->microbatch;
+    }
+    return sum;
   }
 
   void enter() {
@@ -99,14 +206,12 @@ class ContentCheck {
     }
     for (const Residency& residency : schedule_.entry) {
       spans_[residency.home].begin()->second.content =
-          Content{true, residency.version, kAllMicrobatches, kNoId};
+          Content{true, residency.version, kAllMicrobatches, 0, 0, false, kNoId};
       if (residency.kind == StateKind::kGradient) enter_pending(residency);
     }
     for (const Instruction& instruction : schedule_.instructions) {
       if (instruction.op != Op::kAccumulateGrad) continue;
-      const auto [at, fresh] =
-          last_microbatch_.try_emplace(instruction.rank, instruction.microbatch);
-      at->second = std::max(at->second, instruction.microbatch);
+      last_microbatch_ = std::max(last_microbatch_, instruction.microbatch);
     }
   }
 
@@ -117,7 +222,8 @@ class ContentCheck {
           buffer.rank != schedule_.buffers[residency.home].rank) {
         continue;
       }
-      spans_[buffer.id].begin()->second.content = Content{true, residency.version, -1, kNoId};
+      spans_[buffer.id].begin()->second.content =
+          Content{true, residency.version, -1, -1, 0, false, kNoId};
     }
   }
 
@@ -194,7 +300,7 @@ class ContentCheck {
         buffer.role == BufferRole::kState || buffer.role == BufferRole::kActivation ||
         buffer.role == BufferRole::kGradOut || buffer.role == BufferRole::kNormPartial ||
         buffer.role == BufferRole::kLoss;
-    if (span.read || span.writer == kNoId || !matters || !all_taken_) return;
+    if (span.read || span.writer == kNoId || !matters || !all_taken()) return;
     problems_.add("what " + describe(schedule_.instructions[span.writer]) + " wrote to " +
                   describe(buffer) + " is lost unread");
   }
@@ -208,34 +314,13 @@ class ContentCheck {
     }
   }
 
-  // Commit after all storage writes so far; nothing passes a Barrier.
-  void control(const Instruction& instruction) {
-    const std::int32_t rank = instruction.rank;
-    if (instruction.op == Op::kStorageWrite) last_storage_write_[rank] = instruction.id;
-    if (instruction.op == Op::kCommit && last_storage_write_.contains(rank) &&
-        !order_.done_before(last_storage_write_[rank], instruction.id)) {
-      problems_.add(describe(instruction) + " may come before " +
-                    describe(schedule_.instructions[last_storage_write_[rank]]));
-    }
-    auto& last = last_of_lane_[rank];
-    if (instruction.op == Op::kBarrier) {
-      for (const auto& [lane, id] : last) {
-        if (order_.done_before(id, instruction.id)) continue;
-        problems_.add(describe(schedule_.instructions[id]) + " may pass " + describe(instruction));
-      }
-      barrier_[rank] = instruction.id;
-    } else if (barrier_.contains(rank) && !order_.done_before(barrier_[rank], instruction.id)) {
-      problems_.add(describe(instruction) + " may pass " +
-                    describe(schedule_.instructions[barrier_[rank]]));
-    }
-    last[instruction.lane] = instruction.id;
-  }
-
   void check_values(const Instruction& instruction) {
     if (is_compute(instruction.op)) check_weights(instruction);
     if (instruction.op == Op::kAccumulateGrad) check_accumulation(instruction);
-    if (instruction.op == Op::kFoldGrad || instruction.op == Op::kGradNorm ||
-        instruction.op == Op::kOptimizerStep) {
+    if (is_group_fold(instruction)) {
+      check_group_fold(instruction);
+    } else if (instruction.op == Op::kFoldGrad || instruction.op == Op::kRoundGrad ||
+               instruction.op == Op::kGradNorm || instruction.op == Op::kOptimizerStep) {
       check_complete(instruction);
     }
     if (instruction.op == Op::kOptimizerStep) {
@@ -306,35 +391,77 @@ class ContentCheck {
       has_sum = has_sum || sum;
       const std::int32_t expected = instruction.microbatch - (sum ? 1 : 0);
       for_parts(use, false, [&](std::uint64_t, std::uint64_t, Span& span) {
-        if (span.content.microbatch == expected) return;
+        const Content& found = span.content;
+        const bool single = sum || found.first_microbatch == expected;
+        if (found.microbatch == expected && single && !found.rounded && found.group_size == 0) {
+          return;
+        }
         problems_.add(describe(instruction) + (sum ? " adds to " : " adds ") +
                       describe(buffer_of(use)) + " of micro-batch " +
                       std::to_string(span.content.microbatch) + ", not " +
                       std::to_string(expected));
       });
     }
-    // A sum begins once: at the first micro-batch that its rank accumulates.
-    if (has_sum) return;
-    const auto [at, fresh] =
-        first_microbatch_.try_emplace(instruction.rank, instruction.microbatch);
-    if (!fresh && at->second != instruction.microbatch) {
-      problems_.add(describe(instruction) + " starts a sum that micro-batch " +
-                    std::to_string(at->second) + " has started");
-    }
   }
 
-  // A gradient is used when it holds every micro-batch.
+  // A fold of two sums of one unit, of neighbouring groups of micro-batches. A fold of a tied use
+  // adds the gradient of another unit.
+  bool is_group_fold(const Instruction& instruction) const {
+    return instruction.op == Op::kFoldGrad && instruction.reads.size() == 2 &&
+           buffer_of(instruction.reads[0]).unit == buffer_of(instruction.reads[1]).unit;
+  }
+  // The one content of a use, whatever instructions made its pieces; nothing if it has several.
+  std::optional<Content> content_of(const Use& use) {
+    std::optional<Content> content;
+    bool mixed = false;
+    for_parts(use, false, [&](std::uint64_t, std::uint64_t, Span& span) {
+      Content found = span.content;
+      found.maker = kNoId;
+      mixed = mixed || (content && *content != found);
+      content = found;
+    });
+    return mixed ? std::nullopt : content;
+  }
+  static std::int32_t group_size_of(const Content& sum) {
+    return sum.group_size > 0 ? sum.group_size : sum.microbatch - sum.first_microbatch + 1;
+  }
+  // The balanced tree: the left side is a power of two of groups, and not fewer than the right one
+  // has. That is the split at the largest power of two below their sum, at every level.
+  void check_group_fold(const Instruction& instruction) {
+    const bool first_in_place = is_in_place(instruction, instruction.reads[0]);
+    const auto into = content_of(instruction.reads[first_in_place ? 0 : 1]);
+    const auto from = content_of(instruction.reads[first_in_place ? 1 : 0]);
+    bool balanced = into && from && !into->rounded && !from->rounded &&
+                    into->microbatch + 1 == from->first_microbatch &&
+                    group_size_of(*into) == group_size_of(*from);
+    if (balanced) {
+      const std::int32_t size = group_size_of(*into);
+      const std::int32_t left = (into->microbatch - into->first_microbatch + 1) / size;
+      const std::int32_t right = (from->microbatch - from->first_microbatch + 1) / size;
+      balanced = (left & (left - 1)) == 0 && left >= right;
+    }
+    if (balanced) return;
+    problems_.add(describe(instruction) +
+                  " folds sums that are no neighbours in the tree of groups");
+  }
+
+  bool is_complete(const Content& gradient) const {
+    return last_microbatch_ < 0 ||
+           (gradient.first_microbatch == 0 && gradient.microbatch >= last_microbatch_);
+  }
+
+  // A gradient is used when it holds every micro-batch of the step, of whatever rank.
   void check_complete(const Instruction& instruction) {
     for (const Use& use : instruction.reads) {
       const Buffer& buffer = buffer_of(use);
       if (!is_gradient(buffer)) continue;
-      const auto last = last_microbatch_.find(buffer.rank);
-      if (last == last_microbatch_.end()) continue;
       for_parts(use, false, [&](std::uint64_t, std::uint64_t, Span& span) {
-        if (span.content.microbatch >= last->second) return;
-        problems_.add(describe(instruction) + " uses " + describe(buffer) + " at micro-batch " +
-                      std::to_string(span.content.microbatch) + " of " +
-                      std::to_string(last->second));
+        const Content& found = span.content;
+        if (is_complete(found) && (instruction.op != Op::kFoldGrad || !found.rounded)) return;
+        problems_.add(describe(instruction) + " uses " + describe(buffer) +
+                      (found.rounded ? " after it was rounded, with" : " with") +
+                      " micro-batches " + std::to_string(found.first_microbatch) + " to " +
+                      std::to_string(found.microbatch) + " of " + std::to_string(last_microbatch_));
       });
     }
   }
@@ -379,14 +506,15 @@ class ContentCheck {
     return mixed ? std::nullopt : version;
   }
 
-  // Calls f(normed) for the norms that GradNorm has taken inside elements [begin, end) of a unit.
+  // Calls f(normed) for the norms that GradNorm has taken inside elements [begin, end) of a unit, on
+  // whatever rank: each block counts once in the world.
   struct Normed {
     std::uint64_t end = 0;
     InstructionId maker = kNoId;
   };
   template <typename F>
   void for_normed(const Buffer& buffer, std::uint64_t begin, std::uint64_t end, F f) const {
-    const auto unit = normed_.find({buffer.rank, buffer.unit});
+    const auto unit = normed_.find(buffer.unit);
     if (unit == normed_.end()) return;
     auto at = unit->second.lower_bound(end);
     while (at != unit->second.begin() && std::prev(at)->second.end > begin) f((--at)->second);
@@ -422,7 +550,7 @@ class ContentCheck {
       bool again = false;
       for_normed(buffer, begin, end, [&](const Normed&) { again = true; });
       if (again) problems_.add(describe(instruction) + " takes a norm a second time");
-      normed_[{buffer.rank, buffer.unit}][begin] = Normed{end, content.maker};
+      normed_[buffer.unit][begin] = Normed{end, content.maker};
     });
   }
   // The gradient that is applied is the one that the norm was taken of.
@@ -441,14 +569,13 @@ class ContentCheck {
   void write(const Instruction& instruction) {
     // A gradient has the version of the weights that it will make.
     const auto weights = weight_version_[static_cast<std::size_t>(instruction.rank)];
-    Content content{true, weights.value_or(0) + 1, instruction.microbatch, instruction.id};
+    Content content{
+        true,  weights.value_or(0) + 1, instruction.microbatch, instruction.microbatch, 0,
+        false, instruction.id};
     if (instruction.op == Op::kOptimizerStep) {
       content.version = state_version(instruction, false).value_or(0) + 1;
-    } else if (instruction.op == Op::kAccumulateGrad) {
-      content.version = state_version(instruction, true).value_or(0);
-    } else if (instruction.op == Op::kFoldGrad) {
-      content.version = state_version(instruction, true).value_or(0);
-      content.microbatch = kAllMicrobatches;
+    } else if (is_sum(instruction.op)) {
+      content = summed(instruction);
     } else if (is_copy(instruction.op)) {
       copy(instruction);
       return;
@@ -471,23 +598,64 @@ class ContentCheck {
     spans[range.begin] = span;
   }
 
+  static bool is_sum(Op op) {
+    return op == Op::kAccumulateGrad || op == Op::kFoldGrad || op == Op::kRoundGrad;
+  }
+
+  // The gradient that an addition or a rounding makes.
+  Content summed(const Instruction& instruction) {
+    Content made{true, 0, instruction.microbatch, instruction.microbatch, 0, false, instruction.id};
+    made.version = state_version(instruction, true).value_or(0);
+    if (is_group_fold(instruction)) {
+      for (const Use& use : instruction.reads) {
+        const Content part = content_of(use).value_or(Content{});
+        const bool left = is_in_place(instruction, use);
+        if (left) made.first_microbatch = part.first_microbatch;
+        if (!left) made.microbatch = part.microbatch;
+        made.group_size = group_size_of(part);
+      }
+      return made;
+    }
+    // The sum that is added to, or the only gradient that is read: of its parts the latest begin.
+    const bool adds = instruction.op == Op::kAccumulateGrad && instruction.reads.size() > 1;
+    for (const Use& use : instruction.reads) {
+      if (!is_gradient(buffer_of(use)) || (adds && !is_in_place(instruction, use))) continue;
+      made.first_microbatch = -1;
+      for_parts(use, false, [&](std::uint64_t, std::uint64_t, Span& span) {
+        made.first_microbatch = std::max(made.first_microbatch, span.content.first_microbatch);
+        if (instruction.op == Op::kRoundGrad) made.microbatch = span.content.microbatch;
+      });
+    }
+    if (instruction.op == Op::kFoldGrad) {
+      made.microbatch = kAllMicrobatches;
+      made.first_microbatch = 0;
+    }
+    made.rounded = instruction.op == Op::kRoundGrad;
+    return made;
+  }
+
+  // The parts of `to` and their contents after a copy of `from`.
+  std::vector<std::pair<Use, Content>> copied(const Use& from, const Use& to) {
+    const std::uint64_t source = bytes_of(from, buffer_of(from)).begin;
+    const std::uint64_t target = bytes_of(to, buffer_of(to)).begin;
+    std::vector<std::pair<Use, Content>> parts;
+    for_parts(from, false, [&](std::uint64_t begin, std::uint64_t end, Span& span) {
+      const Use part{to.buffer, target + (begin - source), end - begin};
+      // Neighbours of equal content are one part, or spans would multiply.
+      if (!parts.empty() && parts.back().second == span.content) {
+        parts.back().first.bytes += part.bytes;
+      } else {
+        parts.emplace_back(part, span.content);
+      }
+    });
+    return parts;
+  }
+
   void copy(const Instruction& instruction) {
     for (std::size_t k = 0; k < instruction.reads.size(); ++k) {
-      const Use& from = instruction.reads[k];
-      const Use& to = instruction.writes[k];
-      const std::uint64_t source = bytes_of(from, buffer_of(from)).begin;
-      const std::uint64_t target = bytes_of(to, buffer_of(to)).begin;
-      std::vector<std::pair<Use, Content>> parts;
-      for_parts(from, false, [&](std::uint64_t begin, std::uint64_t end, Span& span) {
-        const Use part{to.buffer, target + (begin - source), end - begin};
-        // Neighbours of equal content are one part, or spans would multiply.
-        if (!parts.empty() && parts.back().second == span.content) {
-          parts.back().first.bytes += part.bytes;
-        } else {
-          parts.emplace_back(part, span.content);
-        }
-      });
-      for (const auto& [part, content] : parts) store(instruction, part, content);
+      for (const auto& [part, content] : copied(instruction.reads[k], instruction.writes[k])) {
+        store(instruction, part, content);
+      }
     }
   }
 
@@ -514,7 +682,7 @@ class ContentCheck {
         whole = whole && span.content.written && (!version || *version == span.content.version);
         version = span.content.version;
       }
-      const bool as_at_entry = !all_taken_ && entry_version.contains(residency.home) &&
+      const bool as_at_entry = !all_taken() && entry_version.contains(residency.home) &&
                                version == entry_version[residency.home];
       if (whole && (version == residency.version || as_at_entry)) continue;
       problems_.add(describe(home) +
@@ -539,10 +707,9 @@ class ContentCheck {
       if (clip.written && clip.version == residency.version) continue;
       problems_.add(describe(home) + " is left for a later update without its clip factor");
     }
-    const auto last = last_microbatch_.find(home.rank);
     for (const auto& [begin, span] : spans_[residency.home]) {
       const Content& content = span.content;
-      const bool complete = last == last_microbatch_.end() || content.microbatch >= last->second;
+      const bool complete = is_complete(content);
       bool normed = content.maker == kNoId;  // it waited at entry already
       bool same = true;
       for_normed(home, home.first_elem + elems_in(home.dtype, begin),
@@ -558,30 +725,26 @@ class ContentCheck {
     }
   }
 
-  using RankUnit = std::pair<std::int32_t, std::int32_t>;
-
   const Schedule& schedule_;
   const HappensBefore& order_;
+  const Meetings& meetings_;
   const std::array<bool, kGuardCount>& taken_;
   Problems& problems_;
   std::vector<Spans> spans_;
   std::vector<bool> released_;
   std::vector<bool> outlives_;  // its content is used after the schedule
-  bool all_taken_;
   std::vector<std::optional<std::int32_t>>
-      weight_version_;  // by rank: the version that compute reads
-  std::map<std::int32_t, std::int32_t> first_microbatch_, last_microbatch_;  // by rank: of sums
-  std::map<RankUnit, std::map<std::uint64_t, Normed>> normed_;               // by first element
-  std::map<std::int32_t, InstructionId> last_storage_write_, barrier_;       // by rank
-  std::map<std::int32_t, int> committed_;                                    // Commits, by rank
-  std::map<std::int32_t, std::map<Lane, InstructionId>> last_of_lane_;
+      weight_version_;                 // by rank: the version that compute reads
+  std::int32_t last_microbatch_ = -1;  // the last that any rank adds to a sum
+  std::map<std::int32_t, std::map<std::uint64_t, Normed>> normed_;  // by unit, first element
+  std::map<std::int32_t, int> committed_;                           // Commits, by rank
 };
 
 }  // namespace
 
-void check_contents(const Schedule& schedule, const HappensBefore& order,
+void check_contents(const Schedule& schedule, const HappensBefore& order, const Meetings& meetings,
                     const std::array<bool, kGuardCount>& taken, Problems& problems) {
-  ContentCheck(schedule, order, taken, problems).run();
+  ContentCheck(schedule, order, meetings, taken, problems).run();
 }
 
 }  // namespace sluice::schedule::validation

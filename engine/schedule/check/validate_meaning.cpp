@@ -27,12 +27,14 @@ class MeaningCheck {
       if (instruction.op == Op::kRelease) continue;
       check_microbatch(instruction);
       if (is_copy(instruction.op)) check_copy(instruction);
-      if (is_copy(instruction.op) || is_send(instruction.op)) check_unit(instruction);
+      const bool moves = is_copy(instruction.op) || is_send(instruction.op);
+      if (moves || is_collective(instruction.op)) check_unit(instruction);
       if (is_compute(instruction.op)) check_compute(instruction);
       check_saved(instruction);
       switch (instruction.op) {
         case Op::kAccumulateGrad:
         case Op::kFoldGrad:
+        case Op::kRoundGrad:
         case Op::kGradNorm:
         case Op::kOptimizerStep:
           check_update(instruction);
@@ -300,16 +302,18 @@ class MeaningCheck {
 
   // Whether the use covers all of a per-tensor buffer.
   static bool covers_all(const Buffer& buffer, const Use& use) {
-    return sluice::schedule::elems_of(buffer, use) == ElemRange{0, buffer.elems};
+    return sluice::schedule::elems_of(buffer, use) ==
+           ElemRange{buffer.first_elem, buffer.first_elem + buffer.elems};
   }
 
-  // A fold adds another unit's gradient to the one that it writes.
+  // A fold adds another unit's gradient, or that of another group of micro-batches, to the one that
+  // it writes.
   bool folds_two(const Instruction& instruction) const {
     int own = 0;
     for (const Use& use : instruction.reads) {
       if (is_state(buffer_of(use)) && buffer_of(use).unit == instruction.unit) ++own;
     }
-    return own == 1;
+    return own == 1 || own == 2;
   }
 
   const Schedule& schedule_;

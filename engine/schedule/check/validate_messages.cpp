@@ -4,6 +4,7 @@
 // meeting of all members. Each meeting becomes one node of a wait graph with the deps and lane
 // orders as edges. A topological sort of the graph proves the absence of deadlock.
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <tuple>
 #include <vector>
@@ -13,123 +14,276 @@
 namespace sluice::schedule::validation {
 namespace {
 
-// Instructions that can only end together: a send and its receive, or the members of a collective.
-// As one node of the wait graph they stand for the worst case, a send that blocks until received.
-class Meetings {
- public:
-  Meetings(const Schedule& schedule, Problems& problems)
-      : schedule_(schedule), problems_(problems), node_(schedule.instructions.size()) {
-    for (std::size_t i = 0; i < node_.size(); ++i) node_[i] = static_cast<InstructionId>(i);
-    match_messages();
-    match_collectives();
-  }
-  // The instruction that stands for i's meeting.
-  InstructionId node(InstructionId i) const { return node_[i]; }
+// The bytes of one use.
+std::uint64_t used_bytes(const Schedule& schedule, const Use& use) {
+  const ByteRange range = bytes_of(use, schedule.buffers[use.buffer]);
+  return range.end - range.begin;
+}
 
- private:
+std::uint64_t used_bytes(const Schedule& schedule, const std::vector<Use>& uses) {
+  std::uint64_t sum = 0;
+  for (const Use& use : uses) sum += used_bytes(schedule, use);
+  return sum;
+}
+
+bool is_member(const Group& group, std::int32_t world_rank) {
+  return std::binary_search(group.ranks.begin(), group.ranks.end(), world_rank);
+}
+
+bool moves_parts(Op op) {
+  return op == Op::kGather || op == Op::kAllToAll;
+}
+
+}  // namespace
+
+Meetings::Meetings(const Schedule& schedule, Problems& problems)
+    : schedule_(schedule),
+      node_(schedule.instructions.size()),
+      round_(schedule.instructions.size(), kNoId) {
+  for (std::size_t i = 0; i < node_.size(); ++i) node_[i] = static_cast<InstructionId>(i);
+  match_messages(problems);
+  match_collectives(problems);
+}
+
+// First in, first out in each channel. Both ends must agree on the bytes.
+void Meetings::match_messages(Problems& problems) {
   // Direction (forward, backward), sender, receiver, tag: a first-in first-out channel.
   using Channel = std::tuple<bool, std::int32_t, std::int32_t, std::int32_t>;
-
-  // First in, first out in each channel. Both ends must agree on the bytes.
-  void match_messages() {
-    std::map<Channel, std::vector<InstructionId>> sends;
-    std::map<Channel, std::vector<InstructionId>> receives;
-    for (const Instruction& instruction : schedule_.instructions) {
-      const bool send = is_send(instruction.op);
-      if (!send && !is_receive(instruction.op)) continue;
-      if (instruction.peer < 0 || instruction.peer >= schedule_.ranks ||
-          instruction.peer == instruction.rank) {
-        problems_.add(describe(instruction) + " has no peer");
-        continue;
-      }
-      if (instruction.guard != Guard::kNone) {
-        problems_.add(describe(instruction) + " is a message under a guard");
-      }
-      const bool backward =
-          instruction.op == Op::kSendBackward || instruction.op == Op::kRecvBackward;
-      const std::int32_t from = send ? instruction.rank : instruction.peer;
-      const std::int32_t to = send ? instruction.peer : instruction.rank;
-      (send ? sends : receives)[{backward, from, to, instruction.tag}].push_back(instruction.id);
+  std::map<Channel, std::vector<InstructionId>> sends;
+  std::map<Channel, std::vector<InstructionId>> receives;
+  for (const Instruction& instruction : schedule_.instructions) {
+    const bool send = is_send(instruction.op);
+    if (!send && !is_receive(instruction.op)) continue;
+    const std::int32_t self = world_rank_of(schedule_, instruction.rank);
+    if (instruction.peer < 0 || instruction.peer >= world_ranks_of(schedule_) ||
+        instruction.peer == self) {
+      problems.add(describe(instruction) + " has no peer");
+      continue;
     }
-    for (const auto& [channel, list] : sends) pair_up(list, receives[channel]);
-    for (const auto& [channel, list] : receives) {
-      if (!sends.contains(channel)) {
-        problems_.add(describe(schedule_.instructions[list.front()]) + " has no matching send");
-      }
+    if (instruction.guard != Guard::kNone) {
+      problems.add(describe(instruction) + " is a message under a guard");
+    }
+    const bool backward =
+        instruction.op == Op::kSendBackward || instruction.op == Op::kRecvBackward;
+    const std::int32_t from = send ? self : instruction.peer;
+    const std::int32_t to = send ? instruction.peer : self;
+    (send ? sends : receives)[{backward, from, to, instruction.tag}].push_back(instruction.id);
+  }
+  for (const auto& [channel, list] : sends) pair_up(list, receives[channel], problems);
+  for (const auto& [channel, list] : receives) {
+    if (!sends.contains(channel)) {
+      problems.add(describe(schedule_.instructions[list.front()]) + " has no matching send");
     }
   }
+}
 
-  void pair_up(const std::vector<InstructionId>& sends,
-               const std::vector<InstructionId>& receives) {
-    for (std::size_t k = 0; k < std::max(sends.size(), receives.size()); ++k) {
-      if (k >= receives.size()) {
-        problems_.add(describe(schedule_.instructions[sends[k]]) + " has no matching receive");
-        return;
-      }
-      const Instruction& receive = schedule_.instructions[receives[k]];
-      if (k >= sends.size()) {
-        problems_.add(describe(receive) + " has no matching send");
-        return;
-      }
-      const Instruction& send = schedule_.instructions[sends[k]];
-      if (used_bytes(send.reads) != used_bytes(receive.writes) || send.bytes != receive.bytes) {
-        problems_.add(describe(send) + " and " + describe(receive) + " differ in bytes");
-      }
-      if (send.microbatch != receive.microbatch) {
-        problems_.add(describe(send) + " is received for another micro-batch");
-      }
-      if (send.id > receive.id) {
-        problems_.add(describe(receive) + " is listed before its send");
-      }
-      node_[receive.id] = send.id;
+void Meetings::pair_up(const std::vector<InstructionId>& sends,
+                       const std::vector<InstructionId>& receives, Problems& problems) {
+  for (std::size_t k = 0; k < std::max(sends.size(), receives.size()); ++k) {
+    if (k >= receives.size()) {
+      problems.add(describe(schedule_.instructions[sends[k]]) + " has no matching receive");
+      return;
+    }
+    const Instruction& receive = schedule_.instructions[receives[k]];
+    if (k >= sends.size()) {
+      problems.add(describe(receive) + " has no matching send");
+      return;
+    }
+    const Instruction& send = schedule_.instructions[sends[k]];
+    if (used_bytes(schedule_, send.reads) != used_bytes(schedule_, receive.writes) ||
+        send.bytes != receive.bytes) {
+      problems.add(describe(send) + " and " + describe(receive) + " differ in bytes");
+    }
+    if (send.microbatch != receive.microbatch) {
+      problems.add(describe(send) + " is received for another micro-batch");
+    }
+    if (send.id > receive.id) {
+      problems.add(describe(receive) + " is listed before its send");
+    }
+    node_[receive.id] = send.id;
+  }
+}
+
+// The n-th collective of a (group, tag) is one meeting of the group's ranks.
+void Meetings::match_collectives(Problems& problems) {
+  std::map<std::pair<std::int32_t, std::int32_t>, ByRank> lists;
+  for (const Instruction& instruction : schedule_.instructions) {
+    if (!is_collective(instruction.op)) continue;
+    const std::int32_t self = world_rank_of(schedule_, instruction.rank);
+    if (instruction.group < 0 || instruction.group >= std::ssize(schedule_.groups)) {
+      problems.add(describe(instruction) + " names a group that does not exist");
+    } else if (!is_member(schedule_.groups[static_cast<std::size_t>(instruction.group)], self)) {
+      problems.add(describe(instruction) + " is of a rank outside group " +
+                   std::to_string(instruction.group));
+    } else if (instruction.guard != Guard::kNone) {
+      problems.add(describe(instruction) + " is a collective under a guard");
+    } else {
+      lists[{instruction.group, instruction.tag}][self].push_back(instruction.id);
     }
   }
-
-  std::uint64_t used_bytes(const std::vector<Use>& uses) const {
-    std::uint64_t sum = 0;
-    for (const Use& use : uses) {
-      const ByteRange range = bytes_of(use, schedule_.buffers[use.buffer]);
-      sum += range.end - range.begin;
-    }
-    return sum;
-  }
-
-  // The n-th collective of a (group, tag) is one meeting of the group's ranks.
-  void match_collectives() {
-    using Key = std::pair<std::int32_t, std::int32_t>;
-    std::map<Key, std::map<std::int32_t, std::vector<InstructionId>>> groups;
-    for (const Instruction& instruction : schedule_.instructions) {
-      if (!is_collective(instruction.op)) continue;
-      groups[{instruction.group, instruction.tag}][instruction.rank].push_back(instruction.id);
-    }
-    for (const auto& [key, by_rank] : groups) {
-      const std::vector<InstructionId>& first = by_rank.begin()->second;
+  for (auto& [key, by_rank] : lists) {
+    const Group& group = schedule_.groups[static_cast<std::size_t>(key.first)];
+    if (name_missing(group, key.first, by_rank, problems)) continue;
+    const std::vector<InstructionId>& first = by_rank.begin()->second;
+    for (std::size_t k = 0; k < first.size(); ++k) {
+      std::vector<InstructionId> members;
       for (const auto& [rank, list] : by_rank) {
-        if (list.size() != first.size()) {
-          problems_.add("rank " + std::to_string(rank) + " enters the collectives of group " +
-                        std::to_string(key.first) + " another number of times than its peers");
+        const Instruction& member = schedule_.instructions[list[k]];
+        const Instruction& other = schedule_.instructions[first[k]];
+        if (member.op != other.op || member.unit != other.unit || member.lane != other.lane) {
+          problems.add(describe(member) + " meets " + describe(other));
+        }
+        node_[member.id] = first[k];
+        round_[member.id] = static_cast<std::uint32_t>(rounds_.size());
+        members.push_back(member.id);
+      }
+      rounds_.push_back(std::move(members));
+    }
+  }
+}
+
+// Names each member that enters fewer of the group's collectives than others do, and the first one
+// that it surely misses. Returns whether there is any.
+bool Meetings::name_missing(const Group& group, std::int32_t number, const ByRank& lists,
+                            Problems& problems) const {
+  const std::vector<InstructionId>* longest = nullptr;
+  for (const auto& [rank, list] : lists) {
+    if (longest == nullptr || list.size() > longest->size()) longest = &list;
+  }
+  bool missing = false;
+  for (const std::int32_t rank : group.ranks) {
+    const auto own = lists.find(rank);
+    const std::size_t entered = own == lists.end() ? 0 : own->second.size();
+    if (entered == longest->size()) continue;
+    missing = true;
+    problems.add("rank " + std::to_string(rank) + " enters " + std::to_string(entered) +
+                 " collectives of group " + std::to_string(number) + " where others enter " +
+                 std::to_string(longest->size()) + ", up to " +
+                 describe(schedule_.instructions[longest->back()]));
+  }
+  return missing;
+}
+
+const Use* Meetings::source_of(const Instruction& taker, std::size_t index) const {
+  const std::int32_t from = taker.writes[index].peer;
+  // It is the k-th part that the taker has from this source.
+  const auto begin = taker.writes.begin();
+  auto k = std::count_if(begin, begin + static_cast<std::ptrdiff_t>(index),
+                         [&](const Use& use) { return use.peer == from; });
+  const std::int32_t self = world_rank_of(schedule_, taker.rank);
+  for (const InstructionId id : members(taker.id)) {
+    const Instruction& source = schedule_.instructions[id];
+    if (world_rank_of(schedule_, source.rank) != from) continue;
+    for (const Use& read : source.reads) {
+      if (taker.op == Op::kAllToAll && read.peer != self) continue;
+      if (k-- == 0) return &read;
+    }
+  }
+  return nullptr;
+}
+
+namespace {
+
+// Checks that each part which a member takes is one that another brings, that none is left over,
+// and that `bytes` is what the rank sends.
+class PartsCheck {
+ public:
+  PartsCheck(const Schedule& schedule, const Meetings& meetings, Problems& problems)
+      : schedule_(schedule), meetings_(meetings), problems_(problems) {}
+
+  void run() {
+    for (const Instruction& instruction : schedule_.instructions) {
+      if (!moves_parts(instruction.op) || meetings_.members(instruction.id).empty()) continue;
+      check_taken(instruction);
+      check_brought(instruction);
+      check_disjoint(instruction);
+    }
+  }
+
+ private:
+  const Buffer& buffer_of(const Use& use) const { return schedule_.buffers[use.buffer]; }
+
+  bool correspond(const Use& from, const Use& to) const {
+    const Buffer& source = buffer_of(from);
+    const Buffer& target = buffer_of(to);
+    if (source.role != target.role || source.dtype != target.dtype ||
+        used_bytes(schedule_, from) != used_bytes(schedule_, to)) {
+      return false;
+    }
+    if (source.role == BufferRole::kState) {
+      return source.kind == target.kind && source.unit == target.unit &&
+             elems_of(source, from) == elems_of(target, to);
+    }
+    // Partials of the norm stand in tensor order on every rank.
+    return source.role != BufferRole::kNormPartial || from.offset_bytes == to.offset_bytes;
+  }
+
+  void check_taken(const Instruction& instruction) {
+    for (std::size_t i = 0; i < instruction.writes.size(); ++i) {
+      const Use* from = meetings_.source_of(instruction, i);
+      const Use& to = instruction.writes[i];
+      if (from != nullptr && correspond(*from, to)) continue;
+      problems_.add(
+          describe(instruction) + " takes " + describe(buffer_of(to)) + " from rank " +
+          std::to_string(to.peer) + ", which brings " +
+          (from == nullptr ? "nothing" : describe(buffer_of(*from)) + " of another part"));
+    }
+  }
+
+  // A Gather's part goes to every other member, a part of an AllToAll to its peer.
+  void check_brought(const Instruction& instruction) {
+    const std::vector<InstructionId>& members = meetings_.members(instruction.id);
+    const std::int32_t self = world_rank_of(schedule_, instruction.rank);
+    std::uint64_t sent_bytes = 0;
+    for (const InstructionId id : members) {
+      const Instruction& other = schedule_.instructions[id];
+      const std::int32_t rank = world_rank_of(schedule_, other.rank);
+      std::ptrdiff_t brought = 0;
+      for (const Use& use : instruction.reads) {
+        if (instruction.op == Op::kAllToAll && use.peer != rank) continue;
+        ++brought;
+        if (rank != self) sent_bytes += used_bytes(schedule_, use);
+      }
+      const auto taken = std::count_if(other.writes.begin(), other.writes.end(),
+                                       [&](const Use& use) { return use.peer == self; });
+      // A rank may leave its own part where it is.
+      if (taken == brought || (rank == self && taken == 0)) continue;
+      problems_.add(describe(instruction) + " brings " + std::to_string(brought) +
+                    " parts to rank " + std::to_string(rank) + ", which takes " +
+                    std::to_string(taken));
+    }
+    if (sent_bytes != instruction.bytes) {
+      problems_.add(describe(instruction) + " sends " + std::to_string(sent_bytes) +
+                    " bytes and is said to send " + std::to_string(instruction.bytes));
+    }
+  }
+
+  // No rank overwrites a part that it brings.
+  void check_disjoint(const Instruction& instruction) {
+    for (const Use& write : instruction.writes) {
+      const ByteRange target = bytes_of(write, buffer_of(write));
+      for (const Use& read : instruction.reads) {
+        const ByteRange source = bytes_of(read, buffer_of(read));
+        if (read.buffer != write.buffer || source.end <= target.begin ||
+            target.end <= source.begin) {
           continue;
         }
-        for (std::size_t k = 0; k < list.size(); ++k) {
-          if (schedule_.instructions[list[k]].op != schedule_.instructions[first[k]].op) {
-            problems_.add(describe(schedule_.instructions[list[k]]) + " meets " +
-                          describe(schedule_.instructions[first[k]]));
-          }
-          node_[list[k]] = first[k];
-        }
+        problems_.add(describe(instruction) + " overwrites the part of " +
+                      describe(buffer_of(read)) + " that it brings");
+        return;
       }
     }
   }
 
   const Schedule& schedule_;
+  const Meetings& meetings_;
   Problems& problems_;
-  std::vector<InstructionId> node_;
 };
 
 }  // namespace
 
-void check_messages(const Schedule& schedule, Problems& problems) {
-  const Meetings meetings(schedule, problems);
+void check_messages(const Schedule& schedule, const Meetings& meetings, Problems& problems) {
+  PartsCheck(schedule, meetings, problems).run();
   const std::size_t count = schedule.instructions.size();
   std::vector<std::vector<InstructionId>> next(count);
   std::vector<std::uint32_t> waits_for(count);

@@ -128,15 +128,42 @@ void check_inside(const Schedule& schedule, const Buffer& buffer, Problems& prob
   }
 }
 
+// The device bytes that the places of the neediest rank take. Slots and arena of a world are the
+// largest of any rank, and not always of the same one.
+std::uint64_t device_bytes_needed(const Schedule& schedule) {
+  if (schedule.ranks == 1) {
+    return device_peak_bytes(schedule.slot_count * schedule.slot_bytes, schedule.device_arena_bytes,
+                             schedule.shares_device);
+  }
+  struct Ends {
+    std::uint64_t slots = 0;
+    std::uint64_t arena_bytes = 0;
+  };
+  std::vector<Ends> ends(static_cast<std::size_t>(schedule.ranks));
+  for (const Buffer& buffer : schedule.buffers) {
+    if (buffer.tier != Tier::kDevice) continue;
+    Ends& end = ends[static_cast<std::size_t>(buffer.rank)];
+    for (const std::uint32_t slot : buffer.slots) {
+      end.slots = std::max<std::uint64_t>(end.slots, slot + 1ull);
+    }
+    if (buffer.window) continue;
+    end.arena_bytes = std::max(end.arena_bytes, buffer.offset_bytes + place_bytes(buffer));
+  }
+  std::uint64_t most = 0;
+  for (const Ends& end : ends) {
+    most = std::max(most, device_peak_bytes(end.slots * schedule.slot_bytes, end.arena_bytes,
+                                            schedule.shares_device));
+  }
+  return most;
+}
+
 }  // namespace
 
 void check_places(const Schedule& schedule, const HappensBefore& order,
                   const std::array<std::uint64_t, kTierCount>& budgets_bytes, Problems& problems) {
   for (const Buffer& buffer : schedule.buffers) check_inside(schedule, buffer, problems);
-  const std::array<std::uint64_t, kTierCount> needed{
-      device_peak_bytes(schedule.slot_count * schedule.slot_bytes, schedule.device_arena_bytes,
-                        schedule.shares_device),
-      schedule.pinned_arena_bytes, 0};
+  const std::array<std::uint64_t, kTierCount> needed{device_bytes_needed(schedule),
+                                                     schedule.pinned_arena_bytes, 0};
   for (const Tier tier : kTiers) {
     const auto at = static_cast<std::size_t>(tier);
     const std::string name(tier_name(tier));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -64,13 +65,49 @@ class HappensBefore {
 // Checks ids, ranks, ranges and the Releases that end lifetimes. The other checks run only if this
 // one finds nothing.
 void check_structure(const Schedule& schedule, Problems& problems);
-// Checks sends and receives, collectives, and that no instructions wait in a circle.
-void check_messages(const Schedule& schedule, Problems& problems);
+// Instructions that can only end together: a send and its receive, or the members of a collective.
+// As one node of the wait graph they stand for the worst case, a send that blocks until received.
+class Meetings {
+ public:
+  // Notes messages without another end, and collectives that a member misses.
+  Meetings(const Schedule& schedule, Problems& problems);
+  // The instruction that stands for i's meeting.
+  InstructionId node(InstructionId i) const { return node_[i]; }
+  // The members of i's collective by rank; empty for other ops, and if a member is missing.
+  const std::vector<InstructionId>& members(InstructionId i) const {
+    return round_[i] == kNoId ? none_ : rounds_[round_[i]];
+  }
+  // The use through which the source of a written part brings it; null: there is none.
+  // Precondition: `write` is the write number `index` of `taker`, a Gather or an AllToAll.
+  const Use* source_of(const Instruction& taker, std::size_t index) const;
+
+ private:
+  void match_messages(Problems& problems);
+  void pair_up(const std::vector<InstructionId>& sends, const std::vector<InstructionId>& receives,
+               Problems& problems);
+  void match_collectives(Problems& problems);
+  // The lists of one (group, tag), by world rank.
+  using ByRank = std::map<std::int32_t, std::vector<InstructionId>>;
+  bool name_missing(const Group& group, std::int32_t number, const ByRank& lists,
+                    Problems& problems) const;
+
+  const Schedule& schedule_;
+  std::vector<InstructionId> node_;
+  std::vector<std::uint32_t> round_;  // by instruction: index into rounds_
+  std::vector<std::vector<InstructionId>> rounds_;
+  std::vector<InstructionId> none_;
+};
+
+// Checks that no instructions wait in a circle, and that the parts which the members of a
+// collective bring and take correspond.
+void check_messages(const Schedule& schedule, const Meetings& meetings, Problems& problems);
 // Whether each op's uses fit together: copies move like to like, within one unit and micro-batch.
 void check_meaning(const Schedule& schedule, Problems& problems);
+// Checks the order around Commits and Barriers.
+void check_control(const Schedule& schedule, const HappensBefore& order, Problems& problems);
 // Checks for races, and that each read finds the expected value, for one outcome of the guards.
 // Guard g takes effect if taken[g].
-void check_contents(const Schedule& schedule, const HappensBefore& order,
+void check_contents(const Schedule& schedule, const HappensBefore& order, const Meetings& meetings,
                     const std::array<bool, kGuardCount>& taken, Problems& problems);
 // Places and capacities.
 void check_places(const Schedule& schedule, const HappensBefore& order,

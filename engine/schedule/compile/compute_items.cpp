@@ -10,15 +10,16 @@ namespace {
 
 class ItemList {
  public:
-  ItemList(const StepModel& model, const StepOptions& options) : model_(model), options_(options) {}
+  ItemList(const StepModel& model, const StepOptions& options)
+      : model_(model), options_(options), microbatches_(own_microbatches(model, options)) {}
 
   // One micro-batch passes through all units and back before the next one starts.
   std::vector<ComputeItem> by_microbatch() && {
-    for (std::int32_t mb = 0; mb < options_.microbatches; ++mb) {
+    for (const std::int32_t mb : microbatches_) {
       for (std::int32_t unit = 0; unit < head(); ++unit) add(Op::kForward, unit, mb);
       add(Op::kLoss, head(), mb);
       for (std::int32_t unit = head(); unit >= 0; --unit) {
-        add_segment(unit, mb, mb + 1);
+        add_segment(unit, {mb});
         add_backward(unit, mb);
       }
     }
@@ -28,13 +29,12 @@ class ItemList {
   // The head's passes of one micro-batch stay together, since the head saves more than any other
   // unit.
   std::vector<ComputeItem> by_unit() && {
-    const std::int32_t microbatches = options_.microbatches;
     for (std::int32_t unit = 0; unit < head(); ++unit) {
-      for (std::int32_t mb = 0; mb < microbatches; ++mb) add(Op::kForward, unit, mb);
+      for (const std::int32_t mb : microbatches_) add(Op::kForward, unit, mb);
     }
     for (std::int32_t unit = head(); unit >= 0; --unit) {
-      add_segment(unit, 0, microbatches);
-      for (std::int32_t mb = 0; mb < microbatches; ++mb) {
+      add_segment(unit, microbatches_);
+      for (const std::int32_t mb : microbatches_) {
         if (unit == head()) add(Op::kLoss, head(), mb);
         add_backward(unit, mb);
       }
@@ -46,13 +46,13 @@ class ItemList {
   std::int32_t head() const { return static_cast<std::int32_t>(model_.units.size()) - 1; }
   void add(Op op, std::int32_t unit, std::int32_t mb) { items_.push_back({op, unit, mb}); }
 
-  // If a segment of several units begins its way back with `unit`: its forward passes of
-  // micro-batches [begin, end), once more.
-  void add_segment(std::int32_t unit, std::int32_t begin, std::int32_t end) {
+  // If a segment of several units begins its way back with `unit`: its forward passes of these
+  // micro-batches, once more.
+  void add_segment(std::int32_t unit, const std::vector<std::int32_t>& microbatches) {
     const Recomputation& recompute = options_.recompute;
     if (recompute.drops_output(unit) || !recompute.drops_output(unit - 1)) return;
     for (std::int32_t at = recompute.segment_begin(unit); at <= unit; ++at) {
-      for (std::int32_t mb = begin; mb < end; ++mb) add(Op::kRecompute, at, mb);
+      for (const std::int32_t mb : microbatches) add(Op::kRecompute, at, mb);
     }
   }
 
@@ -69,10 +69,30 @@ class ItemList {
 
   const StepModel& model_;
   const StepOptions& options_;
+  std::vector<std::int32_t> microbatches_;  // of this rank
   std::vector<ComputeItem> items_;
 };
 
 }  // namespace
+
+std::vector<std::int32_t> own_microbatches(const StepModel& model, const StepOptions& options) {
+  std::vector<std::int32_t> own;
+  if (options.fold_groups > 1) {
+    const std::int32_t count = options.microbatches / model.view.ranks;
+    for (std::int32_t i = 0; i < count; ++i) own.push_back(model.view.rank * count + i);
+    return own;
+  }
+  for (std::int32_t mb = model.view.rank; mb < options.microbatches; mb += model.view.ranks) {
+    own.push_back(mb);
+  }
+  return own;
+}
+
+std::int32_t last_own_microbatch(const StepModel& model, const StepOptions& options) {
+  const RankView& view = model.view;
+  if (options.fold_groups > 1) return options.microbatches / view.ranks * (view.rank + 1) - 1;
+  return options.microbatches - view.ranks + view.rank;
+}
 
 std::vector<ComputeItem> training_items(const StepModel& model, const StepOptions& options) {
   ItemList list(model, options);

@@ -15,7 +15,12 @@ struct ComputeItem {
   std::int32_t microbatch;
 };
 
-// All passes of all micro-batches, in the order that the options name.
+// The micro-batches that this rank computes, by their numbers in the whole step, ascending. With one
+// sum micro-batch i lies on rank i mod N; else a rank has consecutive groups.
+std::vector<std::int32_t> own_microbatches(const StepModel& model, const StepOptions& options);
+std::int32_t last_own_microbatch(const StepModel& model, const StepOptions& options);
+
+// All passes of the rank's micro-batches, in the order that the options name.
 std::vector<ComputeItem> training_items(const StepModel& model, const StepOptions& options);
 
 }  // namespace sluice::schedule

@@ -21,6 +21,7 @@
 #include "engine/schedule/compile/gradient_path.hpp"
 #include "engine/schedule/compile/link.hpp"
 #include "engine/schedule/compile/pack.hpp"
+#include "engine/schedule/compile/rank_exchange.hpp"
 #include "engine/schedule/compile/saved_values.hpp"
 #include "engine/schedule/compile/state_save.hpp"
 #include "engine/schedule/compile/step_builder.hpp"
@@ -48,7 +49,8 @@ class StepGenerator {
         pending_(pending),
         builder_(model, options, pending ? 1 : 0),
         gradients_(builder_),
-        updates_(make_updates()) {
+        update_order_(make_update_order()),
+        updates_(builder_, update_order_, !updates_in_backward(), !updates_in_backward()) {
     SLUICE_CHECK(is_possible(model, options.recompute));
     for (std::int32_t unit = 0; unit < units(); ++unit) {
       saved_values_.push_back(saved_values(model, options, unit));
@@ -62,7 +64,8 @@ class StepGenerator {
     if (options_.recompute.any()) builder_.declare_saved_parts();
     emit_items(training_items(model_, options_));
     commit();
-    emit_tied_fold(builder_);
+    gradients_.fold_tied();
+    emit_norm_gather(builder_);
     emit_clip_factor(builder_);
     const bool carries = options_.update == UpdatePlacement::kNextForward;
     if (!carries) emit_remaining_updates();
@@ -79,7 +82,8 @@ class StepGenerator {
 
   Schedule evaluation() {
     std::vector<ComputeItem> items;
-    for (std::int32_t unit = 0; unit < units(); ++unit) items.push_back({Op::kForward, unit, 0});
+    const std::int32_t own = own_microbatches(model_, options_).front();
+    for (std::int32_t unit = 0; unit < units(); ++unit) items.push_back({Op::kForward, unit, own});
     emit_items(items);
     return builder_.finish({});
   }
@@ -185,14 +189,26 @@ class StepGenerator {
   }
 
   // Updates in the order in which they become possible (in the backward pass) or are needed.
-  UpdateStream make_updates() {
-    const bool in_backward = updates_in_backward();
+  std::vector<std::int32_t> make_update_order() const {
     std::vector<std::int32_t> order(model_.units.size());
     std::iota(order.begin(), order.end(), 0);
-    if (in_backward) std::reverse(order.begin(), order.end());
-    return {builder_, std::move(order), !in_backward, !in_backward};
+    if (updates_in_backward()) std::reverse(order.begin(), order.end());
+    return order;
   }
-  void emit_remaining_updates() { updates_.emit_through(updates_in_backward() ? 0 : units() - 1); }
+  void emit_remaining_updates() { update_through(update_order_.back()); }
+  // Where weights are whole but each rank updates its shard, a Gather follows each unit's update.
+  void update_through(std::int32_t unit) {
+    const RankView& view = builder_.view();
+    if (!view.shards_optimizer() || view.shards_weights()) return updates_.emit_through(unit);
+    const auto end = std::find(update_order_.begin(), update_order_.end(), unit);
+    const auto wanted = static_cast<std::size_t>(end - update_order_.begin()) + 1;
+    for (; gathered_ < wanted; ++gathered_) {
+      const std::int32_t next = update_order_[gathered_];
+      updates_.emit_through(next);
+      const BufferId weights = builder_.made_home(StateKind::kWeight, next);
+      emit_gather(builder_, next, weights, weights);
+    }
+  }
   // An update that is pending at entry belongs to a step that has ended, so it is not one of these.
   bool updates_in_backward() const {
     return !pending_ && (options_.update == UpdatePlacement::kInBackward ||
@@ -201,7 +217,8 @@ class StepGenerator {
   // Whether the unit's gradient is complete after this item. A tied embedding's is complete only
   // after its fold.
   bool completes_gradient(const ComputeItem& item) const {
-    return item.op == Op::kBackwardWeight && item.microbatch + 1 == options_.microbatches &&
+    return item.op == Op::kBackwardWeight &&
+           item.microbatch == last_own_microbatch(model_, options_) &&
            !(item.unit == 0 && model_.tied_elems > 0);
   }
 
@@ -212,7 +229,7 @@ class StepGenerator {
     std::vector<std::vector<std::int32_t>> uses;
     for (const ComputeItem& item : items) uses.push_back(weights_read(item));
     std::function<void(std::int32_t)> before_use;
-    if (pending_) before_use = [this](std::int32_t unit) { updates_.emit_through(unit); };
+    if (pending_) before_use = [this](std::int32_t unit) { update_through(unit); };
     WeightStream weights(builder_, uses, std::move(before_use));
     ActivationStream activations = make_activations(items);
     const auto updated = std::find_if(items.begin(), items.end(), [&](const ComputeItem& item) {
@@ -386,7 +403,7 @@ class StepGenerator {
     }
     if (updates_in_backward() && completes_gradient(item)) {
       commit();
-      updates_.emit_through(item.unit);
+      update_through(item.unit);
     }
   }
 
@@ -395,7 +412,9 @@ class StepGenerator {
   bool pending_;
   StepBuilder builder_;
   GradientPath gradients_;
+  std::vector<std::int32_t> update_order_;  // all units
   UpdateStream updates_;
+  std::size_t gathered_ = 0;  // of update_order_: their new weights have been gathered
   std::vector<std::vector<SavedValue>> saved_values_;  // by unit
   std::vector<MicrobatchBuffers> buffers_;
   MicrobatchBuffers* now_ = nullptr;  // of the micro-batch that is being emitted

@@ -7,9 +7,21 @@
 // order, as the arithmetic contract asks. After the last micro-batch the norm's partial sums of
 // squares are taken of each piece, while it is in memory.
 //
+// Several ranks first exchange a round of gradients, one micro-batch of each rank, as computed. Each
+// rank then holds N parts of its own shard and adds them in the order of micro-batches, each on the
+// way above. So the sum of a shard has the bits that one rank would give it. Homes that hold
+// gradients rounded (StepBuilder::rounds_gradients) get them from sums on the device.
+//
+// With several groups of micro-batches each group has a sum. The first one lies in the home, others
+// beside it (on the device, or in pinned memory) until they are folded (group_sums). A rank among
+// others sums its own groups on the device, exchanges one partial sum, and folds those of all ranks.
+//
 // In a tied model the head's use of the embedding has a sum of its own. It is folded into the
 // embedding's sum when both are complete, and the norm follows the fold.
 #include "engine/schedule/compile/gradient_path.hpp"
+
+#include <algorithm>
+#include <utility>
 
 #include "base/error.hpp"
 #include "engine/schedule/compile/pipeline_pieces.hpp"
@@ -17,7 +29,7 @@
 namespace sluice::schedule {
 namespace {
 
-// With one micro-batch the gradient is its own sum and stays in 16 bits.
+// With one micro-batch in the whole step the gradient is its own sum and stays in 16 bits.
 bool sums(const StepBuilder& builder) {
   return builder.options().microbatches > 1;
 }
@@ -37,52 +49,78 @@ void emit_host_norm(StepBuilder& builder, std::int32_t unit, BufferId gradient, 
 }
 
 // The device computes the partials, and one copy brings them to pinned memory.
-void emit_device_norm(StepBuilder& builder, std::int32_t unit, BufferId gradient) {
-  const ElemRange whole{0, builder.unit_elems(unit)};
-  const Use home = builder.norm_partials_of(unit, whole);
+void emit_device_norm(StepBuilder& builder, std::int32_t unit, BufferId gradient, ElemRange range) {
+  const Use home = builder.norm_partials_of(unit, range);
   const BufferId partials =
       builder.add_device(BufferRole::kNormPartial, Category::kGradient, home.bytes, unit, -1);
   Instruction& norm = builder.emit(Op::kGradNorm, Lane::kCompute, unit, -1);
-  norm.reads.push_back(builder.part(gradient, whole));
+  norm.reads.push_back(builder.part(gradient, range));
   norm.writes.push_back({partials, 0, home.bytes});
   builder.move(Op::kDownload, Lane::kD2H, unit, -1, -1, {partials, 0, home.bytes}, home,
                home.bytes);
 }
 
-// A device home takes the sum in place; the window of a single micro-batch is the home itself.
-void emit_device_path(StepBuilder& builder, std::int32_t unit, std::int32_t microbatch,
-                      BufferId window) {
-  const BufferId home = builder.home(StateKind::kGradient, unit);
-  const ElemRange whole{0, builder.unit_elems(unit)};
-  if (sums(builder)) {
-    Instruction& add = builder.emit(Op::kAccumulateGrad, Lane::kCompute, unit, microbatch);
-    add.reads.push_back(builder.part(window, whole));
-    if (microbatch > 0) add.reads.push_back(builder.part(home, whole));
-    add.writes.push_back(builder.part(home, whole));
+// Adds the parts to a sum on the device. begins: the first part begins it.
+void add_on_device(StepBuilder& builder, std::int32_t unit, ElemRange range,
+                   const std::vector<GradientPart>& parts, BufferId sum, bool begins) {
+  for (std::size_t k = 0; k < parts.size(); ++k) {
+    Instruction& add = builder.emit(Op::kAccumulateGrad, Lane::kCompute, unit, parts[k].microbatch);
+    add.reads.push_back(builder.part(parts[k].buffer, range));
+    if (!begins || k > 0) add.reads.push_back(builder.part(sum, range));
+    add.writes.push_back(builder.part(sum, range));
   }
-  const bool last = microbatch + 1 == builder.options().microbatches;
-  if (last && !folded_later(builder, unit)) emit_device_norm(builder, unit, home);
 }
 
-// One micro-batch's gradient of one unit on its way to a home in pinned memory or on storage.
-// Pieces flow through three stages: bring() downloads the gradient and reads the earlier sum, add()
+void emit_fold(StepBuilder& builder, Lane lane, std::int32_t unit, Use into, Use from,
+               std::int32_t piece) {
+  Instruction& add = builder.emit(Op::kFoldGrad, lane, unit, -1);
+  add.chunk = piece;
+  add.reads = {into, from};
+  add.writes = {into};
+}
+
+bool is_last(const StepBuilder& builder, std::int32_t microbatch) {
+  return microbatch + 1 == builder.options().microbatches;
+}
+
+// A device home takes the sum in place; the window of a single micro-batch is the home itself.
+void emit_device_path(StepBuilder& builder, std::int32_t unit,
+                      const std::vector<GradientPart>& parts) {
+  const BufferId home = builder.home(StateKind::kGradient, unit);
+  const ElemRange range = builder.home_range(StateKind::kGradient, unit);
+  if (sums(builder)) {
+    add_on_device(builder, unit, range, parts, home, parts.front().microbatch == 0);
+  }
+  if (is_last(builder, parts.back().microbatch) && !folded_later(builder, unit)) {
+    emit_device_norm(builder, unit, home, range);
+  }
+}
+
+// The gradient of one unit on its way to a home in pinned memory or on storage: one micro-batch, or
+// the parts of one round. Pieces flow through three stages: bring() downloads the gradient and reads the earlier sum, add()
 // adds them, and put_back() writes the sum to storage.
 class HostGradientPath {
  public:
+  struct How {
+    bool adds =
+        false;  // the parts to a sum; else the only part is the gradient, as its home has it
+    bool begins = false;  // the first part begins the sum
+    bool ends = false;    // the home is complete with these parts
+    bool normed = false;  // and its norm is taken here
+  };
   // sum: the pieces that hold the sum afterwards. If sums wait in pinned memory between
   // micro-batches, it holds those of the previous micro-batch before.
-  HostGradientPath(StepBuilder& builder, std::int32_t unit, std::int32_t microbatch,
-                   BufferId window, std::vector<BufferId>& sum)
+  HostGradientPath(StepBuilder& builder, std::int32_t unit, std::vector<GradientPart> parts,
+                   How how, std::vector<BufferId>& sum)
       : builder_(builder),
         unit_(unit),
-        microbatch_(microbatch),
-        window_(window),
+        parts_(std::move(parts)),
+        how_(how),
         home_(builder.home(StateKind::kGradient, unit)),
         on_storage_(builder.home_tier(StateKind::kGradient, unit) == Tier::kStorage),
-        last_(microbatch + 1 == builder.options().microbatches),
-        waits_(builder.options().order == ComputeOrder::kUnit && sums(builder)),
-        pieces_(builder.pieces(builder.unit_elems(unit))),
-        incoming_(pieces_.size(), kNoId),
+        waits_(builder.options().order == ComputeOrder::kUnit && how.adds),
+        pieces_(builder.pieces(builder.home_range(StateKind::kGradient, unit))),
+        incoming_(pieces_.size() * parts_.size(), kNoId),
         sum_(sum) {
     sum_.resize(pieces_.size(), kNoId);
   }
@@ -97,28 +135,36 @@ class HostGradientPath {
  private:
   const StepModel& model() const { return builder_.model(); }
 
+  // The i-th piece of a part, in pinned memory.
+  BufferId& incoming(std::size_t i, std::size_t part) {
+    return incoming_[i * parts_.size() + part];
+  }
+
   // Down from the device; the sum so far from storage.
   void bring(std::size_t i) {
     const ElemRange range = pieces_[i];
     const auto piece = static_cast<std::int32_t>(i);
-    const bool straight_home = !sums(builder_) && !on_storage_;
-    incoming_[i] = straight_home
-                       ? home_
-                       : builder_.add_piece(Ring::kGradients, StateKind::kGradient, unit_, range,
-                                            model().dtype, builder_.gradient_version());
-    builder_.move(Op::kDownload, Lane::kD2H, unit_, microbatch_, piece,
-                  builder_.part(window_, range), builder_.part(incoming_[i], range),
-                  range.elems() * dtype_bytes(model().dtype));
-    if (!sums(builder_)) {
-      sum_[i] = incoming_[i];
+    for (std::size_t k = 0; k < parts_.size(); ++k) {
+      const bool straight_home = !how_.adds && !on_storage_;
+      incoming(i, k) = straight_home
+                           ? home_
+                           : builder_.add_piece(Ring::kGradients, StateKind::kGradient, unit_,
+                                                range, model().dtype, builder_.gradient_version());
+      builder_.move(Op::kDownload, Lane::kD2H, unit_, parts_[k].microbatch, piece,
+                    builder_.part(parts_[k].buffer, range), builder_.part(incoming(i, k), range),
+                    range.elems() * dtype_bytes(model().dtype));
+    }
+    if (!how_.adds) {
+      sum_[i] = incoming(i, 0);
     } else if (!on_storage_) {
       sum_[i] = home_;
-    } else if (!waits_ || microbatch_ == 0) {
+    } else if (!waits_ || how_.begins) {
       const Ring ring = waits_ ? Ring::kSums : Ring::kGradients;
       sum_[i] = builder_.add_piece(ring, StateKind::kGradient, unit_, range, DType::kF32,
                                    builder_.gradient_version());
-      if (microbatch_ > 0) {
-        builder_.move(Op::kStorageRead, Lane::kStorageRead, unit_, microbatch_, piece,
+      if (!how_.begins) {
+        const std::int32_t first = parts_.front().microbatch;
+        builder_.move(Op::kStorageRead, Lane::kStorageRead, unit_, first, piece,
                       builder_.part(home_, range), builder_.part(sum_[i], range),
                       range.elems() * sizeof(float));
       }
@@ -128,37 +174,97 @@ class HostGradientPath {
   void add(std::size_t i) {
     const ElemRange range = pieces_[i];
     const auto piece = static_cast<std::int32_t>(i);
-    if (sums(builder_)) {
-      Instruction& add = builder_.emit(Op::kAccumulateGrad, Lane::kOptimizer, unit_, microbatch_);
+    for (std::size_t k = 0; k < parts_.size() && how_.adds; ++k) {
+      const std::int32_t microbatch = parts_[k].microbatch;
+      Instruction& add = builder_.emit(Op::kAccumulateGrad, Lane::kOptimizer, unit_, microbatch);
       add.chunk = piece;
-      add.reads.push_back(builder_.part(incoming_[i], range));
-      if (microbatch_ > 0) add.reads.push_back(builder_.part(sum_[i], range));
+      add.reads.push_back(builder_.part(incoming(i, k), range));
+      if (!how_.begins || k > 0) add.reads.push_back(builder_.part(sum_[i], range));
       add.writes.push_back(builder_.part(sum_[i], range));
     }
-    if (last_ && !folded_later(builder_, unit_))
-      emit_host_norm(builder_, unit_, sum_[i], range, piece);
+    if (how_.normed) emit_host_norm(builder_, unit_, sum_[i], range, piece);
   }
 
   void put_back(std::size_t i) {
-    if (!on_storage_ || (waits_ && !last_)) return;
+    if (!on_storage_ || (waits_ && !how_.ends)) return;
     const ElemRange range = pieces_[i];
     const Use home = builder_.part(home_, range);
-    builder_.move(Op::kStorageWrite, Lane::kStorageWrite, unit_, microbatch_,
+    builder_.move(Op::kStorageWrite, Lane::kStorageWrite, unit_, parts_.back().microbatch,
                   static_cast<std::int32_t>(i), builder_.part(sum_[i], range), home, home.bytes);
   }
 
   StepBuilder& builder_;
   std::int32_t unit_;
-  std::int32_t microbatch_;
-  BufferId window_;
+  std::vector<GradientPart> parts_;
+  How how_;
   BufferId home_;
   bool on_storage_;
-  bool last_;   // micro-batch
   bool waits_;  // the sum, in pinned memory, from micro-batch to micro-batch
   std::vector<ElemRange> pieces_;
-  std::vector<BufferId> incoming_;  // this micro-batch's gradient, in 16 bits
+  std::vector<BufferId> incoming_;  // by piece and part, in 16 bits
   std::vector<BufferId>& sum_;      // the content of the home afterwards
 };
+
+// Adds one micro-batch to a group's sum in pinned memory that lies beside the home.
+void add_beside_home(StepBuilder& builder, std::int32_t unit, GradientPart part, BufferId sum,
+                     bool begins) {
+  const std::vector<ElemRange> pieces =
+      builder.pieces(builder.home_range(StateKind::kGradient, unit));
+  std::vector<BufferId> incoming(pieces.size(), kNoId);
+  pipeline_pieces(
+      pieces.size(), static_cast<std::size_t>(builder.options().stream_lookahead),
+      [&](std::size_t i) {
+        incoming[i] = builder.add_piece(Ring::kGradients, StateKind::kGradient, unit, pieces[i],
+                                        builder.model().dtype, builder.gradient_version());
+        const Use from = builder.part(part.buffer, pieces[i]);
+        builder.move(Op::kDownload, Lane::kD2H, unit, part.microbatch, static_cast<std::int32_t>(i),
+                     from, builder.part(incoming[i], pieces[i]), from.bytes);
+      },
+      [&](std::size_t i) {
+        Instruction& add =
+            builder.emit(Op::kAccumulateGrad, Lane::kOptimizer, unit, part.microbatch);
+        add.chunk = static_cast<std::int32_t>(i);
+        add.reads.push_back(builder.part(incoming[i], pieces[i]));
+        if (!begins) add.reads.push_back(builder.part(sum, pieces[i]));
+        add.writes.push_back(builder.part(sum, pieces[i]));
+      },
+      [](std::size_t) {});
+}
+
+// Folds the sum `from`, which lies beside the home, into the home. waiting: pieces of the home's
+// content in pinned memory; empty if the content is at home.
+void fold_into_home(StepBuilder& builder, std::int32_t unit, BufferId from,
+                    const std::vector<BufferId>& waiting, bool last) {
+  const BufferId home = builder.home(StateKind::kGradient, unit);
+  const std::vector<ElemRange> pieces =
+      builder.pieces(builder.home_range(StateKind::kGradient, unit));
+  const bool on_storage = builder.home_tier(StateKind::kGradient, unit) == Tier::kStorage;
+  std::vector<BufferId> sum = waiting;
+  if (waiting.empty()) sum.assign(pieces.size(), home);
+  pipeline_pieces(
+      pieces.size(), static_cast<std::size_t>(builder.options().stream_lookahead),
+      [&](std::size_t i) {
+        if (!on_storage || !waiting.empty()) return;
+        sum[i] = builder.add_piece(Ring::kGradients, StateKind::kGradient, unit, pieces[i],
+                                   DType::kF32, builder.gradient_version());
+        const Use use = builder.part(home, pieces[i]);
+        builder.move(Op::kStorageRead, Lane::kStorageRead, unit, -1, static_cast<std::int32_t>(i),
+                     use, builder.part(sum[i], pieces[i]), use.bytes);
+      },
+      [&](std::size_t i) {
+        emit_fold(builder, Lane::kOptimizer, unit, builder.part(sum[i], pieces[i]),
+                  builder.part(from, pieces[i]), static_cast<std::int32_t>(i));
+        if (last && !folded_later(builder, unit)) {
+          emit_host_norm(builder, unit, sum[i], pieces[i], static_cast<std::int32_t>(i));
+        }
+      },
+      [&](std::size_t i) {
+        if (!on_storage || (!waiting.empty() && !last)) return;
+        const Use use = builder.part(home, pieces[i]);
+        builder.move(Op::kStorageWrite, Lane::kStorageWrite, unit, -1, static_cast<std::int32_t>(i),
+                     builder.part(sum[i], pieces[i]), use, use.bytes);
+      });
+}
 
 }  // namespace
 
@@ -172,37 +278,150 @@ BufferId gradient_target(StepBuilder& builder, std::int32_t unit, std::int32_t m
 }
 
 void GradientPath::emit(std::int32_t unit, std::int32_t microbatch, BufferId window) {
-  if (builder_.home_tier(StateKind::kGradient, unit) == Tier::kDevice) {
-    emit_device_path(builder_, unit, microbatch, window);
+  if (builder_.options().fold_groups > 1) return emit_groups(unit, microbatch, window);
+  const std::int32_t first = microbatch - builder_.view().rank;
+  const std::vector<GradientPart> parts = emit_exchange(builder_, unit, window, first, 1);
+  const bool ends = is_last(builder_, first + builder_.view().ranks - 1);
+  if (builder_.rounds_gradients()) {
+    sum_on_device(unit, parts);
+    if (ends && !folded_later(builder_, unit)) finish_rounded(unit);
+  } else if (parts.empty()) {
+    // Other ranks own all of the unit.
+  } else if (builder_.home_tier(StateKind::kGradient, unit) == Tier::kDevice) {
+    emit_device_path(builder_, unit, parts);
   } else {
-    HostGradientPath(builder_, unit, microbatch, window, waiting_[unit]).emit();
+    const bool normed = ends && !folded_later(builder_, unit);
+    HostGradientPath(builder_, unit, parts, {sums(builder_), first == 0, ends, normed},
+                     waiting_[unit])
+        .emit();
   }
 }
 
-void emit_tied_fold(StepBuilder& builder) {
-  const std::uint64_t tied_elems = builder.model().tied_elems;
-  if (tied_elems == 0) return;
+// With one micro-batch for each rank it travels as it is.
+void GradientPath::emit_groups(std::int32_t unit, std::int32_t microbatch, BufferId window) {
+  const RankView& view = builder_.view();
+  const std::int32_t own = builder_.options().microbatches / view.ranks;
+  if (view.is_alone() || own > 1) add_to_group(unit, microbatch, window);
+  if (view.is_alone() || microbatch != own * (view.rank + 1) - 1) return;
+  fold_ranks(unit, own > 1 ? groups_[unit].top() : window);
+}
+
+// Adds a micro-batch to its group's sum, and folds what is complete with it.
+void GradientPath::add_to_group(std::int32_t unit, std::int32_t microbatch, BufferId window) {
+  const StepOptions& options = builder_.options();
+  const bool alone = builder_.view().is_alone();
+  const std::int32_t size = options.microbatches / options.fold_groups;
+  const bool begins = microbatch % size == 0;
+  const bool last = is_last(builder_, microbatch);
+  const bool on_device = !alone || builder_.home_tier(StateKind::kGradient, unit) == Tier::kDevice;
+  const ElemRange whole{0, builder_.unit_elems(unit)};
+  GroupSums& groups = groups_[unit];
+  if (begins) {
+    const bool at_home = alone && groups.count() == 0;
+    groups.push(at_home ? builder_.home(StateKind::kGradient, unit)
+                        : builder_.add_sum(on_device ? Tier::kDevice : Tier::kPinned, unit));
+  }
+  const bool at_home = alone && groups.count() == 1;
+  if (on_device) {
+    add_on_device(builder_, unit, whole, {{microbatch, window}}, groups.top(), begins);
+  } else if (at_home) {
+    HostGradientPath(builder_, unit, {{microbatch, window}}, {true, begins, false, false},
+                     waiting_[unit])
+        .emit();
+  } else {
+    add_beside_home(builder_, unit, {microbatch, window}, groups.top(), begins);
+  }
+  if ((microbatch + 1) % size != 0) return;
+  const bool waits = options.order == ComputeOrder::kUnit &&
+                     builder_.home_tier(StateKind::kGradient, unit) == Tier::kStorage;
+  groups.complete(alone && last, [&](BufferId into, BufferId from, std::size_t level, bool ends) {
+    const bool normed = ends && !folded_later(builder_, unit);
+    if (on_device) {
+      emit_fold(builder_, Lane::kCompute, unit, builder_.part(into, whole),
+                builder_.part(from, whole), -1);
+      if (normed) emit_device_norm(builder_, unit, into, whole);
+    } else if (level == 0) {
+      fold_into_home(builder_, unit, from, waits ? waiting_[unit] : std::vector<BufferId>{}, ends);
+    } else {
+      emit_fold(builder_, Lane::kOptimizer, unit, builder_.part(into, whole),
+                builder_.part(from, whole), -1);
+    }
+  });
+}
+
+// Exchanges the rank's sum of all its micro-batches, and folds those of all ranks.
+void GradientPath::fold_ranks(std::int32_t unit, BufferId partial) {
+  const RankView& view = builder_.view();
+  const std::int32_t own_count = builder_.options().microbatches / view.ranks;
+  const std::vector<GradientPart> parts =
+      emit_exchange(builder_, unit, partial, own_count - 1, own_count);
+  const ElemRange own = builder_.own_shard(unit);
+  GroupSums groups;
+  for (std::size_t k = 0; k < parts.size(); ++k) {
+    BufferId sum = parts[k].buffer;
+    if (own_count == 1) {
+      sum = builder_.add_received(StateKind::kGradient, unit, own, DType::kF32, -1,
+                                  builder_.gradient_version());
+      add_on_device(builder_, unit, own, {parts[k]}, sum, true);
+    }
+    groups.push(sum);
+    groups.complete(k + 1 == parts.size(), [&](BufferId into, BufferId from, std::size_t, bool) {
+      emit_fold(builder_, Lane::kCompute, unit, builder_.part(into, own), builder_.part(from, own),
+                -1);
+    });
+  }
+  if (!parts.empty()) sums_[unit] = groups.top();
+  if (!folded_later(builder_, unit)) finish_rounded(unit);
+}
+
+void GradientPath::sum_on_device(std::int32_t unit, const std::vector<GradientPart>& parts) {
+  if (parts.empty()) return;
+  const ElemRange own = builder_.own_shard(unit);
+  const auto [sum, fresh] = sums_.try_emplace(unit, kNoId);
+  if (fresh) {
+    sum->second = builder_.add_received(StateKind::kGradient, unit, own, DType::kF32, -1,
+                                        builder_.gradient_version());
+  }
+  add_on_device(builder_, unit, own, parts, sum->second, fresh);
+}
+
+// Rounds the sum of the rank's shard. Without shards of the optimizer's state every rank applies the
+// whole gradient, so each gathers the shards of the others; the norm is still taken once.
+void GradientPath::finish_rounded(std::int32_t unit) {
+  const ElemRange own = builder_.own_shard(unit);
+  const BufferId home = builder_.home(StateKind::kGradient, unit);
+  const bool on_device = builder_.home_tier(StateKind::kGradient, unit) == Tier::kDevice;
+  if (own.elems() > 0) {
+    const BufferId rounded =
+        on_device ? home
+                  : builder_.add_received(StateKind::kGradient, unit, own, builder_.model().dtype,
+                                          -1, builder_.gradient_version());
+    Instruction& round = builder_.emit(Op::kRoundGrad, Lane::kCompute, unit, -1);
+    round.reads.push_back(builder_.part(sums_.at(unit), own));
+    round.writes.push_back(builder_.part(rounded, own));
+    if (on_device) {
+      emit_device_norm(builder_, unit, home, own);
+    } else {
+      const std::int32_t last = builder_.options().microbatches - 1;
+      HostGradientPath(builder_, unit, {{last, rounded}}, {false, true, true, true}, waiting_[unit])
+          .emit();
+    }
+  }
+  if (builder_.view().shards_optimizer()) return;
+  SLUICE_CHECK(on_device);
+  emit_gather(builder_, unit, home, home);
+}
+
+namespace {
+
+// Folds in pinned memory. A home on storage is staged piece by piece.
+void fold_on_host(StepBuilder& builder, ElemRange shared, ElemRange rest) {
   const BufferId home = builder.home(StateKind::kGradient, 0);
   const BufferId tied = builder.home(StateKind::kGradient, builder.tied_unit());
-  const Tier tier = builder.home_tier(StateKind::kGradient, 0);
-  const auto fold = [&](Lane lane, Use into, Use from, std::int32_t piece) {
-    Instruction& add = builder.emit(Op::kFoldGrad, lane, 0, -1);
-    add.chunk = piece;
-    add.reads = {into, from};
-    add.writes = {into};
-  };
-  if (tier == Tier::kDevice) {
-    const ElemRange shared{0, tied_elems};
-    fold(Lane::kCompute, builder.part(home, shared), builder.part(tied, shared), -1);
-    emit_device_norm(builder, 0, home);
-    return;
-  }
-
   // Pieces of the shared tensor, then pieces of the rest, so that a fold never reads past it.
-  std::vector<ElemRange> pieces = builder.pieces(tied_elems);
-  for (ElemRange rest : builder.pieces(builder.unit_elems(0) - tied_elems)) {
-    pieces.push_back({rest.begin + tied_elems, rest.end + tied_elems});
-  }
+  std::vector<ElemRange> pieces = builder.pieces(shared);
+  const std::size_t folded = pieces.size();
+  for (const ElemRange range : builder.pieces(rest)) pieces.push_back(range);
   const DType dtype = builder.buffer(home).dtype;
   std::vector<BufferId> sums_of(pieces.size(), home);
   std::vector<BufferId> tied_of(pieces.size(), tied);
@@ -214,28 +433,56 @@ void emit_tied_fold(StepBuilder& builder) {
                  builder.part(staged, pieces[i]), use.bytes);
     return staged;
   };
-  const bool on_storage = tier == Tier::kStorage;
+  const bool on_storage = builder.home_tier(StateKind::kGradient, 0) == Tier::kStorage;
   pipeline_pieces(
       pieces.size(), static_cast<std::size_t>(builder.options().stream_lookahead),
       [&](std::size_t i) {
         if (!on_storage) return;
         sums_of[i] = read(home, 0, i);
-        if (pieces[i].end <= tied_elems) tied_of[i] = read(tied, builder.tied_unit(), i);
+        if (i < folded) tied_of[i] = read(tied, builder.tied_unit(), i);
       },
       [&](std::size_t i) {
         const auto piece = static_cast<std::int32_t>(i);
-        if (pieces[i].end <= tied_elems) {
-          fold(Lane::kOptimizer, builder.part(sums_of[i], pieces[i]),
-               builder.part(tied_of[i], pieces[i]), piece);
+        if (i < folded) {
+          emit_fold(builder, Lane::kOptimizer, 0, builder.part(sums_of[i], pieces[i]),
+                    builder.part(tied_of[i], pieces[i]), piece);
         }
         emit_host_norm(builder, 0, sums_of[i], pieces[i], piece);
       },
       [&](std::size_t i) {
-        if (!on_storage || pieces[i].end > tied_elems) return;
+        if (!on_storage || i >= folded) return;
         const Use use = builder.part(home, pieces[i]);
         builder.move(Op::kStorageWrite, Lane::kStorageWrite, 0, -1, static_cast<std::int32_t>(i),
                      builder.part(sums_of[i], pieces[i]), use, use.bytes);
       });
+}
+
+}  // namespace
+
+void GradientPath::fold_tied() {
+  if (builder_.model().tied_elems == 0) return;
+  const std::int32_t tied_unit = builder_.tied_unit();
+  const ElemRange shared = builder_.own_shard(tied_unit);
+  const ElemRange own = builder_.own_shard(0);
+  if (builder_.rounds_gradients()) {
+    if (shared.elems() > 0) {
+      emit_fold(builder_, Lane::kCompute, 0, builder_.part(sums_.at(0), shared),
+                builder_.part(sums_.at(tied_unit), shared), -1);
+    }
+    finish_rounded(0);
+  } else if (own.elems() == 0) {
+    // Other ranks own all of the unit.
+  } else if (builder_.home_tier(StateKind::kGradient, 0) == Tier::kDevice) {
+    const BufferId home = builder_.home(StateKind::kGradient, 0);
+    if (shared.elems() > 0) {
+      const BufferId tied = builder_.home(StateKind::kGradient, tied_unit);
+      emit_fold(builder_, Lane::kCompute, 0, builder_.part(home, shared),
+                builder_.part(tied, shared), -1);
+    }
+    emit_device_norm(builder_, 0, home, own);
+  } else {
+    fold_on_host(builder_, shared, {std::max(own.begin, builder_.model().tied_elems), own.end});
+  }
 }
 
 }  // namespace sluice::schedule

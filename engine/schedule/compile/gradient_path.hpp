@@ -5,6 +5,8 @@
 #include <map>
 #include <vector>
 
+#include "engine/schedule/compile/group_sums.hpp"
+#include "engine/schedule/compile/rank_exchange.hpp"
 #include "engine/schedule/compile/step_builder.hpp"
 
 namespace sluice::schedule {
@@ -12,19 +14,28 @@ namespace sluice::schedule {
 class GradientPath {
  public:
   explicit GradientPath(StepBuilder& builder) : builder_(builder) {}
-  // Call after BackwardWeight(unit, microbatch), with the micro-batches of a unit in ascending
-  // order. window: the device window that it wrote, or the device home itself.
+  // Call after BackwardWeight(unit, microbatch), with the rank's micro-batches of a unit in
+  // ascending order. window: the device window that it wrote, or the device home itself.
   void emit(std::int32_t unit, std::int32_t microbatch, BufferId window);
+  // Adds the tied use's gradient into its tensor's, and takes that unit's norm. Call after the last
+  // emit().
+  void fold_tied();
 
  private:
+  void emit_groups(std::int32_t unit, std::int32_t microbatch, BufferId window);
+  void add_to_group(std::int32_t unit, std::int32_t microbatch, BufferId window);
+  void fold_ranks(std::int32_t unit, BufferId partial);
+  void sum_on_device(std::int32_t unit, const std::vector<GradientPart>& parts);
+  void finish_rounded(std::int32_t unit);
+
   StepBuilder& builder_;
   // By unit: pieces of its sum that wait in pinned memory for its next micro-batch. In the order
   // "unit" that micro-batch is the next item, so a home on storage is written once.
   std::map<std::int32_t, std::vector<BufferId>> waiting_;
+  std::map<std::int32_t, BufferId> sums_;     // by unit: of gradients whose home holds them rounded
+  std::map<std::int32_t, GroupSums> groups_;  // by unit: of this rank
 };
 // The window that BackwardWeight(unit, microbatch) writes.
 BufferId gradient_target(StepBuilder& builder, std::int32_t unit, std::int32_t microbatch);
-// Adds the tied use's gradient into its tensor's, and takes that unit's norm.
-void emit_tied_fold(StepBuilder& builder);
 
 }  // namespace sluice::schedule

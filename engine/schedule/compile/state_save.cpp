@@ -23,12 +23,12 @@ StateSaver::StateSaver(StepBuilder& builder) : builder_(builder) {
       const auto kind = static_cast<StateKind>(k);
       const BufferId home = builder.home(kind, unit);
       const BufferId copy = builder.saved_home(kind, unit);
-      if (copy == kNoId || copy == home) continue;
+      if (home == kNoId || copy == kNoId || copy == home) continue;
       if (builder.buffer(home).per_tensor) {
         pieces_.push_back({home, copy, {0, builder.unit_elems(unit)}});
         continue;
       }
-      for (const ElemRange range : builder.pieces(builder.unit_elems(unit))) {
+      for (const ElemRange range : builder.pieces(builder.home_range(kind, unit))) {
         pieces_.push_back({home, copy, range});
       }
     }

@@ -8,6 +8,8 @@
 
 #include "base/dtype.hpp"
 #include "base/error.hpp"
+#include "engine/schedule/compile/compute_items.hpp"
+#include "engine/schedule/compile/group_sums.hpp"
 
 namespace sluice::schedule {
 namespace {
@@ -30,7 +32,41 @@ StepBuilder::StepBuilder(const StepModel& model, const StepOptions& options,
     : model_(model), options_(options), weight_version_(weight_version) {
   schedule_.slot_bytes = options.chunk_bytes;
   schedule_.shares_device = options.shares_device;
+  SLUICE_CHECK(options.fold_groups > 0 && options.microbatches % options.fold_groups == 0);
+  join_world();
   add_homes();
+}
+
+// One data-parallel group of all ranks.
+void StepBuilder::join_world() {
+  if (view().is_alone()) return;
+  SLUICE_CHECK(options_.microbatches % view().ranks == 0 &&
+               can_fold(options_.fold_groups, view().ranks));
+  schedule_.first_rank = view().rank;
+  schedule_.world_ranks = view().ranks;
+  Group group;
+  for (std::int32_t rank = 0; rank < view().ranks; ++rank) group.ranks.push_back(rank);
+  schedule_.groups.push_back(std::move(group));
+}
+
+ElemRange StepBuilder::shard(std::int32_t unit, std::int32_t rank) const {
+  if (view().is_alone()) return {0, unit_elems(unit)};
+  return view().shards[index(unit)][index(rank)];
+}
+
+ElemRange StepBuilder::home_range(StateKind kind, std::int32_t unit) const {
+  const RankView& ours = view();
+  const bool sharded = kind == StateKind::kWeight ? ours.shards_weights() : ours.shards_optimizer();
+  return sharded ? own_shard(unit) : ElemRange{0, unit_elems(unit)};
+}
+
+// A sum that is complete in one exchange need not wait in fp32: with one micro-batch for each rank,
+// and with groups, which are exchanged when they are summed. Ranks without shards apply the whole
+// gradient, which they gather rounded.
+bool StepBuilder::rounds_gradients() const {
+  if (view().is_alone()) return false;
+  return !view().shards_optimizer() || options_.fold_groups > 1 ||
+         options_.microbatches == view().ranks;
 }
 
 std::uint64_t StepBuilder::unit_elems(std::int32_t unit) const {
@@ -46,7 +82,10 @@ BufferId StepBuilder::made_home(StateKind kind, std::int32_t unit) const {
 }
 
 Tier StepBuilder::home_tier(StateKind kind, std::int32_t unit) const {
-  return schedule_.buffers[home(kind, unit)].tier;
+  const Placement& place = options_.placement;
+  const std::size_t at = unit == tied_unit() ? 0 : index(unit);
+  if (kind == StateKind::kWeight) return place.weight[at];
+  return kind == StateKind::kGradient ? place.gradient[at] : place.optimizer[at];
 }
 
 BufferId StepBuilder::saved_home(StateKind kind, std::int32_t unit) const {
@@ -64,18 +103,23 @@ BufferId StepBuilder::add_transient(Buffer buffer) {
   return schedule_.buffers.back().id;
 }
 
-// Lists the home of one kind of a unit's state, of all of the unit's elements.
+// Lists the home of one kind of a unit's state, of the range that this rank keeps. An empty range
+// has no home.
 BufferId StepBuilder::add_home(StateKind kind, std::int32_t unit, Tier tier, DType dtype) {
+  const ElemRange range = home_range(kind, unit);
+  if (range.elems() == 0) return kNoId;
   Buffer buffer;
   buffer.tier = tier;
   buffer.category = category_of(kind);
   buffer.dtype = dtype;
   buffer.unit = unit;
   buffer.kind = kind;
-  buffer.elems = unit_elems(unit);
+  buffer.first_elem = range.begin;
+  buffer.elems = range.elems();
   buffer.bytes = bytes_of(dtype, buffer.elems);
   // Weights and 16-bit gradients on the device are read and written by kernels as whole units.
   buffer.window = tier == Tier::kDevice && dtype == model_.dtype &&
+                  range.elems() == unit_elems(unit) &&
                   (kind == StateKind::kWeight || kind == StateKind::kGradient);
   return add_persistent(std::move(buffer));
 }
@@ -89,7 +133,9 @@ void StepBuilder::add_optimizer_home(StateKind kind, std::int32_t unit) {
   if (layout.extent == kernels::StateExtent::kAbsent || (per_tensor && tensor_elems == 0)) return;
   const BufferId id = add_home(kind, unit, optimizer_tier(unit), layout.dtype);
   homes_[index(unit)][static_cast<std::size_t>(kind)] = id;
-  if (!per_tensor) return;
+  if (!per_tensor || id == kNoId) return;
+  // Rules that need whole tensors have shards of whole units.
+  SLUICE_CHECK(home_range(kind, unit).elems() == unit_elems(unit));
   Buffer& buffer = schedule_.buffers[id];
   buffer.per_tensor = true;
   buffer.elems = tensor_elems;
@@ -136,7 +182,8 @@ void StepBuilder::add_shadows() {
 // last, so that runs without them have the same ids for everything else.
 void StepBuilder::add_homes() {
   const Placement& place = options_.placement;
-  const DType accumulator = accumulator_dtype(model_, options_.microbatches);
+  const DType gradient_dtype =
+      rounds_gradients() ? model_.dtype : accumulator_dtype(model_, options_.microbatches);
   homes_.assign(model_.units.size() + 1, {kNoId, kNoId, kNoId, kNoId, kNoId});
   const auto set = [&](std::int32_t unit, StateKind kind, Tier tier, DType dtype) {
     homes_[index(unit)][static_cast<std::size_t>(kind)] = add_home(kind, unit, tier, dtype);
@@ -146,13 +193,14 @@ void StepBuilder::add_homes() {
   for (std::int32_t unit = 0; unit < unit_count(); ++unit) {
     const std::size_t at = index(unit);
     set(unit, StateKind::kWeight, place.weight[at], model_.dtype);
-    set(unit, StateKind::kGradient, place.gradient[at], accumulator);
+    set(unit, StateKind::kGradient, place.gradient[at], gradient_dtype);
     for (const StateKind kind : kOptimizerKinds) add_optimizer_home(kind, unit);
     norm_blocks_of_earlier_units_.push_back(norm_blocks);
     norm_blocks += model_.units[at].norm_blocks_before.back();
   }
-  if (model_.tied_elems > 0) {
-    set(tied_unit(), StateKind::kGradient, place.gradient[0], accumulator);
+  // The sum of a tied use is folded before it is rounded, so it has no rounded home.
+  if (model_.tied_elems > 0 && !rounds_gradients()) {
+    set(tied_unit(), StateKind::kGradient, place.gradient[0], gradient_dtype);
   }
 
   const auto pinned = [&](BufferRole role, Category category, DType dtype, std::uint64_t bytes,
@@ -166,11 +214,13 @@ void StepBuilder::add_homes() {
     buffer.microbatch = microbatch;
     return add_persistent(std::move(buffer));
   };
-  for (std::int32_t mb = 0; mb < options_.microbatches; ++mb) {
-    tokens_.push_back(
-        pinned(BufferRole::kTokens, Category::kActivation, DType::kI32, model_.token_bytes, mb));
-    losses_.push_back(
-        pinned(BufferRole::kLoss, Category::kActivation, DType::kF64, sizeof(double), mb));
+  tokens_.assign(index(options_.microbatches), kNoId);
+  losses_.assign(index(options_.microbatches), kNoId);
+  for (const std::int32_t mb : own_microbatches(model_, options_)) {
+    tokens_[index(mb)] =
+        pinned(BufferRole::kTokens, Category::kActivation, DType::kI32, model_.token_bytes, mb);
+    losses_[index(mb)] =
+        pinned(BufferRole::kLoss, Category::kActivation, DType::kF64, sizeof(double), mb);
   }
   norm_partials_ = pinned(BufferRole::kNormPartial, Category::kGradient, DType::kF64,
                           norm_blocks * sizeof(double), -1);
@@ -208,6 +258,30 @@ BufferId StepBuilder::add_window(StateKind kind, std::int32_t unit, std::uint64_
   return add_transient(std::move(buffer));
 }
 
+BufferId StepBuilder::add_received(StateKind kind, std::int32_t unit, ElemRange range, DType dtype,
+                                   std::int32_t microbatch, std::int32_t version) {
+  Buffer buffer;
+  buffer.tier = Tier::kDevice;
+  buffer.category = Category::kCommunication;
+  buffer.dtype = dtype;
+  buffer.unit = unit;
+  buffer.microbatch = microbatch;
+  buffer.kind = kind;
+  buffer.first_elem = range.begin;
+  buffer.elems = range.elems();
+  buffer.bytes = bytes_of(dtype, range.elems());
+  buffer.version = version;
+  return add_transient(std::move(buffer));
+}
+
+BufferId StepBuilder::add_sum(Tier tier, std::int32_t unit) {
+  const BufferId id = add_received(StateKind::kGradient, unit, {0, unit_elems(unit)}, DType::kF32,
+                                   -1, gradient_version());
+  schedule_.buffers[id].tier = tier;
+  schedule_.buffers[id].category = Category::kGradient;
+  return id;
+}
+
 // The chunk number tells pieces of one unit apart in traces; ranges are what the checks compare.
 BufferId StepBuilder::add_piece(Ring ring, StateKind kind, std::int32_t unit, ElemRange range,
                                 DType dtype, std::int32_t version) {
@@ -229,7 +303,8 @@ BufferId StepBuilder::add_piece(Ring ring, StateKind kind, std::int32_t unit, El
 BufferId StepBuilder::add_staged(Ring ring, BufferId home, ElemRange range, std::int32_t version) {
   const Buffer& from = schedule_.buffers[home];
   const bool per_tensor = from.per_tensor;
-  const ElemRange covered = per_tensor ? ElemRange{0, from.elems} : range;
+  const ElemRange covered =
+      per_tensor ? ElemRange{from.first_elem, from.first_elem + from.elems} : range;
   const BufferId id = add_piece(ring, from.kind, from.unit, covered, from.dtype, version);
   schedule_.buffers[id].per_tensor = per_tensor;
   return id;
@@ -272,7 +347,8 @@ BufferId StepBuilder::add_saved(std::int32_t unit, std::int32_t microbatch, Elem
 
 Use StepBuilder::part(BufferId id, ElemRange range) const {
   const Buffer& buffer = schedule_.buffers[id];
-  return use_of(buffer, buffer.per_tensor ? ElemRange{0, buffer.elems} : range);
+  if (!buffer.per_tensor) return use_of(buffer, range);
+  return use_of(buffer, {buffer.first_elem, buffer.first_elem + buffer.elems});
 }
 
 // Ids and deps come later: Releases are still to be inserted between the instructions.
@@ -296,10 +372,10 @@ void StepBuilder::move(Op op, Lane lane, std::int32_t unit, std::int32_t microba
   instruction.bytes = bytes;
 }
 
-std::vector<ElemRange> StepBuilder::pieces(std::uint64_t elems) const {
+std::vector<ElemRange> StepBuilder::pieces(ElemRange range) const {
   std::vector<ElemRange> ranges;
-  for (std::uint64_t begin = 0; begin < elems; begin += options_.piece_elems) {
-    ranges.push_back({begin, std::min(begin + options_.piece_elems, elems)});
+  for (std::uint64_t begin = range.begin; begin < range.end; begin += options_.piece_elems) {
+    ranges.push_back({begin, std::min(begin + options_.piece_elems, range.end)});
   }
   return ranges;
 }

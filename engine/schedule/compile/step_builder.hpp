@@ -44,7 +44,19 @@ class StepBuilder {
   std::int32_t unit_count() const { return static_cast<std::int32_t>(model_.units.size()); }
   // The number of the tied unit, which has only a gradient.
   std::int32_t tied_unit() const { return unit_count(); }
+  // Elements of the window, which holds the whole unit.
   std::uint64_t unit_elems(std::int32_t unit) const;
+  const RankView& view() const { return model_.view; }
+  // The range of the unit that a rank owns; all of it if the rank is alone.
+  ElemRange shard(std::int32_t unit, std::int32_t rank) const;
+  ElemRange own_shard(std::int32_t unit) const { return shard(unit, view().rank); }
+  // The elements that this rank's home holds; empty: the rank has no such home.
+  ElemRange home_range(StateKind kind, std::int32_t unit) const;
+  // The elements that this rank updates.
+  ElemRange updated_range(std::int32_t unit) const { return home_range(StateKind::kMaster, unit); }
+  // Whether the homes of gradients that several ranks sum hold them rounded, in the gradients' own
+  // dtype. Their sums are transient buffers on the device.
+  bool rounds_gradients() const;
   std::int32_t weight_version() const { return weight_version_; }
   std::int32_t gradient_version() const { return weight_version_ + 1; }
   const Buffer& buffer(BufferId id) const { return schedule_.buffers[id]; }
@@ -61,7 +73,8 @@ class StepBuilder {
   BufferId host_loss(std::int32_t microbatch) const { return losses_[index(microbatch)]; }
   BufferId norm_partials() const { return norm_partials_; }
   BufferId clip_scalar() const { return clip_scalar_; }
-  // The part of norm_partials() that belongs to a range of a unit.
+  // The part of norm_partials() that belongs to a range of a unit. Its bytes are 0 if no block
+  // begins there.
   Use norm_partials_of(std::int32_t unit, ElemRange range) const;
 
   BufferId add_transient(Buffer buffer);
@@ -71,6 +84,12 @@ class StepBuilder {
   // A device window over a whole unit's elements.
   BufferId add_window(StateKind kind, std::int32_t unit, std::uint64_t elems, DType dtype,
                       std::int32_t microbatch, std::int32_t version);
+  // A device buffer for a part of a unit's state that another rank sends, or for a sum of such
+  // parts.
+  BufferId add_received(StateKind kind, std::int32_t unit, ElemRange range, DType dtype,
+                        std::int32_t microbatch, std::int32_t version);
+  // An fp32 sum of the unit's gradient that lies beside its home for a while.
+  BufferId add_sum(Tier tier, std::int32_t unit);
   // A pinned piece of a unit's state.
   BufferId add_piece(Ring ring, StateKind kind, std::int32_t unit, ElemRange range, DType dtype,
                      std::int32_t version);
@@ -92,8 +111,8 @@ class StepBuilder {
   void move(Op op, Lane lane, std::int32_t unit, std::int32_t microbatch, std::int32_t piece,
             Use from, Use to, std::uint64_t bytes);
 
-  // The pieces of a unit of `elems` elements, in order.
-  std::vector<ElemRange> pieces(std::uint64_t elems) const;
+  // The pieces of a range of a unit, in order.
+  std::vector<ElemRange> pieces(ElemRange range) const;
 
   // Lists the parts of all saved regions in the schedule. A step that makes some of them again
   // needs this.
@@ -104,6 +123,7 @@ class StepBuilder {
  private:
   static std::size_t index(std::int32_t value) { return static_cast<std::size_t>(value); }
   void add_homes();
+  void join_world();
   BufferId add_persistent(Buffer buffer);
   BufferId add_home(StateKind kind, std::int32_t unit, Tier tier, DType dtype);
   void add_optimizer_home(StateKind kind, std::int32_t unit);

@@ -12,6 +12,7 @@
 #include "base/memory_kinds.hpp"
 #include "base/units.hpp"
 #include "engine/schedule/compile/recompute.hpp"
+#include "engine/schedule/rank_view.hpp"
 #include "engine/schedule/saved_part.hpp"
 #include "kernels/optimizer.hpp"
 
@@ -47,6 +48,7 @@ struct StepModel {
   std::uint64_t token_bytes = 0;        // tokens and targets of one micro-batch
   DType dtype = DType::kBF16;           // of weights and gradients
   kernels::OptimizerOptions optimizer;  // optimizer.weight == dtype
+  RankView view;                        // whose step it is
 };
 
 // The tier of each unit's state between uses, by kind.
@@ -92,7 +94,10 @@ enum class UpdatePlacement : std::uint8_t {
 };
 
 struct StepOptions {
-  std::int32_t microbatches = 1;
+  std::int32_t microbatches = 1;  // of the step, over all ranks
+  // Equal, consecutive groups of micro-batches with a sum each, folded by a balanced tree; divides
+  // `microbatches`. It changes the bits of the sums. 1: one sum, in the order of micro-batches.
+  std::int32_t fold_groups = 1;
   ComputeOrder order = ComputeOrder::kMicrobatch;
   UpdatePlacement update = UpdatePlacement::kAfterBackward;
   Recomputation recompute;
@@ -118,7 +123,7 @@ struct StepOptions {
   bool operator==(const StepOptions&) const = default;
 };
 
-// Dtype of a gradient that waits for the optimizer: fp32 if micro-batches are summed.
+// Dtype of a sum of gradients: fp32 if micro-batches are summed.
 constexpr DType accumulator_dtype(const StepModel& model, std::int32_t microbatches) {
   return microbatches > 1 ? DType::kF32 : model.dtype;
 }

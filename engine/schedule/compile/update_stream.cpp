@@ -33,14 +33,14 @@ UpdateStream::UpdateStream(StepBuilder& builder, std::vector<std::int32_t> order
                            bool clips)
     : builder_(builder), order_(std::move(order)), reads_ahead_(reads_ahead), clips_(clips) {
   for (const std::int32_t unit : order_) {
-    const std::uint64_t elems = builder.unit_elems(unit);
+    const ElemRange range = builder.updated_range(unit);
     if (builder.optimizer_tier(unit) == Tier::kDevice) {
       // in place, whole
     } else if (kernels::needs_whole_tensors(builder.model().optimizer)) {
-      pieces_.push_back({unit, {0, elems}});
+      if (range.elems() > 0) pieces_.push_back({unit, range});
     } else {
-      for (std::uint64_t begin = 0; begin < elems; begin += piece_elems()) {
-        pieces_.push_back({unit, {begin, std::min(begin + piece_elems(), elems)}});
+      for (std::uint64_t begin = range.begin; begin < range.end; begin += piece_elems()) {
+        pieces_.push_back({unit, {begin, std::min(begin + piece_elems(), range.end)}});
       }
     }
     pieces_through_.push_back(pieces_.size());
@@ -145,15 +145,16 @@ void UpdateStream::put_back(const Piece& piece) {
 }
 
 void UpdateStream::emit_device_update(std::int32_t unit) {
-  const ElemRange whole{0, builder_.unit_elems(unit)};
+  const ElemRange range = builder_.updated_range(unit);
+  if (range.elems() == 0) return;  // other ranks update all of it
   Instruction& step = builder_.emit(Op::kOptimizerStep, Lane::kCompute, unit, -1);
   for (std::size_t k = 0; k < kStateKindCount; ++k) {
     const auto kind = static_cast<StateKind>(k);
     const BufferId home = builder_.home(kind, unit);
     if (home == kNoId) continue;
-    if (read_before(kind)) step.reads.push_back(builder_.part(home, whole));
+    if (read_before(kind)) step.reads.push_back(builder_.part(home, range));
     if (written_after(kind)) {
-      step.writes.push_back(builder_.part(builder_.made_home(kind, unit), whole));
+      step.writes.push_back(builder_.part(builder_.made_home(kind, unit), range));
     }
   }
   add_common(step, Tier::kDevice);

@@ -8,6 +8,10 @@
 // fetch waits for a later instruction. An evicted weight is only dropped, since its home still has
 // it.
 //
+// If several ranks share the weights (ZeRO stage 3), each fetches its own shard into its place in
+// the window, and a Gather completes the window. So the same rules decide whether a gathered unit is
+// kept for its backward pass or gathered again.
+//
 // From pinned memory a unit is uploaded chunk by chunk. From storage it goes through staged pieces
 // in pinned memory, with the read of the next pieces ahead of the upload of the current one.
 #include "engine/schedule/compile/weight_stream.hpp"
@@ -18,6 +22,7 @@
 #include "base/error.hpp"
 #include "base/units.hpp"
 #include "engine/schedule/compile/pipeline_pieces.hpp"
+#include "engine/schedule/compile/rank_exchange.hpp"
 
 namespace sluice::schedule {
 namespace {
@@ -41,7 +46,8 @@ WeightStream::WeightStream(StepBuilder& builder, std::vector<std::vector<std::in
 }
 
 bool WeightStream::resident_on_device(std::int32_t unit) const {
-  return builder_.home_tier(StateKind::kWeight, unit) == Tier::kDevice;
+  return builder_.home_tier(StateKind::kWeight, unit) == Tier::kDevice &&
+         !builder_.view().shards_weights();
 }
 
 std::uint64_t WeightStream::slots_of(std::int32_t unit) const {
@@ -136,35 +142,42 @@ void WeightStream::pass_uses(std::size_t use_index) {
 }
 
 void WeightStream::fetch(std::int32_t unit) {
-  const StepModel& model = builder_.model();
-  const std::uint64_t elems = builder_.unit_elems(unit);
-  const BufferId home = builder_.home(StateKind::kWeight, unit);
   if (before_use_) before_use_(unit);
-  const std::int32_t version = builder_.weight_version();
   const BufferId window =
-      builder_.add_window(StateKind::kWeight, unit, elems, model.dtype, -1, version);
+      builder_.add_window(StateKind::kWeight, unit, builder_.unit_elems(unit),
+                          builder_.model().dtype, -1, builder_.weight_version());
   windows_[static_cast<std::size_t>(unit)] = window;
   used_slots_ += slots_of(unit);
   on_device_.insert({next_use(unit), unit});
+  const bool on_device = builder_.home_tier(StateKind::kWeight, unit) == Tier::kDevice;
+  if (!on_device) bring_home(unit, window);
+  if (!builder_.view().shards_weights()) return;
+  emit_gather(builder_, unit, on_device ? builder_.home(StateKind::kWeight, unit) : window, window);
+}
 
+// Brings the elements of this rank's home to their place in the window.
+void WeightStream::bring_home(std::int32_t unit, BufferId window) {
+  const StepModel& model = builder_.model();
+  const ElemRange own = builder_.home_range(StateKind::kWeight, unit);
+  const BufferId home = builder_.home(StateKind::kWeight, unit);
   if (builder_.home_tier(StateKind::kWeight, unit) == Tier::kPinned) {
     const std::uint64_t chunk_elems = builder_.options().chunk_bytes / dtype_bytes(model.dtype);
     std::int32_t chunk = 0;
-    for (std::uint64_t begin = 0; begin < elems; begin += chunk_elems, ++chunk) {
-      const ElemRange range{begin, std::min(begin + chunk_elems, elems)};
+    for (std::uint64_t begin = own.begin; begin < own.end; begin += chunk_elems, ++chunk) {
+      const ElemRange range{begin, std::min(begin + chunk_elems, own.end)};
       builder_.move(Op::kUpload, Lane::kH2D, unit, -1, chunk, builder_.part(home, range),
                     builder_.part(window, range), range.elems() * dtype_bytes(model.dtype));
     }
     return;
   }
-  const std::vector<ElemRange> pieces = builder_.pieces(elems);
+  const std::vector<ElemRange> pieces = builder_.pieces(own);
   std::vector<BufferId> staged(pieces.size());
   pipeline_pieces(
       pieces.size(), static_cast<std::size_t>(builder_.options().stream_lookahead),
       [&](std::size_t i) {
         const ElemRange range = pieces[i];
         staged[i] = builder_.add_piece(Ring::kWeights, StateKind::kWeight, unit, range, model.dtype,
-                                       version);
+                                       builder_.weight_version());
         builder_.move(Op::kStorageRead, Lane::kStorageRead, unit, -1, static_cast<std::int32_t>(i),
                       builder_.part(home, range), builder_.part(staged[i], range),
                       range.elems() * dtype_bytes(model.dtype));

@@ -33,6 +33,7 @@ class WeightStream {
   bool make_room(std::int32_t unit, std::size_t target_use);
   void pass_uses(std::size_t use_index);
   void fetch(std::int32_t unit);
+  void bring_home(std::int32_t unit, BufferId window);
   std::uint64_t just_enough_slots() const;
   void look_ahead();
   // The next distinct units to be fetched after use_index, nearest first.

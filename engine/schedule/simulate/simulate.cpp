@@ -54,7 +54,8 @@ class Meetings {
         }
         case Op::kGather:
         case Op::kReduceScatter:
-        case Op::kAllReduce: {
+        case Op::kAllReduce:
+        case Op::kAllToAll: {
           const std::size_t nth = entered[{instruction.group, instruction.tag, instruction.rank}]++;
           const auto [at, fresh] = rounds.try_emplace({instruction.group, instruction.tag, nth},
                                                       static_cast<std::uint32_t>(members_.size()));

@@ -7,6 +7,7 @@
 #include "base/rng.hpp"
 #include "engine/schedule/check/validate.hpp"
 #include "tests/support/pipeline_example.hpp"
+#include "tests/support/rank_world.hpp"
 #include "tests/support/step_examples.hpp"
 
 namespace sluice::schedule {
@@ -49,6 +50,22 @@ TEST(ScheduleJson, ComesBackTheSame) {
             schedule_to_json(pipeline));
 }
 
+TEST(ScheduleJson, KeepsTheGroupsAndPeersOfAWorldAndOfARanksOwnList) {
+  const StepModel model = testing::example_model(1, true, DType::kBF16);
+  const StepOptions options = testing::random_options(model, 3, 1);
+  const auto lists = testing::lists_of_ranks(model, options, StepKind::kTraining, 3, 3);
+  for (const Schedule& schedule : {lists[2], merge(lists)}) {
+    const std::string text = schedule_to_json(schedule);
+    const Schedule back = schedule_from_json(text);
+    EXPECT_EQ(schedule_to_json(back), text);
+    EXPECT_EQ(back.groups, schedule.groups);
+    EXPECT_EQ(back.first_rank, schedule.first_rank);
+    EXPECT_EQ(world_ranks_of(back), 3);
+    EXPECT_EQ(message_bytes(back, 0), message_bytes(schedule, 0));
+    EXPECT_GT(message_bytes(back, 0)[static_cast<std::size_t>(Lane::kComm)].sent, 0u);
+  }
+}
+
 TEST(ScheduleJson, RefusalsNameThePlaceOfTheError) {
   const nlohmann::json good = nlohmann::json::parse(schedule_to_json(example(1)));
   const auto with = [&](const std::string& pointer, const nlohmann::json& value) {
@@ -64,7 +81,23 @@ TEST(ScheduleJson, RefusalsNameThePlaceOfTheError) {
             "schedule: instruction 5: \"op\" knows no \"Froward\"");
   EXPECT_EQ(with("/instructions/5/deps", {5}), "schedule: instruction 5: \"deps\" must be below 5");
   EXPECT_EQ(with("/instructions/5/reads", {{1, 2}}),
-            "schedule: instruction 5: \"reads\" holds [buffer] or [buffer, offset, bytes]");
+            "schedule: instruction 5: \"reads\" holds [buffer], [buffer, offset, bytes] or "
+            "[buffer, offset, bytes, peer]");
+  EXPECT_EQ(with("/instructions/5/reads", {{1, 0, 0, 1}}),
+            "schedule: instruction 5: \"reads\" must be below 1");
+  EXPECT_EQ(with("/instructions/5/group", 0),
+            "schedule: instruction 5: \"group\" must be a whole number from -1 to -1");
+  EXPECT_EQ(with("/first_rank", 1),
+            "schedule: document: \"first_rank\" and \"ranks\" must lie within \"world_ranks\"");
+  const nlohmann::json outside{{"ranks", {0, 1}}, {"dimension", "data"}};
+  EXPECT_EQ(with("/groups", nlohmann::json::array({outside})),
+            "schedule: group 0: \"ranks\" must be below 1");
+  const nlohmann::json twice{{"ranks", {0, 0}}, {"dimension", "data"}};
+  EXPECT_EQ(with("/groups", nlohmann::json::array({twice})),
+            "schedule: group 0: \"ranks\" must be ascending ranks");
+  const nlohmann::json unknown{{"ranks", {0}}, {"dimension", "time"}};
+  EXPECT_EQ(with("/groups", nlohmann::json::array({unknown})),
+            "schedule: group 0: \"dimension\" knows no \"time\"");
   EXPECT_EQ(with("/instructions/5/colour", 1),
             "schedule: instruction 5: has an unknown key \"colour\"");
   EXPECT_EQ(with("/instructions/5/cost_s", -1),

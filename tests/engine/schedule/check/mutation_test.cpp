@@ -1,13 +1,7 @@
 // Damaged schedules: one that validate accepts must compute the same terms in every timing tried.
 #include <gtest/gtest.h>
 
-#include <array>
-#include <cstdio>
-#include <string>
-
-#include "engine/schedule/check/interpret.hpp"
-#include "engine/schedule/check/validate.hpp"
-#include "tests/support/mutate_schedule.hpp"
+#include "tests/support/mutation_campaign.hpp"
 #include "tests/support/pipeline_example.hpp"
 #include "tests/support/step_examples.hpp"
 #include "tests/support/sweep.hpp"
@@ -16,70 +10,7 @@ namespace sluice::schedule {
 namespace {
 
 using testing::Mutation;
-using testing::Mutator;
-
-struct Tally {
-  int made = 0;
-  int refused = 0;
-  int benign = 0;  // accepted, and the interpreter agrees
-};
-
-bool harmless(const Schedule& mutant, const Interpretation& original, std::uint64_t seed,
-              std::size_t random_count) {
-  for (const InterpretOptions& timing : adverse_timings(seed, random_count)) {
-    const Interpretation values = interpret(mutant, timing);
-    if (!values.errors.empty() || !values.same_values(original)) return false;
-  }
-  return true;
-}
-
-class MutationCampaign {
- public:
-  void attack(const Schedule& schedule, std::uint64_t seed, std::size_t rounds) {
-    ASSERT_TRUE(validate(schedule).empty());
-    const Interpretation original = interpret(schedule);
-    ASSERT_TRUE(original.errors.empty());
-    Mutator mutator(schedule, seed);
-    for (std::size_t round = 0; round < testing::sweep(rounds); ++round) {
-      for (std::size_t kind = 0; kind < testing::kMutationCount; ++kind) {
-        const std::optional<Schedule> mutant = mutator.mutate(static_cast<Mutation>(kind));
-        if (mutant) judge(*mutant, original, kind, seed + round);
-      }
-    }
-  }
-  void print() const {
-    for (std::size_t kind = 0; kind < testing::kMutationCount; ++kind) {
-      const Tally& tally = tallies_[kind];
-      std::printf("%-18s made %6d, refused %6d, benign %6d\n",
-                  std::string(testing::kMutationNames[kind]).c_str(), tally.made, tally.refused,
-                  tally.benign);
-    }
-  }
-  const Tally& tally(Mutation mutation) const {
-    return tallies_[static_cast<std::size_t>(mutation)];
-  }
-  int made() const {
-    int sum = 0;
-    for (const Tally& tally : tallies_) sum += tally.made;
-    return sum;
-  }
-
- private:
-  void judge(const Schedule& mutant, const Interpretation& original, std::size_t kind,
-             std::uint64_t seed) {
-    Tally& tally = tallies_[kind];
-    ++tally.made;
-    if (!validate(mutant).empty()) {
-      ++tally.refused;
-      return;
-    }
-    ++tally.benign;
-    EXPECT_TRUE(harmless(mutant, original, seed, 4))
-        << "accepted but harmful: " << testing::kMutationNames[kind] << " of " << seed;
-  }
-
-  std::array<Tally, testing::kMutationCount> tallies_{};
-};
+using testing::MutationCampaign;
 
 TEST(Mutations, NoneThatIsAcceptedComputesOtherTermsOrReadsFreedMemory) {
   MutationCampaign campaign;

@@ -306,6 +306,7 @@ TEST(Validate, AcceptsSchedulesOfManyUnitsAndPieces) {
 TEST(Interpret, GatherTilesTheUnit) {
   ScheduleSketch sketch;
   sketch.schedule.ranks = 2;
+  sketch.schedule.groups = {{{0, 1}}};
   for (std::int32_t rank = 0; rank < 2; ++rank) {
     const BufferId shard =
         sketch.state(StateKind::kWeight, Tier::kDevice, static_cast<std::uint64_t>(rank) * 32, 32);
@@ -315,7 +316,7 @@ TEST(Interpret, GatherTilesTheUnit) {
     sketch.schedule.buffers[loss].persistent = true;
     sketch.schedule.entry.push_back({StateKind::kWeight, 0, rank, shard, 0});
     for (const BufferId id : {shard, window, loss}) sketch.schedule.buffers[id].rank = rank;
-    sketch.emit(Op::kGather, Lane::kComm, {all(shard)}, {all(window)}).rank = rank;
+    testing::add_gather(sketch, rank, 2, shard, window, 128);
     Instruction& pass = sketch.emit(Op::kLoss, Lane::kCompute, {all(window)}, {all(loss)});
     pass.rank = rank;
     pass.microbatch = rank;
@@ -334,6 +335,74 @@ TEST(Interpret, GatherTilesTheUnit) {
   alone.emit(Op::kLoss, Lane::kCompute, {all(home)}, {all(loss)});
   const Interpretation plain = interpret(alone.compiled());
   EXPECT_EQ(gathered.losses.at(0), plain.losses.at(0));
+}
+
+// Two units of two shards each. Both ranks gather and read one, then the other.
+Schedule two_gathers() {
+  ScheduleSketch sketch;
+  sketch.schedule.ranks = 2;
+  sketch.schedule.groups = {{{0, 1}}};
+  for (std::int32_t rank = 0; rank < 2; ++rank) {
+    const BufferId loss = sketch.buffer(BufferRole::kLoss, Tier::kDevice, 8, 0, rank);
+    sketch.schedule.buffers[loss].persistent = true;
+    sketch.schedule.buffers[loss].rank = rank;
+    for (std::int32_t unit = 0; unit < 2; ++unit) {
+      const BufferId shard = sketch.state(StateKind::kWeight, Tier::kDevice,
+                                          static_cast<std::uint64_t>(rank) * 32, 32, unit);
+      sketch.schedule.buffers[shard].persistent = true;
+      sketch.schedule.entry.push_back({StateKind::kWeight, unit, rank, shard, 0});
+      const BufferId window = sketch.state(StateKind::kWeight, Tier::kDevice, 0, 64, unit);
+      testing::add_gather(sketch, rank, 2, shard, window, 128);
+      sketch.emit(unit == 0 ? Op::kForward : Op::kLoss, Lane::kCompute, {all(window)}, {});
+      sketch.schedule.instructions.back().microbatch = rank;
+      if (unit == 1) sketch.schedule.instructions.back().writes = {all(loss)};
+      sketch.release(Lane::kCompute, window);
+      for (const BufferId id : {shard, window}) sketch.schedule.buffers[id].rank = rank;
+      for (std::size_t back = 1; back <= 3; ++back) {
+        Instruction& made =
+            *(sketch.schedule.instructions.end() - static_cast<std::ptrdiff_t>(back));
+        made.rank = rank;
+        made.unit = unit;
+        made.layer = unit;
+      }
+    }
+  }
+  return sketch.compiled();
+}
+
+TEST(Collectives, ASecondGatherBringsTheVersionOfItsShards) {
+  EXPECT_EQ(verdict(two_gathers()), "accepted");
+}
+
+// Each rank makes half of an activation, of micro-batch `made`; both read all of it.
+Interpretation gathered_activation(std::int32_t made) {
+  ScheduleSketch sketch;
+  sketch.schedule.ranks = 2;
+  sketch.schedule.groups = {{{0, 1}}};
+  for (std::int32_t rank = 0; rank < 2; ++rank) {
+    const BufferId half = sketch.buffer(BufferRole::kActivation, Tier::kDevice, 64);
+    const BufferId whole = sketch.buffer(BufferRole::kActivation, Tier::kDevice, 128);
+    const BufferId loss = sketch.buffer(BufferRole::kLoss, Tier::kDevice, 8, 0, rank);
+    sketch.schedule.buffers[loss].persistent = true;
+    sketch.emit(Op::kForward, Lane::kCompute, {}, {all(half)}).microbatch = made;
+    testing::add_gather(sketch, rank, 2, half, whole, 64);
+    sketch.emit(Op::kLoss, Lane::kCompute, {all(whole)}, {all(loss)}).microbatch = rank;
+    for (const BufferId id : {half, whole}) sketch.release(Lane::kCompute, id);
+    for (const BufferId id : {half, whole, loss}) sketch.schedule.buffers[id].rank = rank;
+    for (std::size_t i = sketch.schedule.instructions.size() - 5;
+         i < sketch.schedule.instructions.size(); ++i) {
+      sketch.schedule.instructions[i].rank = rank;
+    }
+  }
+  return interpret(sketch.compiled());
+}
+
+TEST(Collectives, WhatIsGatheredDecidesWhatFollows) {
+  const Interpretation zero = gathered_activation(0);
+  const Interpretation one = gathered_activation(1);
+  ASSERT_TRUE(zero.errors.empty()) << zero.errors.front();
+  EXPECT_EQ(zero.losses, gathered_activation(0).losses);
+  EXPECT_NE(zero.losses.at(0), one.losses.at(0));
 }
 
 }  // namespace

@@ -48,12 +48,6 @@ void run_speculative(StepChain& run, const StepModel& model, const StepOptions& 
   }
 }
 
-// Gradients that wait for a verdict are no state between steps.
-StepChain::State without_gradients(StepChain::State state) {
-  std::erase_if(state, [](const auto& at) { return at.first.first == StateKind::kGradient; });
-  return state;
-}
-
 TEST(Speculation, MakesTheSameTermsWhateverStandsAndWhateverIsRedone) {
   for (std::uint64_t seed = 0; seed < 42; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));

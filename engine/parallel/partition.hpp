@@ -1,0 +1,22 @@
+// Cuts a model's state into the shards of data-parallel ranks.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "engine/schedule/compile/step_model.hpp"
+
+namespace sluice::parallel {
+
+// Cuts [0, elems) into one range for each rank, at multiples of 4,096 elements (law 2's blocks).
+// Sizes differ by at most one block; with fewer blocks than ranks some are empty. Precondition:
+// elems is a multiple of 4,096.
+std::vector<schedule::ElemRange> partition_blocks(std::uint64_t elems, std::int32_t ranks);
+
+// The view of one of `ranks` data-parallel ranks on the model's step. Rules that need whole tensors
+// get shards of whole units, each to the rank that holds the least so far; all others get shards of
+// blocks. The shards of a tied use are those of its tensor.
+schedule::RankView make_rank_view(const schedule::StepModel& model, std::int32_t rank,
+                                  std::int32_t ranks, std::int32_t zero_stage);
+
+}  // namespace sluice::parallel

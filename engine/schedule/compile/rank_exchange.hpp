@@ -1,0 +1,33 @@
+// The collectives of a step of several data-parallel ranks. Each function emits nothing for a rank
+// that is alone. All ranks emit the same collectives in the same order: an empty shard makes an
+// instruction without parts, so that no rank waits for one that has nothing to bring.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "engine/schedule/compile/step_builder.hpp"
+
+namespace sluice::schedule {
+
+// A gradient of one micro-batch, or a part of one.
+struct GradientPart {
+  std::int32_t microbatch = -1;  // of the whole step
+  BufferId buffer = kNoId;
+};
+
+// Makes a window or whole home of the unit's weights or gradient complete. `from` holds this
+// rank's shard: the window itself, or a home of the shard on the device.
+void emit_gather(StepBuilder& builder, std::int32_t unit, BufferId from, BufferId window);
+
+// Exchanges the unit's gradients, or sums of them, that each rank has in its `window`. The
+// micro-batches of the ranks, or the last ones of their sums, follow each other: that of rank r is
+// `first` + r * `stride`. Returns the N parts of this rank's shard in their order, its own in the
+// window. Empty if its shard is.
+std::vector<GradientPart> emit_exchange(StepBuilder& builder, std::int32_t unit, BufferId window,
+                                        std::int32_t first, std::int32_t stride);
+
+// Completes the partials of the norm, of which each rank has computed those of its shards.
+void emit_norm_gather(StepBuilder& builder);
+
+}  // namespace sluice::schedule

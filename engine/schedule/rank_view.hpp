@@ -1,0 +1,37 @@
+// The part of a step that one data-parallel rank does: plain data.
+//
+// Every rank computes whole units, so its windows hold whole units. Between steps it keeps only
+// ranges of them, its *shards*, as far as the ZeRO stage says (Rajbhandari et al., "ZeRO: memory
+// optimizations toward training trillion parameter models", SC 2020):
+//
+//   stage   weight   gradient   master and moments
+//     0     whole    whole      whole
+//     1, 2  whole    shard      shard
+//     3     shard    shard      shard
+//
+// A gradient is always summed in shards: each rank receives all parts of its own range and adds
+// them in global micro-batch order, so the bits are those of one rank.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "engine/schedule/schedule.hpp"
+
+namespace sluice::schedule {
+
+struct RankView {
+  std::int32_t rank = 0;  // of the world, which is one data-parallel group
+  std::int32_t ranks = 1;
+  std::int32_t zero_stage = 0;
+  // By unit (the tied use's gradient last) and rank: disjoint, ascending ranges that cover the
+  // unit. A shard may be empty. Unused with one rank.
+  std::vector<std::vector<ElemRange>> shards;
+
+  bool is_alone() const { return ranks == 1; }
+  bool shards_weights() const { return ranks > 1 && zero_stage == 3; }
+  bool shards_optimizer() const { return ranks > 1 && zero_stage > 0; }
+  bool operator==(const RankView&) const = default;
+};
+
+}  // namespace sluice::schedule
