@@ -24,6 +24,9 @@
 
 namespace sluice::config {
 
+// Tokens of a micro-batch: keeps products with ffn, layers and element size below 2^63.
+inline constexpr std::int64_t kMostMicroBatchTokens = 1 << 22;
+
 // Enumerators stand in the order of their spellings in the schema.
 struct Config {
   enum class Family : std::uint8_t { kGpt2, kLlama };

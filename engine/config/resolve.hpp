@@ -1,7 +1,6 @@
 // The last steps of loading: required keys, derived defaults, agreement between values.
 #pragma once
 
-#include <cstdint>
 #include <map>
 #include <string>
 #include <string_view>
@@ -9,9 +8,6 @@
 #include "engine/config/config.hpp"
 
 namespace sluice::config {
-
-// Tokens of a micro-batch: keeps products with ffn, layers and element size below 2^63.
-inline constexpr std::int64_t kMostMicroBatchTokens = 1 << 22;
 
 // The keys that were given, and the place of each ("run.toml:12", "--set train.seq=64"). Each entry
 // of a table of named places has its own: "memory.place.saved.qkv".

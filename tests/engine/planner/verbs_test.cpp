@@ -107,6 +107,42 @@ TEST(Verbs, UseExactlyThePlannedBytes) {
   EXPECT_GT(verbs_below_the_peak, done);
 }
 
+// The plan's word is not all there is: a pattern in the pinned memory beyond a verb's peak stays.
+TEST(Verbs, TouchNoPinnedMemoryBeyondTheirPeaks) {
+  constexpr std::byte kUntouched{0xA5};
+  const TrainingBench bench;
+  std::uint64_t untouched_bytes = 0;
+  for (const std::string optimizer : {"pinned", "storage"}) {
+    SCOPED_TRACE(optimizer);
+    PlannedSession run(bench.config(
+        "run_" + optimizer,
+        Overrides{"model.layers=3", "model.hidden=128", "model.heads=4", "train.seq=32",
+                  "train.accumulate=3", "optimizer.placement=after_backward"} +
+            places("pinned", "pinned", optimizer)));
+    train::Session& session = run.session();
+    const std::uint64_t homes_end = runtime::persistent_pinned_bytes(run.plan().training());
+    const auto check = [&](Verb verb, const auto& work) {
+      const std::span<std::byte> spare = session.export_piece();
+      std::fill(spare.begin(), spare.end(), kUntouched);
+      work();
+      const std::uint64_t peak = run.plan().verb_peaks[static_cast<std::size_t>(verb)][1];
+      const std::span<std::byte> beyond =
+          spare.subspan(std::min<std::uint64_t>(peak - homes_end, spare.size()));
+      const auto left = std::count(beyond.begin(), beyond.end(), kUntouched);
+      EXPECT_EQ(static_cast<std::size_t>(left), beyond.size()) << verb_name(verb);
+      untouched_bytes += beyond.size();
+      EXPECT_LT(std::count(spare.begin(), spare.end(), kUntouched), spare.size())
+          << verb_name(verb) << " passes through no pinned memory";
+    };
+    check(Verb::kTrain, [&] { run.step(0); });
+    check(Verb::kEvaluate, [&] { run.evaluate(); });
+    if (optimizer == "pinned") continue;  // state is visited in place
+    check(Verb::kLoad, [&] { session.state().initialize(7); });
+    check(Verb::kSave, [&] { session.state().save(bench.run_directory("state.safetensors")); });
+  }
+  EXPECT_GT(untouched_bytes, kMiB);
+}
+
 // Beside the planned bytes, no verb takes more of the heap than a buffer of 1 MiB and names, with
 // a model whose state is many times as large.
 TEST(Verbs, KeepNothingOnTheHeap) {
