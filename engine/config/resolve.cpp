@@ -117,6 +117,13 @@ void divide_batch(Config& config, const ConfigOrigins& origins) {
     }
     return;
   }
+  if (train.micro_batch == kAuto && origins.given("train.accumulate") &&
+      train.accumulate != kAuto) {
+    throw InputError(origins.of("train.accumulate") + ": train.accumulate is " +
+                     text_of(train.accumulate) +
+                     ", and train.micro_batch = \"auto\" leaves it to " +
+                     "the planner; leave it out, or name train.micro_batch");
+  }
   if (!origins.given("train.accumulate")) {
     train.accumulate = kAuto;
   } else if (!origins.given("train.micro_batch")) {

@@ -84,15 +84,26 @@ void print_activations(const train::RunEvent& plan) {
   if (!parts.empty()) std::fprintf(stderr, "saved    %s\n", parts.c_str());
 }
 
+// "device 2.0 MiB, storage 93.1 MiB": the tiers in which a verb uses less than the plan's peak.
+std::string less_than_peak(const train::RunEvent& bytes, const train::RunEvent& peak) {
+  std::string line;
+  for (const Tier tier : kTiers) {
+    const std::string name(tier_name(tier));
+    if (bytes[name] == peak[name]) continue;
+    line +=
+        (line.empty() ? "" : ", ") + name + " " + format_bytes(bytes[name].get<std::uint64_t>());
+  }
+  return line;
+}
+
 // The verbs that use less than the plan's peaks, in groups of equal bytes, and the files that are
-// written: "load, resume: device 2.0 MiB, …; a save writes 93.1 MiB, the export 37.3 MiB".
+// written: "load, resume: device 2.0 MiB; files: checkpoint 93.1 MiB, export 37.3 MiB".
 std::string verbs_line(const train::RunEvent& plan) {
   std::vector<std::pair<std::string, std::string>> groups;  // bytes, verbs
   for (const planner::Verb verb : planner::kVerbs) {
     const std::string name(planner::verb_name(verb));
-    const train::RunEvent& bytes = plan["peak_bytes_by_verb"][name];
-    if (bytes == plan["peak_bytes"]) continue;
-    const std::string text = tier_line(bytes);
+    const std::string text = less_than_peak(plan["peak_bytes_by_verb"][name], plan["peak_bytes"]);
+    if (text.empty()) continue;
     const auto same = std::find_if(groups.begin(), groups.end(),
                                    [&](const auto& group) { return group.first == text; });
     if (same == groups.end()) {
@@ -102,15 +113,17 @@ std::string verbs_line(const train::RunEvent& plan) {
     }
   }
   std::string line;
-  for (const auto& [bytes, verbs] : groups) line += verbs + ": " + bytes + "; ";
-  const auto saved = plan["file_bytes"]["save"].get<std::uint64_t>();
-  const auto exported = plan["file_bytes"]["export"].get<std::uint64_t>();
-  if (saved > 0) line += "a checkpoint is " + format_bytes(saved) + " of files";
-  if (exported > 0) {
-    line += (saved > 0 ? ", the export " : "the export is ") + format_bytes(exported) +
-            (saved > 0 ? "" : " of files");
+  for (const auto& [bytes, verbs] : groups) {
+    line += (line.empty() ? "" : "; ") + verbs + ": " + bytes;
   }
-  return line;
+  std::string files;
+  for (const auto& [verb, name] :
+       {std::pair("save", "checkpoint "), std::pair("export", "export ")}) {
+    const auto bytes = plan["file_bytes"][verb].get<std::uint64_t>();
+    if (bytes > 0) files += (files.empty() ? "files: " : ", ") + (name + format_bytes(bytes));
+  }
+  if (!line.empty() && !files.empty()) line += "; ";
+  return line + files;
 }
 
 // Only for a batch that the planner divided.
@@ -158,7 +171,8 @@ void Progress::plan(const train::RunEvent& plan) {
                plan["optimizer_placement"].get<std::string>().c_str(),
                shares ? ", weights and activations share the device" : "");
   print_split(plan["batch"]);
-  std::fprintf(stderr, "verbs    %s\n", verbs_line(plan).c_str());
+  const std::string verbs = verbs_line(plan);
+  if (!verbs.empty()) std::fprintf(stderr, "verbs    %s\n", verbs.c_str());
   std::fprintf(stderr, "homes    %s\n", homes_line(plan["state_by_tier"]).c_str());
   std::fprintf(stderr, "a step   %s; about %s, bound by %s\n",
                moved_line(plan["bytes_moved"]).c_str(),

@@ -238,7 +238,7 @@ TEST(Config, TwoKeysOfTheBatchGiveTheThird) {
   EXPECT_EQ(batch_of({"train.batch=12"}), (Batch{12, 4, 3}));
   EXPECT_EQ(batch_of({"train.batch=12", "train.micro_batch=6"}), (Batch{12, 6, 2}));
   EXPECT_EQ(batch_of({"train.batch=12", "train.accumulate=6"}), (Batch{12, 2, 6}));
-  EXPECT_EQ(batch_of({"train.batch=12", "train.accumulate=6", "train.micro_batch=auto"}),
+  EXPECT_EQ(batch_of({"train.batch=12", "train.accumulate=auto", "train.micro_batch=2"}),
             (Batch{12, 2, 6}));
   EXPECT_EQ(batch_of({"train.batch=12", "train.accumulate=6", "train.micro_batch=2"}),
             (Batch{12, 2, 6}));
@@ -258,6 +258,8 @@ TEST(Config, ABatchThatContradictsItsPartsIsRefused) {
   expect_refusals({
       {{"train.batch=6"}, "train.batch is 6, which must be a multiple of train.micro_batch, 4"},
       {{"train.batch=6", "train.accumulate=4"}, "must be a multiple of train.accumulate, 4"},
+      {{"train.batch=12", "train.micro_batch=auto", "train.accumulate=3"},
+       "train.accumulate is 3, and train.micro_batch = \"auto\" leaves it to the planner"},
       {{"train.accumulate=auto"}, "train.accumulate = \"auto\" needs train.batch"},
       {{"train.micro_batch=0"}, "must be \"auto\" or an integer from 1 to 1048576"},
       {{"train.micro_batch=none"}, "must be \"auto\" or an integer"},
