@@ -89,9 +89,9 @@ std::string less_than_peak(const train::RunEvent& bytes, const train::RunEvent& 
   std::string line;
   for (const Tier tier : kTiers) {
     const std::string name(tier_name(tier));
-    if (bytes[name] == peak[name]) continue;
-    line +=
-        (line.empty() ? "" : ", ") + name + " " + format_bytes(bytes[name].get<std::uint64_t>());
+    const std::string text = format_bytes(bytes[name].get<std::uint64_t>());
+    if (text == format_bytes(peak[name].get<std::uint64_t>())) continue;
+    line += (line.empty() ? "" : ", ") + name + " " + text;
   }
   return line;
 }
@@ -136,9 +136,10 @@ void print_split(const train::RunEvent& batch) {
               ": " + format_seconds(split["step_time_s"].get<double>());
   }
   if (!others.empty()) others += ")";
-  std::fprintf(stderr, "batch    %lld samples a step: %lld micro-batches of %lld%s\n",
+  const auto count = batch["accumulate"].get<std::int64_t>();
+  std::fprintf(stderr, "batch    %lld samples a step: %lld micro-batch%s of %lld%s\n",
                static_cast<long long>(batch["samples"].get<std::int64_t>()),
-               static_cast<long long>(batch["accumulate"].get<std::int64_t>()),
+               static_cast<long long>(count), count == 1 ? "" : "es",
                static_cast<long long>(batch["micro_batch"].get<std::int64_t>()), others.c_str());
 }
 
