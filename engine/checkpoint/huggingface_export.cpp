@@ -14,9 +14,10 @@
 namespace sluice::checkpoint {
 namespace {
 
-// A tensor's entry in the header: its name of at most 60 characters, type, shape and offsets.
-constexpr std::uint64_t kHeaderBytesPerTensor = 256;
-constexpr std::uint64_t kConfigBytes = 4 * kKiB;
+// transformers refuses a file if its metadata does not name the framework that wrote it.
+std::map<std::string, std::string> file_metadata() {
+  return {{"format", "pt"}};
+}
 
 // Collects the tensors of one model, in the order of the file.
 class TensorList {
@@ -115,41 +116,42 @@ Rows rows_of(const SafetensorsReader& weights, const HuggingFaceTensor& tensor) 
 }
 
 void copy_rows(const SafetensorsReader& weights, const HuggingFaceTensor& tensor, std::size_t at,
-               std::uint64_t piece_bytes, SafetensorsWriter& writer) {
+               std::span<std::byte> piece, SafetensorsWriter& writer) {
   const Rows rows = rows_of(weights, tensor);
   const std::uint64_t first = static_cast<std::uint64_t>(tensor.first_row) * rows.row_bytes;
   const std::uint64_t bytes = rows.rows * rows.row_bytes;
-  std::vector<std::byte> piece;
   for (std::uint64_t done = 0; done < bytes; done += piece.size()) {
-    piece.resize(std::min(piece_bytes, bytes - done));
-    weights.read(*rows.source, first + done, piece);
-    writer.append(at, piece);
+    const auto part = piece.first(std::min<std::uint64_t>(piece.size(), bytes - done));
+    weights.read(*rows.source, first + done, part);
+    writer.append(at, part);
   }
 }
 
 // Strip by strip: columns [first, first + width) of the source are read row by row and become
-// `width` rows of the result. A strip of all columns reads whole rows.
+// `width` rows of the result. A strip of all columns reads whole rows. The piece holds a strip and
+// one of its rows. If it is too small for a column, single columns are read in parts.
 void transpose_rows(const SafetensorsReader& weights, const HuggingFaceTensor& tensor,
-                    std::size_t at, std::uint64_t piece_bytes, SafetensorsWriter& writer) {
+                    std::size_t at, std::span<std::byte> piece, SafetensorsWriter& writer) {
   const Rows rows = rows_of(weights, tensor);
   const std::uint64_t element = dtype_bytes(tensor.spec.dtype);
   const std::uint64_t cols = rows.row_bytes / element;
-  const std::uint64_t widest =
-      std::clamp<std::uint64_t>(piece_bytes / (rows.rows * element), 1, cols);
-  std::vector<std::byte> piece;
-  std::vector<std::byte> segment;
+  const std::uint64_t elems = piece.size() / element;
+  const std::uint64_t widest = std::clamp<std::uint64_t>(elems / (rows.rows + 1), 1, cols);
+  const std::uint64_t tallest = std::min(rows.rows, elems / widest - 1);
   for (std::uint64_t first = 0; first < cols; first += widest) {
     const std::uint64_t width = std::min(widest, cols - first);
-    piece.resize(width * rows.rows * element);
-    segment.resize(width * element);
-    for (std::uint64_t row = 0; row < rows.rows; ++row) {
-      weights.read(*rows.source, row * rows.row_bytes + first * element, segment);
-      for (std::uint64_t col = 0; col < width; ++col) {
-        std::memcpy(piece.data() + (col * rows.rows + row) * element,
-                    segment.data() + col * element, element);
+    const std::span<std::byte> segment = piece.last(width * element);
+    for (std::uint64_t top = 0; top < rows.rows; top += tallest) {
+      const std::uint64_t height = std::min(tallest, rows.rows - top);
+      for (std::uint64_t row = 0; row < height; ++row) {
+        weights.read(*rows.source, (top + row) * rows.row_bytes + first * element, segment);
+        for (std::uint64_t col = 0; col < width; ++col) {
+          std::memcpy(piece.data() + (col * height + row) * element, segment.data() + col * element,
+                      element);
+        }
       }
+      writer.append(at, piece.first(width * height * element));
     }
-    writer.append(at, piece);
   }
 }
 
@@ -239,15 +241,16 @@ std::string huggingface_config(const model::ModelShape& shape, DType weight) {
 }
 
 std::uint64_t huggingface_bytes(const model::ModelShape& shape, DType weight) {
-  std::uint64_t bytes = kConfigBytes;
+  std::vector<SafetensorsSpec> specs;
   for (const HuggingFaceTensor& tensor : huggingface_tensors(shape, weight)) {
-    bytes += tensor_bytes(weight, tensor.spec.shape).value() + kHeaderBytesPerTensor;
+    specs.push_back(tensor.spec);
   }
-  return bytes;
+  return safetensors_bytes(specs, file_metadata()) + huggingface_config(shape, weight).size();
 }
 
 void export_huggingface(const SafetensorsReader& weights, const model::ModelShape& shape,
-                        DType weight, const std::string& directory, std::uint64_t piece_bytes) {
+                        DType weight, const std::string& directory, std::span<std::byte> piece) {
+  SLUICE_CHECK(piece.size() >= kLeastExportPieceBytes);
   const std::vector<HuggingFaceTensor> tensors = huggingface_tensors(shape, weight);
   std::vector<SafetensorsSpec> specs;
   for (const HuggingFaceTensor& tensor : tensors) specs.push_back(tensor.spec);
@@ -255,11 +258,10 @@ void export_huggingface(const SafetensorsReader& weights, const model::ModelShap
   if (std::filesystem::is_symlink(directory)) throw IoError("open", directory, 0, 0, ELOOP);
   const std::string path = directory + "/model.safetensors";
   {
-    // transformers refuses a file if its metadata does not name the framework that wrote it.
-    SafetensorsWriter writer(path + ".tmp", specs, {{"format", "pt"}});
+    SafetensorsWriter writer(path + ".tmp", specs, file_metadata());
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       const auto write = tensors[i].transposed ? transpose_rows : copy_rows;
-      write(weights, tensors[i], i, piece_bytes, writer);
+      write(weights, tensors[i], i, piece, writer);
     }
     writer.finish();
   }

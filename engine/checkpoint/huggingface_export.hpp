@@ -10,7 +10,10 @@
 //   - GPT-2's Conv1D stores a matrix as [in, out], ours is [out, in].
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -39,15 +42,20 @@ std::vector<HuggingFaceTensor> huggingface_tensors(const model::ModelShape& shap
 // The text of config.json. Precondition: no obstacle.
 std::string huggingface_config(const model::ModelShape& shape, DType weight);
 
-// At most so many bytes lie in the directory afterwards.
+// The bytes of the directory's files.
 std::uint64_t huggingface_bytes(const model::ModelShape& shape, DType weight);
 
+// Bytes that an export passes through at once if so many are spare. More are not faster.
+constexpr std::uint64_t export_piece_bytes(std::uint64_t spare_bytes) {
+  return std::min<std::uint64_t>(spare_bytes, 16 * kMiB);
+}
+
 // Writes model.safetensors and config.json into `directory`, and creates it if it is missing. Each
-// file is replaced as a whole and is on disk when this returns. Uses about `piece_bytes` of memory,
-// or one row of a transposed tensor if that is larger. Precondition: huggingface_obstacle(shape) is
-// empty. Throws InputError if `weights` does not match the model, and IoError.
+// file is replaced as a whole and is on disk when this returns. Tensors pass through `piece`, at
+// least kLeastExportPieceBytes. Precondition: huggingface_obstacle(shape) is empty. Throws
+// InputError if `weights` does not match the model, and IoError.
+inline constexpr std::uint64_t kLeastExportPieceBytes = 16;  // two elements of any dtype
 void export_huggingface(const SafetensorsReader& weights, const model::ModelShape& shape,
-                        DType weight, const std::string& directory,
-                        std::uint64_t piece_bytes = 16 * kMiB);
+                        DType weight, const std::string& directory, std::span<std::byte> piece);
 
 }  // namespace sluice::checkpoint

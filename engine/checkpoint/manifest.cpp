@@ -1,5 +1,6 @@
 #include "engine/checkpoint/manifest.hpp"
 
+#include <algorithm>
 #include <bit>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -241,9 +242,11 @@ CheckpointManifest parse_manifest_file(std::string_view json, const std::string&
 }
 
 CheckpointManifest load_manifest(const std::string& path) {
-  std::string text(kMaxManifestBytes + 1, '\0');  // one byte more, so that the parser sees too much
+  std::string text;
   try {
     const PosixFile file = PosixFile::open_read_beneath(directory_of(path), name_of(path));
+    // One byte more than is valid, so that the parser sees too much.
+    text.resize(std::min<std::uint64_t>(file.size_bytes(), kMaxManifestBytes + 1));
     text.resize(file.read_some(0, std::as_writable_bytes(std::span(text))));
   } catch (const IoError& error) {
     throw InputError(path + " cannot be read as a checkpoint's manifest: " + error.what());

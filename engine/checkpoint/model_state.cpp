@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <map>
 #include <string_view>
 #include <unordered_set>
 
@@ -13,6 +14,10 @@
 
 namespace sluice::checkpoint {
 namespace {
+
+std::map<std::string, std::string> file_metadata() {
+  return {{"format", "sluice"}};
+}
 
 std::string shape_text(const std::vector<std::int64_t>& shape) {
   std::string text = "[";
@@ -155,7 +160,7 @@ void ModelState::initialize(std::uint64_t seed) {
 }
 
 void ModelState::write(const std::string& path, const StoredTensors& tensors) {
-  SafetensorsWriter writer(path, tensors.specs(), {{"format", "sluice"}});
+  SafetensorsWriter writer(path, tensors.specs(), file_metadata());
   for (std::size_t unit = 0; unit < model_.units().size(); ++unit) {
     for (std::size_t k = 0; k < tensors.columns().size(); ++k) {
       const std::array<StateKind, 1> kind{tensors.columns()[k].kind};
@@ -171,6 +176,18 @@ void ModelState::write(const std::string& path, const StoredTensors& tensors) {
     }
   }
   writer.finish();
+}
+
+std::uint64_t ModelState::saved_bytes(const model::Model& model,
+                                      const model::ParameterTable& table) {
+  const StoredTensors tensors(model, table, state_columns(table.options()));
+  return safetensors_bytes(tensors.specs(), file_metadata());
+}
+
+std::uint64_t ModelState::exported_bytes(const model::Model& model,
+                                         const model::ParameterTable& table) {
+  const StoredTensors tensors(model, table, {weight_column(table.options().weight)});
+  return safetensors_bytes(tensors.specs(), file_metadata());
 }
 
 void ModelState::save(const std::string& path) {

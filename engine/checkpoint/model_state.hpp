@@ -27,6 +27,10 @@ class ModelState {
   // Every element is a function of (seed, tensor name, element) alone; moments are zero.
   void initialize(std::uint64_t seed);
 
+  // The bytes of the files that save() and export_weights() write.
+  static std::uint64_t saved_bytes(const model::Model& model, const model::ParameterTable& table);
+  static std::uint64_t exported_bytes(const model::Model& model,
+                                      const model::ParameterTable& table);
   // Writes all state kinds; the file is on the disk when this returns.
   void save(const std::string& path);
   // Throw InputError naming the first tensor that differs (missing, other dtype or shape), before

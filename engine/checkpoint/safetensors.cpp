@@ -75,14 +75,13 @@ void SafetensorsReader::read(const SafetensorsTensor& tensor, std::uint64_t offs
   file_.read_exact(buffer_offset_ + tensor.begin_bytes + offset_bytes, into);
 }
 
-SafetensorsWriter::SafetensorsWriter(const std::string& path,
-                                     const std::vector<SafetensorsSpec>& specs,
-                                     const std::map<std::string, std::string>& metadata)
-    : file_(PosixFile::create(path)), specs_(specs) {
+SafetensorsLayout safetensors_layout(const std::vector<SafetensorsSpec>& specs,
+                                     const std::map<std::string, std::string>& metadata) {
+  SafetensorsLayout layout;
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
   if (!metadata.empty()) header["__metadata__"] = metadata;
   std::uint64_t offset = 0;
-  for (const SafetensorsSpec& spec : specs_) {
+  for (const SafetensorsSpec& spec : specs) {
     SLUICE_CHECK_MSG(!header.contains(spec.name) && spec.name != "__metadata__",
                      "tensor name '" + spec.name + "' cannot be written twice");
     const auto bytes = tensor_bytes(spec.dtype, spec.shape);
@@ -90,12 +89,31 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path,
     header[spec.name] = {{"dtype", dtype_name(spec.dtype)},
                          {"shape", spec.shape},
                          {"data_offsets", {offset, offset + *bytes}}};
-    entries_.push_back(Entry{offset, *bytes, 0});
+    layout.tensors.push_back({offset, offset + *bytes});
     offset += *bytes;
   }
-  const std::string text = header_text(header);
-  for (Entry& entry : entries_) entry.offset_bytes += text.size();
-  file_.write_all(0, std::as_bytes(std::span(text)));
+  layout.header = header_text(header);
+  for (SafetensorsLayout::Range& range : layout.tensors) {
+    range.begin_bytes += layout.header.size();
+    range.end_bytes += layout.header.size();
+  }
+  return layout;
+}
+
+std::uint64_t safetensors_bytes(const std::vector<SafetensorsSpec>& specs,
+                                const std::map<std::string, std::string>& metadata) {
+  const SafetensorsLayout layout = safetensors_layout(specs, metadata);
+  return layout.tensors.empty() ? layout.header.size() : layout.tensors.back().end_bytes;
+}
+
+SafetensorsWriter::SafetensorsWriter(const std::string& path,
+                                     const std::vector<SafetensorsSpec>& specs,
+                                     const std::map<std::string, std::string>& metadata)
+    : file_(PosixFile::create(path)),
+      specs_(specs),
+      layout_(safetensors_layout(specs, metadata)),
+      written_bytes_(specs.size(), 0) {
+  file_.write_all(0, std::as_bytes(std::span(layout_.header)));
 }
 
 SafetensorsWriter::~SafetensorsWriter() {
@@ -104,16 +122,17 @@ SafetensorsWriter::~SafetensorsWriter() {
 }
 
 void SafetensorsWriter::append(std::size_t tensor, std::span<const std::byte> from) {
-  Entry& entry = entries_.at(tensor);
-  SLUICE_CHECK_MSG(from.size() <= entry.bytes - entry.written_bytes,
+  const SafetensorsLayout::Range& range = layout_.tensors.at(tensor);
+  std::uint64_t& written = written_bytes_[tensor];
+  SLUICE_CHECK_MSG(from.size() <= range.bytes() - written,
                    "tensor '" + specs_[tensor].name + "' got more bytes than it has");
-  file_.write_all(entry.offset_bytes + entry.written_bytes, from);
-  entry.written_bytes += from.size();
+  file_.write_all(range.begin_bytes + written, from);
+  written += from.size();
 }
 
 void SafetensorsWriter::finish() {
-  for (std::size_t i = 0; i < entries_.size(); ++i) {
-    SLUICE_CHECK_MSG(entries_[i].written_bytes == entries_[i].bytes,
+  for (std::size_t i = 0; i < specs_.size(); ++i) {
+    SLUICE_CHECK_MSG(written_bytes_[i] == layout_.tensors[i].bytes(),
                      "tensor '" + specs_[i].name + "' is not whole");
   }
   file_.sync();

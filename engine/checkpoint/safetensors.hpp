@@ -73,6 +73,21 @@ struct SafetensorsSpec {
   std::vector<std::int64_t> shape;
 };
 
+// The header of a file, and the range of each tensor in the file, in the order of the specs.
+struct SafetensorsLayout {
+  struct Range {
+    std::uint64_t begin_bytes = 0, end_bytes = 0;
+    std::uint64_t bytes() const { return end_bytes - begin_bytes; }
+  };
+  std::string header;
+  std::vector<Range> tensors;
+};
+SafetensorsLayout safetensors_layout(const std::vector<SafetensorsSpec>& specs,
+                                     const std::map<std::string, std::string>& metadata = {});
+// The bytes of a whole file of these tensors.
+std::uint64_t safetensors_bytes(const std::vector<SafetensorsSpec>& specs,
+                                const std::map<std::string, std::string>& metadata = {});
+
 // Writes the header at once, then tensors in pieces and in any order; they lie in the order of the
 // specs. Write to a temporary name and rename_durably() it: a file that was not finished is removed
 // by the destructor. One thread at a time.
@@ -90,15 +105,10 @@ class SafetensorsWriter {
   void finish();
 
  private:
-  struct Entry {
-    std::uint64_t offset_bytes;  // in the file
-    std::uint64_t bytes;
-    std::uint64_t written_bytes;
-  };
-
   PosixFile file_;
   std::vector<SafetensorsSpec> specs_;
-  std::vector<Entry> entries_;
+  SafetensorsLayout layout_;
+  std::vector<std::uint64_t> written_bytes_;  // of each tensor
   bool finished_ = false;
 };
 

@@ -24,6 +24,9 @@
 
 namespace sluice::config {
 
+// Tokens of a micro-batch: keeps products with ffn, layers and element size below 2^63.
+inline constexpr std::int64_t kMostMicroBatchTokens = 1 << 22;
+
 // Enumerators stand in the order of their spellings in the schema.
 struct Config {
   enum class Family : std::uint8_t { kGpt2, kLlama };
@@ -66,6 +69,9 @@ struct Config {
   // "auto": all the machine has (planner/machine_check.hpp puts the number in its place). Larger
   // than every number a budget may be.
   static constexpr std::uint64_t kAutoBytes = std::numeric_limits<std::uint64_t>::max();
+  // "auto" of train.micro_batch and train.accumulate: the planner divides train.batch into
+  // micro-batches (planner/batch_split.hpp). A plan's configuration has the numbers.
+  static constexpr std::int64_t kAutoCount = 0;
 
   struct {
     Family family = Family::kGpt2;
@@ -87,8 +93,9 @@ struct Config {
   struct {
     std::int64_t steps = 1000;
     std::int64_t seq = 256;        // tokens per sample
-    std::int64_t micro_batch = 4;  // samples per micro-batch
-    std::int64_t accumulate = 1;   // micro-batches per step
+    std::int64_t batch = 0;        // samples per step; 0: the product of the next two
+    std::int64_t micro_batch = 4;  // samples per micro-batch, or kAutoCount
+    std::int64_t accumulate = 1;   // micro-batches per step; kAutoCount as micro_batch
     Order order = Order::kAuto;    // which passes of a step come first
     Precision precision = Precision::kBF16;
     // fp16 only.

@@ -133,6 +133,7 @@ bool quoted_in_files(ConfigKind kind) {
     case ConfigKind::kChoice:
     case ConfigKind::kBytes:
     case ConfigKind::kBytesOrAuto:
+    case ConfigKind::kIntegerOrAuto:
     case ConfigKind::kRate:
     case ConfigKind::kDuration:
       return true;
@@ -265,6 +266,7 @@ std::optional<ConfigValue> value_from_node(const ConfigKey& key, const toml::nod
       return text ? std::optional(ConfigValue(text->get())) : std::nullopt;
     case ConfigKind::kBytes:
     case ConfigKind::kBytesOrAuto:
+    case ConfigKind::kIntegerOrAuto:
       if (const auto* number = node.as_integer()) return ConfigValue(number->get());
       return text ? value_from_text(key, text->get()) : std::nullopt;
     case ConfigKind::kReal:

@@ -3,6 +3,7 @@
 #include <bit>
 #include <filesystem>
 #include <set>
+#include <utility>
 
 #include "base/error.hpp"
 #include "engine/config/schema.hpp"
@@ -12,8 +13,6 @@ namespace sluice::config {
 
 namespace {
 
-// Tokens of a micro-batch: keeps products with ffn, layers and element size below 2^63.
-constexpr std::int64_t kMaxMicroBatchTokens = 1 << 22;
 // Describing a larger model would take gigabytes: every norm block of 4,096 elements is listed.
 constexpr double kMaxParameters = 137e9;
 constexpr std::int64_t kMaxRunTokens = std::int64_t{1} << 60;
@@ -104,16 +103,63 @@ void check_model(const Config& config, const ConfigOrigins& origins) {
   }
 }
 
+// train.batch, micro_batch and accumulate: two of them give the third.
+void divide_batch(Config& config, const ConfigOrigins& origins) {
+  auto& train = config.train;
+  constexpr std::int64_t kAuto = Config::kAutoCount;
+  if (train.batch == 0) {
+    for (const auto& [key, value] : {std::pair("train.micro_batch", train.micro_batch),
+                                     std::pair("train.accumulate", train.accumulate)}) {
+      if (value != kAuto) continue;
+      throw InputError(origins.of(key) + ": " + key +
+                       " = \"auto\" needs train.batch, the samples " +
+                       "of a step, such as train.batch = 16");
+    }
+    return;
+  }
+  if (train.micro_batch == kAuto && origins.given("train.accumulate") &&
+      train.accumulate != kAuto) {
+    throw InputError(origins.of("train.accumulate") + ": train.accumulate is " +
+                     text_of(train.accumulate) +
+                     ", and train.micro_batch = \"auto\" leaves it to " +
+                     "the planner; leave it out, or name train.micro_batch");
+  }
+  if (!origins.given("train.accumulate")) {
+    train.accumulate = kAuto;
+  } else if (!origins.given("train.micro_batch")) {
+    train.micro_batch = kAuto;
+  }
+  if (train.micro_batch == kAuto && train.accumulate == kAuto) return;  // the planner's choice
+  const auto follow = [&](std::int64_t& missing, const char* key, std::int64_t given) {
+    if (train.batch % given != 0) {
+      throw InputError(origins.of("train.batch") + ": train.batch is " + text_of(train.batch) +
+                       ", which must be a multiple of " + key + ", " + text_of(given));
+    }
+    missing = train.batch / given;
+  };
+  if (train.micro_batch == kAuto) {
+    follow(train.micro_batch, "train.accumulate", train.accumulate);
+  } else if (train.accumulate == kAuto) {
+    follow(train.accumulate, "train.micro_batch", train.micro_batch);
+  }
+  if (train.batch != train.micro_batch * train.accumulate) {
+    throw InputError(origins.of("train.batch") + ": train.batch is " + text_of(train.batch) +
+                     ", and train.micro_batch * train.accumulate is " + text_of(train.micro_batch) +
+                     " * " + text_of(train.accumulate) + "; leave one of the three out");
+  }
+}
+
 void check_train(const Config& config, const ConfigOrigins& origins) {
   const auto& train = config.train;
-  if (train.micro_batch * train.seq > kMaxMicroBatchTokens) {
+  if (train.micro_batch * train.seq > kMostMicroBatchTokens) {
     throw InputError(origins.of("train.micro_batch") + ": train.micro_batch * train.seq is " +
                      text_of(train.micro_batch * train.seq) + ", which must be at most " +
-                     text_of(kMaxMicroBatchTokens));
+                     text_of(kMostMicroBatchTokens));
   }
   // The data order counts samples, the log tokens: both must stay below 2^63.
-  std::int64_t tokens = train.micro_batch * train.seq;
-  if (__builtin_mul_overflow(tokens, train.accumulate, &tokens) ||
+  const bool chosen = train.micro_batch == Config::kAutoCount;
+  std::int64_t tokens = (chosen ? train.batch : train.micro_batch) * train.seq;
+  if (__builtin_mul_overflow(tokens, chosen ? 1 : train.accumulate, &tokens) ||
       __builtin_mul_overflow(tokens, train.steps, &tokens) || tokens > kMaxRunTokens) {
     throw InputError(
         origins.of("train.steps") +
@@ -258,6 +304,7 @@ void resolve_config(Config& config, const ConfigOrigins& origins) {
   require_keys(config, origins);
   derive_defaults(config, origins);
   check_model(config, origins);
+  divide_batch(config, origins);
   check_train(config, origins);
   check_optimizer(config, origins);
   check_placement(config, origins);

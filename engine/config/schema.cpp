@@ -57,6 +57,23 @@ ConfigKey integer(std::string path, Field field, std::int64_t least, std::int64_
   return key;
 }
 
+// The field holds Config::kAutoCount for "auto".
+template <class Field>
+ConfigKey integer_or_auto(std::string path, Field field, std::int64_t least, std::int64_t most,
+                          std::string doc) {
+  ConfigKey key = integer(std::move(path), field, least, most, std::move(doc));
+  key.kind = ConfigKind::kIntegerOrAuto;
+  key.read = [field](const Config& config) {
+    const std::int64_t value = field(config);
+    return value == Config::kAutoCount ? ConfigValue(std::string("auto")) : ConfigValue(value);
+  };
+  key.assign = [field](Config& config, const ConfigValue& value) {
+    const auto* number = std::get_if<std::int64_t>(&value);
+    field(config) = number ? *number : Config::kAutoCount;
+  };
+  return key;
+}
+
 template <class Field>
 ConfigKey bytes(std::string path, Field field, std::int64_t least, std::int64_t most,
                 std::string doc) {
@@ -233,10 +250,18 @@ void add_train(Keys& keys) {
   add(decisive(integer("train.steps", SLUICE_FIELD(train.steps), 0, kMaxSteps,
                        "optimizer steps; 0 writes the initial weights")));
   add(decisive(integer("train.seq", SLUICE_FIELD(train.seq), 1, kMaxSeq, "tokens per sample")));
-  add(decisive(integer("train.micro_batch", SLUICE_FIELD(train.micro_batch), 1, kMaxBatch,
-                       "samples per micro-batch")));
-  add(decisive(integer("train.accumulate", SLUICE_FIELD(train.accumulate), 1, kMaxBatch,
-                       "micro-batches per step")));
+  add(integer(
+      "train.batch", SLUICE_FIELD(train.batch), 0, kMaxBatch,
+      "samples per step, micro_batch * accumulate: if it is set, one of the two may be left "
+      "out; 0: it follows from them"));
+  add(decisive(integer_or_auto(
+      "train.micro_batch", SLUICE_FIELD(train.micro_batch), 1, kMaxBatch,
+      "samples per micro-batch; auto: the divisor of train.batch with the shortest planned step. "
+      "Its choice depends on the machine, and micro-batches of another size round results "
+      "otherwise; a resumed run keeps it")));
+  add(decisive(derived(integer_or_auto("train.accumulate", SLUICE_FIELD(train.accumulate), 1,
+                                       kMaxBatch, "micro-batches per step"),
+                       "1; with train.batch: train.batch / train.micro_batch")));
   add(decisive(choice("train.precision", SLUICE_FIELD(train.precision), {"bf16", "fp32", "fp16"},
                       "of weights, activations and gradients; sums are fp32")));
   add(decisive(choice("train.loss_scaling", SLUICE_FIELD(train.loss_scaling), {"dynamic", "static"},

@@ -14,12 +14,13 @@
 
 namespace sluice::config {
 
-// Kinds of values. A choice and a text are both strings; bytes are an integer or "64MiB", and for
-// kBytesOrAuto also "auto"; a rate is a number of bytes per second or "16GiB/s"; a duration is
+// Kinds of values. A choice and a text are both strings; bytes are an integer or "64MiB"; the kinds
+// "OrAuto" also take "auto"; a rate is a number of bytes per second or "16GiB/s"; a duration is
 // seconds or "10us".
 enum class ConfigKind : std::uint8_t {
   kBool,
   kInteger,
+  kIntegerOrAuto,
   kReal,
   kText,
   kChoice,
@@ -34,7 +35,7 @@ enum class ConfigKind : std::uint8_t {
   kPlaces,
 };
 
-// kBool bool; kInteger and kBytes int64; kBytesOrAuto int64 or the string "auto"; kReal, kRate and
+// kBool bool; kInteger and kBytes int64; the kinds "OrAuto" int64 or the string "auto"; kReal, kRate and
 // kDuration double; kText and kChoice string; kGroups parameter groups;
 // kPlaces a map of names to one of `choices`.
 using ConfigValue = std::variant<bool, std::int64_t, double, std::string, std::vector<std::string>,
@@ -48,7 +49,7 @@ struct ConfigKey {
   std::string derived_default;  // its text in the help, if the default is computed
   // kChoice and kPlaces, in the enumerators' order. A choice "word:K" has a count from least to most.
   std::vector<std::string> choices;
-  std::int64_t least = 0, most = 0;  // kInteger, kBytes, kBytesOrAuto; kChoice with a count
+  std::int64_t least = 0, most = 0;  // integers and bytes; kChoice with a count
   std::int64_t multiple_of = 1;      // kBytes
   double lower = 0.0, upper = 0.0;   // kReal, kRate, kDuration, each of kRealPair, kRealList
   bool upper_excluded = false, lower_excluded = false;

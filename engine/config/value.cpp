@@ -149,6 +149,9 @@ std::string describe_expected(const ConfigKey& key) {
       return "true or false";
     case ConfigKind::kInteger:
       return "an integer from " + std::to_string(key.least) + " to " + std::to_string(key.most);
+    case ConfigKind::kIntegerOrAuto:
+      return "\"auto\" or an integer from " + std::to_string(key.least) + " to " +
+             std::to_string(key.most);
     case ConfigKind::kReal:
       return "a number " + describe_reals(key);
     case ConfigKind::kText:
@@ -190,6 +193,9 @@ std::string format_value(const ConfigKey& key, const ConfigValue& value) {
   switch (key.kind) {
     case ConfigKind::kBool:
       return std::get<bool>(value) ? "true" : "false";
+    case ConfigKind::kIntegerOrAuto:
+      if (const auto* text = std::get_if<std::string>(&value)) return quote(*text);
+      [[fallthrough]];
     case ConfigKind::kInteger:
       return std::to_string(std::get<std::int64_t>(value));
     case ConfigKind::kReal:
@@ -250,6 +256,9 @@ std::optional<ConfigValue> value_from_text(const ConfigKey& key, std::string_vie
       if (text == "true") return ConfigValue(true);
       if (text == "false") return ConfigValue(false);
       return std::nullopt;
+    case ConfigKind::kIntegerOrAuto:
+      if (text == "auto") return ConfigValue(std::string(text));
+      [[fallthrough]];
     case ConfigKind::kInteger: {
       const auto number = parse_number<std::int64_t>(text);
       return number ? std::optional(ConfigValue(*number)) : std::nullopt;
@@ -296,6 +305,7 @@ bool in_range(const ConfigKey& key, const ConfigValue& value) {
   switch (key.kind) {
     case ConfigKind::kBool:
       return true;
+    case ConfigKind::kIntegerOrAuto:
     case ConfigKind::kBytesOrAuto:
       if (std::holds_alternative<std::string>(value)) return true;
       [[fallthrough]];

@@ -42,6 +42,12 @@ Dataset::Dataset(const DatasetOptions& options)
   order_.emplace(options.seed, train_windows_);
 }
 
+void Dataset::divide(std::int64_t micro_batch, std::int64_t accumulate) {
+  SLUICE_CHECK(micro_batch > 0 && accumulate > 0);
+  micro_batch_ = micro_batch;
+  accumulate_ = accumulate;
+}
+
 Dataset::Sample Dataset::sample(std::int64_t step, std::int64_t microbatch, std::int64_t i) const {
   SLUICE_CHECK(step >= 0 && microbatch >= 0 && microbatch < accumulate_);
   SLUICE_CHECK(i >= 0 && i < micro_batch_);

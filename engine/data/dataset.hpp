@@ -36,6 +36,10 @@ class Dataset {
   // Throws InputError as TokenStream does, and if a part is too short for one window.
   explicit Dataset(const DatasetOptions& options);
 
+  // Divides steps into micro-batches anew. Samples and their order stay, as long as the product
+  // does.
+  void divide(std::int64_t micro_batch, std::int64_t accumulate);
+
   // Fills tokens and targets: [micro_batch, seq] int32, row-major, owned by the caller. step counts
   // from 0; microbatch is in [0, accumulate). Throws IoError if a file can no longer be read.
   void fill(std::int64_t step, std::int64_t microbatch, std::int32_t* tokens,

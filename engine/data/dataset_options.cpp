@@ -11,6 +11,10 @@ DatasetOptions dataset_options(const config::Config& config) {
   options.seq = config.train.seq;
   options.micro_batch = config.train.micro_batch;
   options.accumulate = config.train.accumulate;
+  if (options.micro_batch == config::Config::kAutoCount) {  // until the planner divides the step
+    options.micro_batch = config.train.batch;
+    options.accumulate = 1;
+  }
   options.seed = config.train.seed;
   return options;
 }

@@ -16,7 +16,7 @@
 namespace sluice::planner {
 namespace {
 
-// Coefficients are shares, seconds and GiB, so their sizes are not far from one.
+// Callers choose units in which coefficients and limits are not far from one.
 constexpr double kTiny = 1e-9;
 
 class Tableau {

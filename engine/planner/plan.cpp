@@ -8,6 +8,8 @@
 #include <numeric>
 
 #include "base/error.hpp"
+#include "engine/checkpoint/huggingface_export.hpp"
+#include "engine/checkpoint/model_state.hpp"
 #include "engine/config/shapes.hpp"
 #include "engine/planner/candidates.hpp"
 #include "engine/planner/cost_model.hpp"
@@ -23,6 +25,10 @@ namespace sluice::planner {
 namespace {
 
 using schedule::StepKind;
+
+TierBytes budgets_of(const config::Config& config) {
+  return {config.memory.device_bytes, config.memory.pinned_bytes, config.memory.storage_bytes};
+}
 
 // The size of a durable run's log: a file of two records (offload/state_log.hpp), each with the
 // settings and all homes.
@@ -94,6 +100,22 @@ Plan finish_plan(Compiled compiled, const schedule::StepModel& step, const model
   return plan;
 }
 
+// The other verbs of the run beside its steps, and the files that they write.
+void add_verbs(Plan& plan, const config::Config& config, const model::Model& model) {
+  const model::ParameterTable table = parameter_table(config, model);
+  const DType weight = table.options().weight;
+  const bool converts = checkpoint::huggingface_obstacle(model.shape()).empty();
+  if (!plan.options.durable) {
+    plan.checkpoint_file_bytes = checkpoint::ModelState::saved_bytes(model, table);
+  }
+  if (config.checkpoint.final) {
+    plan.export_file_bytes = checkpoint::ModelState::exported_bytes(model, table) +
+                             (converts ? checkpoint::huggingface_bytes(model.shape(), weight) : 0);
+  }
+  plan.verb_peaks =
+      verb_peaks(plan.schedules, plan.options, plan.need, converts && config.checkpoint.final);
+}
+
 }  // namespace
 
 // The sum over all tiers.
@@ -114,6 +136,20 @@ void check_schedules(const schedule::StepSchedules& schedules, const schedule::S
   }
 }
 
+double least_step_s(const config::Config& config, const model::Model& model,
+                    const kernels::Kernels& kernels, const HardwareProfile& hardware,
+                    const kernels::Kernels* host_kernels) {
+  const model::BatchShape batch = batch_shape(config);
+  const schedule::StepModel step_model =
+      make_step_model(model, batch, parameter_table(config, model), kernels,
+                      host_kernels == nullptr ? kernels : *host_kernels);
+  const TierBytes budgets = budgets_of(config);
+  CostModel costs(config, model, batch, hardware);
+  std::vector<CandidateGroup> groups = plan_candidates(config, step_model);
+  if (groups.empty()) return 0;
+  return Search(config, step_model, budgets, costs, 0, std::move(groups)).least_step_s();
+}
+
 std::variant<Plan, Refusal> make_plan(const config::Config& config, const model::Model& model,
                                       const kernels::Kernels& kernels,
                                       const HardwareProfile& hardware,
@@ -122,8 +158,7 @@ std::variant<Plan, Refusal> make_plan(const config::Config& config, const model:
   const schedule::StepModel step_model =
       make_step_model(model, batch, parameter_table(config, model), kernels,
                       host_kernels == nullptr ? kernels : *host_kernels);
-  const TierBytes budgets{config.memory.device_bytes, config.memory.pinned_bytes,
-                          config.memory.storage_bytes};
+  const TierBytes budgets = budgets_of(config);
   CostModel costs(config, model, batch, hardware);
   std::vector<CandidateGroup> groups = plan_candidates(config, step_model);
   if (groups.empty()) {
@@ -156,6 +191,7 @@ std::variant<Plan, Refusal> make_plan(const config::Config& config, const model:
   check_schedules(fastest.schedules, fastest.options, budgets);
   Plan plan =
       finish_plan(std::move(fastest), step_model, model, hardware, costs.simulation_model());
+  add_verbs(plan, config, model);
   plan.bound_s = search.bound_s();
   plan.tried = search.tried();
   return plan;

@@ -16,6 +16,7 @@
 #include "engine/planner/search.hpp"
 #include "engine/planner/spill_choice.hpp"
 #include "engine/planner/tier_bytes.hpp"
+#include "engine/planner/verb_needs.hpp"
 #include "engine/runtime/run_memory.hpp"
 #include "engine/schedule/compile/step_kind.hpp"
 #include "engine/schedule/simulate/simulate.hpp"
@@ -31,7 +32,11 @@ struct Plan {
   bool carries_updates() const { return options.update == schedule::UpdatePlacement::kNextForward; }
   bool speculates() const { return options.update == schedule::UpdatePlacement::kSpeculative; }
   runtime::MemoryNeed need;
-  TierBytes peak_bytes{};                // what the ledger will be charged
+  TierBytes peak_bytes{};  // what the ledger will be charged
+  VerbPeaks verb_peaks{};  // what each verb has in use of it
+  // Of the files that one checkpoint and the export write, beside the tiers.
+  std::uint64_t checkpoint_file_bytes = 0;  // 0 in a durable run
+  std::uint64_t export_file_bytes = 0;
   schedule::LinkBytes step_bytes;        // moved by one training step
   schedule::LinkBytes activation_bytes;  // the part of it that spills and fetches activations
   SavedBytes saved_bytes;                // of one training step, by part and place
@@ -61,6 +66,11 @@ std::variant<Plan, Refusal> make_plan(const config::Config& config, const model:
                                       const kernels::Kernels& kernels,
                                       const HardwareProfile& hardware,
                                       const kernels::Kernels* host_kernels = nullptr);
+
+// No plan of this configuration takes less time for a step; 0: nothing is known. Takes milliseconds.
+double least_step_s(const config::Config& config, const model::Model& model,
+                    const kernels::Kernels& kernels, const HardwareProfile& hardware,
+                    const kernels::Kernels* host_kernels = nullptr);
 
 // Throws InternalError, which asks for a report, unless validate() accepts every schedule within
 // `budgets`.

@@ -7,7 +7,11 @@
 // update needs the weights and gradients there.
 //
 // Windows keep weights on the device for some passes, which saves as many bytes of transfers as
-// weights with a home there would, and takes as much memory; `cached` is their share.
+// weights with a home there would, and takes as much memory; `cached` is their share. Only those
+// with a home on storage save reads as well, so each home has its own share.
+//
+// Seconds are counted in passes of the step and bytes in the model's state, so that the numbers of
+// the program are near one for models of every size, as its tolerances expect.
 #include "engine/planner/relaxation.hpp"
 
 #include <cstddef>
@@ -29,9 +33,10 @@ enum Column : std::size_t {
   kOptimizer = 6,
   kSaved = 9,
   kOutputs = 12,
-  kCached = 15,
-  kPhases = 16,  // forward, backward, update
-  kColumns = 19,
+  kCached = 15,  // with a home in pinned memory
+  kCachedStored = 16,
+  kPhases = 17,  // forward, backward, update
+  kColumns = 20,
 };
 enum Phase : std::size_t { kForwardPhase, kBackwardPhase, kUpdatePhase, kPhaseCount };
 constexpr std::size_t kDevice = 0;
@@ -49,6 +54,10 @@ struct Sum {
     constant += times;
     columns[column] -= times;
   }
+  void scale(double times) {
+    constant *= times;
+    for (double& column : columns) column *= times;
+  }
   void add(const Sum& other, double times) {
     constant += times * other.constant;
     for (std::size_t i = 0; i < kColumns; ++i) columns[i] += times * other.columns[i];
@@ -59,10 +68,6 @@ struct Sum {
 struct PhaseWork {
   Sum compute, upload, download, optimizer, read, write;
 };
-
-double gib(std::uint64_t bytes) {
-  return static_cast<double>(bytes) / static_cast<double>(kGiB);
-}
 
 struct ModelBytes {
   double weight = 0, gradient = 0, optimizer = 0;
@@ -140,8 +145,9 @@ std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
     const double moved_s = fetches * bytes.weight;
     phase->upload.add_rest(kWeight + kDevice, moved_s * rates_.copy_s);
     phase->upload.add(kCached, -moved_s * rates_.copy_s);
+    phase->upload.add(kCachedStored, -moved_s * rates_.copy_s);
     phase->read.add(kWeight + kStorage, moved_s * rates_.storage_read_s);
-    phase->read.add(kCached, -moved_s * rates_.storage_read_s);
+    phase->read.add(kCachedStored, -moved_s * rates_.storage_read_s);
   }
   // Activations that leave the device.
   for (const auto& [kind, of] : {std::pair(kSaved, saved), std::pair(kOutputs, bytes.outputs)}) {
@@ -180,6 +186,16 @@ std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
     update.download.add(kOptimizer + kDevice, -bytes.weight * rates_.copy_s);
   }
 
+  const double pass_s = forward.compute.constant + backward.compute.constant;
+  const double unit_s = pass_s > 0 ? pass_s : 1;
+  for (PhaseWork& phase : work) {
+    for (Sum* lane : {&phase.compute, &phase.upload, &phase.download, &phase.optimizer, &phase.read,
+                      &phase.write}) {
+      lane->scale(1 / unit_s);
+    }
+  }
+  const double per_state = 1 / (bytes.weight + bytes.gradient + bytes.optimizer);
+
   // The bound takes less for granted than the places: values whose next use is near stay on the
   // device whatever their tier is, and storage may work on an update before its phase begins.
   enum class For { kBound, kPlaces };
@@ -197,20 +213,24 @@ std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
       row[needed + kDevice] = -1;
       program.at_most(std::move(row), 0);
     }
-    std::vector<double> cached(kColumns);
-    cached[kCached] = cached[kWeight + kDevice] = 1;
-    program.at_most(std::move(cached), 1);
+    for (const auto& [cached, home] :
+         {std::pair(kCached, kWeight + kPinned), std::pair(kCachedStored, kWeight + kStorage)}) {
+      std::vector<double> row(kColumns);
+      row[cached] = 1;
+      row[home] = -1;
+      program.at_most(std::move(row), 0);
+    }
     const double versions = shape.update == schedule::UpdatePlacement::kSpeculative ? 2 : 1;
     for (std::size_t tier = 0; tier < kTierCount; ++tier) {
-      const double room = gib(budgets[tier]) - gib(extra[tier]);
+      const double room =
+          (static_cast<double>(budgets[tier]) - static_cast<double>(extra[tier])) * per_state;
       std::vector<double> row(kColumns);
-      constexpr double kPerGib = 1.0 / static_cast<double>(kGiB);
-      row[kWeight + tier] = versions * bytes.weight * kPerGib;
-      row[kGradient + tier] = bytes.gradient * kPerGib;
-      row[kOptimizer + tier] = versions * bytes.optimizer * kPerGib;
-      row[kSaved + tier] = live * saved * kPerGib;
-      row[kOutputs + tier] = live * bytes.outputs * kPerGib;
-      if (tier == kDevice) row[kCached] = bytes.weight * kPerGib;
+      row[kWeight + tier] = versions * bytes.weight * per_state;
+      row[kGradient + tier] = bytes.gradient * per_state;
+      row[kOptimizer + tier] = versions * bytes.optimizer * per_state;
+      row[kSaved + tier] = live * saved * per_state;
+      row[kOutputs + tier] = live * bytes.outputs * per_state;
+      if (tier == kDevice) row[kCached] = row[kCachedStored] = bytes.weight * per_state;
       program.at_most(std::move(row), room);
     }
     const auto add_storage = [&](const Sum& read, const Sum& write,
@@ -268,9 +288,14 @@ std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
     return TierShares{x[kind + kDevice], x[kind + kPinned], x[kind + kStorage]};
   };
   // Parts with a place of their own are not told apart here, so there is no bound.
-  const double seconds = config_.memory.place.saved.empty() ? least->cost : 0;
-  return Relaxed{seconds,        shares(kWeight),  shares(kGradient), shares(kOptimizer),
-                 shares(kSaved), shares(kOutputs), x[kCached]};
+  const double seconds = config_.memory.place.saved.empty() ? least->cost * unit_s : 0;
+  return Relaxed{seconds,
+                 shares(kWeight),
+                 shares(kGradient),
+                 shares(kOptimizer),
+                 shares(kSaved),
+                 shares(kOutputs),
+                 x[kCached] + x[kCachedStored]};
 }
 
 TierBytes Relaxation::accounted_bytes(const schedule::StepOptions& options) const {

@@ -42,6 +42,8 @@ class Search {
   // Precondition: fits() returned false.
   Refusal refusal();
 
+  // The bound of the fastest shape; 0: no shape has room. Needs no trial.
+  double least_step_s() const;
   // The fastest plan found. Precondition: fits() returned true.
   Compiled fastest();
   // No plan takes less, of the shapes that the configuration leaves open. Valid after fastest().

@@ -6,6 +6,7 @@
 #include "engine/runtime/run_memory.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/error.hpp"
 #include "base/units.hpp"
@@ -39,11 +40,43 @@ std::string content_name(const schedule::Buffer& buffer) {
   return name;
 }
 
+// Extends the need to the end of the buffer's place.
+void include_place(MemoryNeed& need, const schedule::Buffer& buffer) {
+  const std::uint64_t end = buffer.offset_bytes + schedule::place_bytes(buffer);
+  if (buffer.window) {
+    for (const std::uint32_t slot : buffer.slots)
+      need.slot_count = std::max(need.slot_count, slot + 1);
+    return;
+  }
+  switch (buffer.tier) {
+    case Tier::kDevice:
+      need.device_arena_bytes = std::max(need.device_arena_bytes, end);
+      return;
+    case Tier::kPinned:
+      need.pinned_bytes = std::max(need.pinned_bytes, end);
+      return;
+    case Tier::kStorage:
+      need.storage_bytes =
+          std::max(need.storage_bytes, round_up(end, schedule::kDirectAlignmentBytes));
+      return;
+  }
+}
+
 }  // namespace
 
 std::array<std::uint64_t, kTierCount> MemoryNeed::peak_bytes() const {
   return {schedule::device_peak_bytes(slot_count * slot_bytes, device_arena_bytes, shares_device),
           round_up(pinned_bytes, kPinnedPageBytes), storage_bytes + log_bytes};
+}
+
+void MemoryNeed::include(const MemoryNeed& other) {
+  SLUICE_CHECK(shares_device == other.shares_device);
+  slot_count = std::max(slot_count, other.slot_count);
+  slot_bytes = std::max(slot_bytes, other.slot_bytes);
+  device_arena_bytes = std::max(device_arena_bytes, other.device_arena_bytes);
+  pinned_bytes = std::max(pinned_bytes, other.pinned_bytes);
+  storage_bytes = std::max(storage_bytes, other.storage_bytes);
+  log_bytes = std::max(log_bytes, other.log_bytes);
 }
 
 std::uint64_t persistent_pinned_bytes(const schedule::Schedule& schedule) {
@@ -72,6 +105,16 @@ MemoryNeed memory_need(std::span<const schedule::Schedule* const> schedules,
   return need;
 }
 
+MemoryNeed resting_need(const schedule::Schedule& schedule) {
+  MemoryNeed need;
+  need.slot_bytes = schedule.slot_bytes;
+  need.shares_device = schedule.shares_device;
+  for (const schedule::Buffer& buffer : schedule.buffers) {
+    if (buffer.persistent) include_place(need, buffer);
+  }
+  return need;
+}
+
 RunMemory::RunMemory(device::Device& device, allocator::Ledger& ledger,
                      offload::StorageEngine* engine, const std::vector<std::string>& storage_paths,
                      const MemoryNeed& need, const RunId& run, bool kept,
@@ -82,11 +125,16 @@ RunMemory::RunMemory(device::Device& device, allocator::Ledger& ledger,
              need.shares_device ? &slots_ : nullptr),
       pinned_(device, ledger, need.pinned_bytes, Category::kOptimizer),
       space_(engine, ledger, storage_paths, need.storage_bytes, run, kept, shares),
-      storage_(space_, run) {
+      storage_(space_, run),
+      pinned_bytes_(need.pinned_bytes) {
+  nothing_.slot_bytes = need.slot_bytes;
+  nothing_.shares_device = need.shares_device;
+  handed_out_ = nothing_;
   if (need.storage_bytes > 0) engine->register_memory(pinned_.data(), pinned_.bytes());
 }
 
 RunMemory::SlotRanges RunMemory::storage_ranges(const schedule::Buffer& buffer) {
+  include_place(handed_out_, buffer);
   SlotRanges ranges{};
   for (std::uint64_t slot = 0; slot < ranges.size(); ++slot) {
     if (slot >= static_cast<std::uint64_t>(buffer.versions)) {
@@ -103,7 +151,19 @@ RunMemory::SlotRanges RunMemory::storage_ranges(const schedule::Buffer& buffer) 
   return ranges;
 }
 
+std::span<std::byte> RunMemory::io_window(std::uint64_t persistent_pinned_bytes,
+                                          std::uint64_t bytes) {
+  SLUICE_CHECK(persistent_pinned_bytes + bytes <= pinned_bytes_);
+  handed_out_.pinned_bytes = std::max(handed_out_.pinned_bytes, persistent_pinned_bytes + bytes);
+  return {pinned_.at(persistent_pinned_bytes), bytes};
+}
+
+MemoryNeed RunMemory::take_handed_out() {
+  return std::exchange(handed_out_, nothing_);
+}
+
 std::byte* RunMemory::address(const schedule::Buffer& buffer) {
+  include_place(handed_out_, buffer);
   switch (buffer.tier) {
     case Tier::kPinned:
       return pinned_.at(buffer.offset_bytes);

@@ -32,6 +32,8 @@ struct MemoryNeed {
 
   // As the ledger is charged: whole pages.
   std::array<std::uint64_t, kTierCount> peak_bytes() const;
+  // Becomes the larger of both, field by field. Both share the device, or none does.
+  void include(const MemoryNeed& other);
 };
 
 // All share the device, or none does (InternalError). Also covers the window through which state is
@@ -39,6 +41,9 @@ struct MemoryNeed {
 // staging.
 MemoryNeed memory_need(std::span<const schedule::Schedule* const> schedules,
                        std::uint64_t io_window_bytes);
+
+// The need of the schedule's persistent buffers alone, which are in use between steps too.
+MemoryNeed resting_need(const schedule::Schedule& schedule);
 
 class RunMemory {
  public:
@@ -56,10 +61,13 @@ class RunMemory {
   using SlotRanges = std::array<offload::TaggedSpace::RangeId, 2>;
   SlotRanges storage_ranges(const schedule::Buffer& buffer);
   // Pinned memory for set-up and checkpoints, only between steps. Shares bytes with staging, so it
-  // starts behind the persistent pinned buffers.
-  std::byte* io_window(std::uint64_t persistent_pinned_bytes) {
-    return pinned_.at(persistent_pinned_bytes);
-  }
+  // starts behind the persistent pinned buffers. Precondition: the arena has so many bytes there.
+  std::span<std::byte> io_window(std::uint64_t persistent_pinned_bytes, std::uint64_t bytes);
+  std::uint64_t pinned_bytes() const { return pinned_bytes_; }  // of the need
+
+  // The ends of all places that were handed out since the last call, in each memory: addresses,
+  // ranges of storage, and parts of the I/O window.
+  MemoryNeed take_handed_out();
 
  private:
   allocator::PagePool pages_;
@@ -69,6 +77,9 @@ class RunMemory {
   offload::StripedSpace space_;
   offload::TaggedSpace storage_;
   std::map<std::vector<std::uint32_t>, std::byte*> windows_;
+  std::uint64_t pinned_bytes_;
+  MemoryNeed nothing_;  // the run's need without its bytes
+  MemoryNeed handed_out_;
 };
 
 // Bytes of the pinned arena that persistent buffers take (they come first).

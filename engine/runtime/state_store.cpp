@@ -11,7 +11,7 @@ StateStore::StateStore(device::Device& device, RunMemory& memory,
     : memory_(memory),
       durable_(durable),
       stream_(device.create_stream("state")),
-      window_(memory.io_window(persistent_pinned_bytes(schedule))) {
+      window_offset_(persistent_pinned_bytes(schedule)) {
   for (const schedule::Buffer& buffer : schedule.buffers) {
     if (!buffer.persistent || buffer.role != schedule::BufferRole::kState || buffer.log_copy)
       continue;
@@ -63,7 +63,7 @@ void StateStore::visit(std::span<const StateKind> kinds, std::int32_t unit, std:
       if (at->tier == Tier::kPinned) {
         data[i] = memory_.address(*at) + bytes_of(at->dtype, cursor);
       } else {
-        data[i] = window_ + i * kWindowElems * 4;
+        data[i] = memory_.io_window(window_offset_, kWindowBytes).data() + i * kWindowElems * 4;
         if (access == Access::kRead) move(*at, cursor, piece_end, data[i], access);
       }
     }

@@ -55,7 +55,7 @@ class StateStore {
   RunMemory& memory_;
   DurableState* durable_;
   std::unique_ptr<device::Stream> stream_;
-  std::byte* window_;
+  std::uint64_t window_offset_;  // in pinned memory
   using Homes = std::vector<std::array<const schedule::Buffer*, kStateKindCount>>;  // by unit
   Homes homes_;
   Homes shadows_;  // the homes where they have none

@@ -1,5 +1,7 @@
 #include "engine/train/events.hpp"
 
+#include <algorithm>
+
 #include "base/units.hpp"
 
 namespace sluice::train {
@@ -12,6 +14,15 @@ RunEvent tier_bytes_json(const planner::TierBytes& bytes) {
   return json;
 }
 
+RunEvent verb_bytes_json(const VerbUse::Peaks& peaks) {
+  RunEvent json = RunEvent::object();
+  for (const planner::Verb verb : planner::kVerbs) {
+    const auto& bytes = peaks[static_cast<std::size_t>(verb)];
+    if (bytes) json[std::string(planner::verb_name(verb))] = tier_bytes_json(*bytes);
+  }
+  return json;
+}
+
 RunEvent link_bytes_json(const schedule::LinkBytes& bytes) {
   return {{"upload", bytes.upload},
           {"download", bytes.download},
@@ -20,6 +31,12 @@ RunEvent link_bytes_json(const schedule::LinkBytes& bytes) {
 }
 
 namespace {
+
+VerbUse::Peaks every_verb(const planner::VerbPeaks& planned) {
+  VerbUse::Peaks peaks;
+  std::copy(planned.begin(), planned.end(), peaks.begin());
+  return peaks;
+}
 
 // Units per tier, of each kind.
 RunEvent placement_json(const planner::Plan& plan) {
@@ -120,6 +137,8 @@ RunEvent plan_event(const planner::Plan& plan) {
       {"event", "plan"},
       {"fits", true},
       {"peak_bytes", tier_bytes_json(plan.peak_bytes)},
+      {"peak_bytes_by_verb", verb_bytes_json(every_verb(plan.verb_peaks))},
+      {"file_bytes", {{"save", plan.checkpoint_file_bytes}, {"export", plan.export_file_bytes}}},
       {"bytes_moved", link_bytes_json(plan.step_bytes)},
       {"activation_bytes_moved", link_bytes_json(plan.activation_bytes)},
       {"step_time_s", plan.simulation.total_s},

@@ -14,6 +14,7 @@
 #include "engine/runtime/stall_causes.hpp"
 #include "engine/schedule/schedule.hpp"
 #include "engine/train/backend.hpp"
+#include "engine/train/verb_use.hpp"
 
 namespace sluice::train {
 
@@ -21,6 +22,8 @@ using run::EventSink;
 using run::RunEvent;
 
 RunEvent tier_bytes_json(const planner::TierBytes& bytes);
+// {"load":{"device":…, …}, …}: verbs without figures are left out.
+RunEvent verb_bytes_json(const VerbUse::Peaks& peaks);
 RunEvent link_bytes_json(const schedule::LinkBytes& bytes);
 // {"compute_s":…, "stalled_s":…, "by_cause_s":{"storage_read":…, …}}: causes that took no time are
 // left out.

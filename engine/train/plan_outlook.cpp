@@ -43,6 +43,22 @@ std::optional<double> peak_flops(const planner::HardwareProfile& hardware,
   return measured_peak_flops(hardware, settled);
 }
 
+RunEvent prepared_event(const Prepared& prepared) {
+  const config::Config& config = prepared.config;
+  RunEvent event = plan_event(std::get<planner::Plan>(prepared.result));
+  add_device(event, prepared.backend, measured_peak_flops(prepared.hardware, config));
+  RunEvent& batch = event["batch"];
+  batch = {{"samples", config.train.micro_batch * config.train.accumulate},
+           {"micro_batch", config.train.micro_batch},
+           {"accumulate", config.train.accumulate}};
+  for (const planner::TriedSplit& split : prepared.splits) {
+    batch["tried"].push_back({{"micro_batch", split.micro_batch},
+                              {"bound_s", split.bound_s},
+                              {"step_time_s", or_null(split.step_s)}});
+  }
+  return event;
+}
+
 RunEvent outlook_json(const Prepared& prepared) {
   const planner::Plan& plan = std::get<planner::Plan>(prepared.result);
   const config::Config& config = prepared.config;

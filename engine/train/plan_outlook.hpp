@@ -12,6 +12,11 @@
 
 namespace sluice::train {
 
+// The event of a plan, with its device and the division of the batch: "batch":{"samples":…,
+// "micro_batch":…, "accumulate":…}, and "tried" where the planner chose it. Precondition: prepared
+// has a plan.
+run::RunEvent prepared_event(const Prepared& prepared);
+
 // The rate that utilization is held against: the manufacturer's for 16-bit products where the
 // profile has it, else the measured one (model_flops.hpp).
 std::optional<double> peak_flops(const planner::HardwareProfile& hardware,

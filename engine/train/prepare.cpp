@@ -44,12 +44,18 @@ Prepared prepare(const config::Config& given, const planner::HardwareProfile& ha
   return prepared;
 }
 
-Prepared prepare_with(const config::Config& config, const planner::HardwareProfile& hardware,
+Prepared prepare_with(const config::Config& given, const planner::HardwareProfile& hardware,
                       Backend backend) {
+  config::Config config = given;
   model::Model model(config::model_shape(config));
-  auto result = planner::make_plan(config, model, *backend.device_kernels, hardware,
-                                   backend.host_kernels.get());
-  return {config, hardware, std::move(backend), std::move(model), std::move(result)};
+  planner::SplitPlan plan = planner::plan_split(config, model, *backend.device_kernels, hardware,
+                                                backend.host_kernels.get());
+  return {config,
+          hardware,
+          std::move(backend),
+          std::move(model),
+          std::move(plan.result),
+          std::move(plan.tried)};
 }
 
 }  // namespace sluice::train

@@ -4,9 +4,11 @@
 #pragma once
 
 #include <variant>
+#include <vector>
 
 #include "engine/config/config.hpp"
 #include "engine/model/model.hpp"
+#include "engine/planner/batch_split.hpp"
 #include "engine/planner/hardware_profile.hpp"
 #include "engine/planner/plan.hpp"
 #include "engine/schedule/simulate/simulate.hpp"
@@ -22,11 +24,12 @@ enum class PlannedMachine {
 
 // Movable. A Session refers to its members, so they must not move while one exists.
 struct Prepared {
-  config::Config config;  // with backend, threads and budgets settled
+  config::Config config;  // with backend, threads, budgets and micro-batches settled
   planner::HardwareProfile hardware;
   Backend backend;
   model::Model model;
   std::variant<planner::Plan, planner::Refusal> result;
+  std::vector<planner::TriedSplit> splits;  // of a batch that the planner divided; else empty
 
   // Null if the other one was the result.
   planner::Plan* plan() { return std::get_if<planner::Plan>(&result); }

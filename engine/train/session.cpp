@@ -4,6 +4,7 @@
 #include <array>
 
 #include "base/error.hpp"
+#include "engine/checkpoint/huggingface_export.hpp"
 #include "engine/config/shapes.hpp"
 #include "engine/run/storage_shares.hpp"
 #include "offload/storage_file.hpp"
@@ -63,6 +64,12 @@ std::unique_ptr<offload::StateLog> make_log(offload::StorageEngine* engine,
   return std::make_unique<offload::StateLog>(*engine, files->log_path(), plan.need.log_bytes);
 }
 
+runtime::MemoryNeed resting_need(const planner::Plan& plan) {
+  runtime::MemoryNeed need = runtime::resting_need(plan.training());
+  need.log_bytes = plan.need.log_bytes;
+  return need;
+}
+
 // Without scaling outside fp16.
 runtime::LossScaleRule loss_scale_rule(const config::Config& config) {
   const auto& train = config.train;
@@ -101,7 +108,8 @@ Session::Session(const config::Config& config, const model::Model& model, const 
               *backend.host_kernels),
       executor_(*device_, memory_.storage(), runner_, deadline_seconds(plan), durable_.get()),
       store_(*device_, memory_, plan.training(), durable_.get()),
-      state_(model, parameters_, store_) {
+      state_(model, parameters_, store_),
+      use_(resting_need(plan)) {
   if (durable_) {
     files_->watch(memory_.storage().space().file_paths());
     files_->watch({files_->log_path()});
@@ -109,9 +117,17 @@ Session::Session(const config::Config& config, const model::Model& model, const 
   for (const schedule::StepKind kind : schedule::kStepKinds) {
     if (!schedule::has_step(plan.options, kind)) continue;
     auto& programs = programs_[static_cast<std::size_t>(kind)];
+    memory_.take_handed_out();
     programs.emplace(plan.schedules[kind], memory_, plan.speculates());
+    use_.add_program(planner::verb_of(kind), memory_.take_handed_out());
     executor_.prepare(programs->get(false));
   }
+}
+
+std::span<std::byte> Session::export_piece() {
+  const std::uint64_t homes_end = runtime::persistent_pinned_bytes(plan_.training());
+  return memory_.io_window(homes_end,
+                           checkpoint::export_piece_bytes(memory_.pinned_bytes() - homes_end));
 }
 
 // Tokens and losses lie in persistent pinned buffers, found by role and micro-batch.
@@ -148,15 +164,17 @@ runtime::DurableState::Record Session::record_of(const checkpoint::CheckpointMan
 
 // Runs one program. In a durable run the state log learns the slots that the pass reads and writes,
 // and at a commit the record to store.
-runtime::RunStatistics Session::pass(const runtime::Program& program,
+runtime::RunStatistics Session::pass(schedule::StepKind kind,
                                      const checkpoint::CheckpointManifest* commits,
                                      TraceRecorder* trace, std::uint32_t step) {
+  const runtime::Program& program = this->program(kind);
   if (durable_) {
     durable_->begin(program.schedule(),
                     commits ? record_of(*commits) : runtime::DurableState::Record());
   }
   const runtime::RunStatistics statistics = executor_.run(program, trace, step);
   if (durable_) durable_->end();
+  use_.note_steps(planner::verb_of(kind));
   return statistics;
 }
 
@@ -164,7 +182,7 @@ schedule::LinkBytes Session::commit(const checkpoint::CheckpointManifest& manife
   SLUICE_CHECK(durable_ != nullptr);
   const schedule::LinkBytes before = moved_bytes();
   drain();
-  pass(program(schedule::StepKind::kSave), &manifest);
+  pass(schedule::StepKind::kSave, &manifest);
   return moved_bytes() - before;
 }
 
@@ -203,10 +221,10 @@ const runtime::Program& Session::program(schedule::StepKind kind) const {
 }
 
 // A step that commits has drained before, so no update is pending at its entry.
-const runtime::Program& Session::step_program(bool commits) const {
-  if (commits) return program(schedule::StepKind::kSaving);
+schedule::StepKind Session::step_kind(bool commits) const {
+  if (commits) return schedule::StepKind::kSaving;
   const bool first = plan_.carries_updates() && !pending_;
-  return program(first ? schedule::StepKind::kFirst : schedule::StepKind::kTraining);
+  return first ? schedule::StepKind::kFirst : schedule::StepKind::kTraining;
 }
 
 // The update that a step makes is its own, or with kNextForward the pending one of the step before,
@@ -232,7 +250,7 @@ StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& 
   runner_.set_scalars(scalars);
 
   const runtime::RunStatistics statistics =
-      pass(step_program(commits != nullptr), commits, trace, static_cast<std::uint32_t>(step + 1));
+      pass(step_kind(commits != nullptr), commits, trace, static_cast<std::uint32_t>(step + 1));
   if (plan_.carries_updates()) pending_ = update;
   StepOutcome outcome;
   outcome.stalls = statistics.stalls;
@@ -263,7 +281,7 @@ void Session::settle(StepOutcome& outcome, const runtime::StepScalars& scalars) 
   if (runner_.results().clipped) {
     outcome.redone = true;
     runner_.set_scalars(scalars);
-    outcome.redo_seconds = pass(program(schedule::StepKind::kRedo), nullptr).seconds;
+    outcome.redo_seconds = pass(schedule::StepKind::kRedo, nullptr).seconds;
   }
   flipped_ = !flipped_;
   store_.flip();
@@ -275,7 +293,7 @@ double Session::drain() {
   runtime::StepScalars scalars;
   scalars.update = *pending_;
   runner_.set_scalars(scalars);
-  const runtime::RunStatistics statistics = pass(program(schedule::StepKind::kDrain), nullptr);
+  const runtime::RunStatistics statistics = pass(schedule::StepKind::kDrain, nullptr);
   pending_.reset();
   return statistics.seconds;
 }
@@ -284,7 +302,7 @@ double Session::drain() {
 double Session::evaluate(const FillTokens& fill) {
   drain();
   fill(0, tokens_of(0), tokens_of(0) + batch_.rows());
-  pass(program(schedule::StepKind::kEvaluation), nullptr);
+  pass(schedule::StepKind::kEvaluation, nullptr);
   return loss_of(0) / static_cast<double>(batch_.rows());
 }
 

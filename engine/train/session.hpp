@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "allocator/ledger.hpp"
@@ -20,6 +21,7 @@
 #include "engine/runtime/run_memory.hpp"
 #include "engine/runtime/state_store.hpp"
 #include "engine/train/backend.hpp"
+#include "engine/train/verb_use.hpp"
 
 namespace sluice::train {
 
@@ -91,6 +93,13 @@ class Session {
   // As charged to the ledger, and as the device and the storage engine measured themselves.
   planner::TierBytes peak_bytes() const;
   planner::TierBytes measured_peak_bytes() const;
+  // Counts the places that were handed out since the last call as in use by `verb`, which visited
+  // state between steps. Steps count by themselves.
+  void count_use(planner::Verb verb) { use_.note_visit(verb, memory_.take_handed_out()); }
+  // As measured, of the memory that the run holds.
+  const VerbUse::Peaks& peak_bytes_by_verb() const { return use_.peaks(); }
+  // Pinned memory for an export, spare between steps.
+  std::span<std::byte> export_piece();
   schedule::LinkBytes moved_bytes() const;
   offload::TagCounters tag_counters() { return memory_.storage().counters(); }
   // Driver, pinned and file-space allocations so far: constant once training has begun (law 9).
@@ -120,8 +129,8 @@ class Session {
   runtime::DurableState::Record record_of(const checkpoint::CheckpointManifest& manifest);
   // Precondition: the run has steps of this kind.
   const runtime::Program& program(schedule::StepKind kind) const;
-  const runtime::Program& step_program(bool commits) const;
-  runtime::RunStatistics pass(const runtime::Program& program,
+  schedule::StepKind step_kind(bool commits) const;
+  runtime::RunStatistics pass(schedule::StepKind kind,
                               const checkpoint::CheckpointManifest* commits,
                               TraceRecorder* trace = nullptr, std::uint32_t step = 0);
   const schedule::Buffer& host_buffer(schedule::BufferRole role, std::int64_t microbatch) const;
@@ -149,6 +158,7 @@ class Session {
   checkpoint::ModelState state_;
   std::optional<kernels::UpdateScalars> pending_;  // the update that the next forward pass makes
   bool flipped_ = false;                           // the state is in the shadows of its homes
+  VerbUse use_;
 };
 
 }  // namespace sluice::train

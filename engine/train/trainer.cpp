@@ -56,9 +56,11 @@ void Trainer::start(const std::optional<run::ResumePoint>& found) {
     const checkpoint::CheckpointManifest& manifest = found->manifest();
     step_ = manifest.step;
     if (manifest.loss_scale) session_.loss_scaler().restore(*manifest.loss_scale);
+    session_.count_use(planner::Verb::kResume);
     emit({{"event", "resume"}, {"step", step_}, {"dir", found->where()}});
   } else {
     session_.state().initialize(context_.config.train.seed);
+    session_.count_use(planner::Verb::kLoad);
   }
   first_step_ = step_;
   // The initial state is worth a checkpoint if the run ends with it (--steps 0).
@@ -271,6 +273,7 @@ void Trainer::save() {
   } else {
     drain();
     checkpoint::save_checkpoint(context_.config.checkpoint.dir, manifest(), session_.state());
+    session_.count_use(planner::Verb::kSave);
   }
   note_saved(step_);
 }
@@ -292,11 +295,14 @@ void Trainer::finish() {
   drain();
   const std::string huggingface =
       context_.config.checkpoint.final ? export_results() : std::string();
+  const std::string hash = session_.state().weights_hash();
+  session_.count_use(planner::Verb::kExport);
   RunEvent done{{"event", "done"},
                 {"steps", step_},
-                {"weights_hash", session_.state().weights_hash()},
+                {"weights_hash", hash},
                 {"peak_bytes", tier_bytes_json(session_.peak_bytes())},
                 {"measured_peak_bytes", tier_bytes_json(session_.measured_peak_bytes())},
+                {"peak_bytes_by_verb", verb_bytes_json(session_.peak_bytes_by_verb())},
                 {"bytes_moved", link_bytes_json(total_.moved)},
                 {"storage_engine", session_.storage_engine_name()},
                 {"storage_tags", tags_json()},
@@ -326,7 +332,8 @@ std::string Trainer::export_results() {
   }
   try {
     checkpoint::export_huggingface(checkpoint::SafetensorsReader(weights), context_.model.shape(),
-                                   session_.parameters().options().weight, directory);
+                                   session_.parameters().options().weight, directory,
+                                   session_.export_piece());
   } catch (const IoError& error) {
     throw run::RunFileError("'" + directory + "' cannot be written: " + error.what());
   }

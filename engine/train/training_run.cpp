@@ -7,13 +7,14 @@
 #include "base/log.hpp"
 #include "base/posix_file.hpp"
 #include "base/units.hpp"
-#include "engine/checkpoint/huggingface_export.hpp"
+#include "engine/config/schema.hpp"
 #include "engine/config/shapes.hpp"
 #include "engine/data/dataset_options.hpp"
 #include "engine/planner/machine_check.hpp"
 #include "engine/run/run_files.hpp"
 #include "engine/run/stale_files.hpp"
 #include "engine/train/model_flops.hpp"
+#include "engine/train/plan_outlook.hpp"
 #include "engine/train/prepare.hpp"
 #include "engine/train/trainer.hpp"
 
@@ -22,24 +23,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Bytes of the final weights in Hugging Face's layout; 0 for a model that transformers lacks.
-std::uint64_t huggingface_bytes(const config::Config& config) {
-  const model::ModelShape shape = config::model_shape(config);
-  if (!checkpoint::huggingface_obstacle(shape).empty()) return 0;
-  return checkpoint::huggingface_bytes(shape, config::optimizer_options(config).weight);
-}
-
 // Bytes that the run will add to checkpoint.dir at most: checkpoints (the newest two are kept while
 // a third is written) and the exported weights, which may lie on the same file system.
 std::uint64_t saved_bytes(const config::Config& config, const planner::Plan& plan, bool resumes) {
   const bool saves_last = config.checkpoint.final;
   if (!saves_last && config.checkpoint.every == 0 && !plan.options.durable) return 0;
-  const std::uint64_t weights =
-      saves_last ? plan.state_bytes_of(StateKind::kWeight) + huggingface_bytes(config) : 0;
   // The state on storage is the checkpoint.
-  if (plan.options.durable) return plan.need.log_bytes + weights;
-  std::uint64_t checkpoint = plan.state_bytes_of(StateKind::kWeight);
-  for (const StateKind kind : kOptimizerKinds) checkpoint += plan.state_bytes_of(kind);
+  if (plan.options.durable) return plan.need.log_bytes + plan.export_file_bytes;
   const std::uint64_t most_saves =
       config.checkpoint.every > 0 ? ceil_div(static_cast<std::uint64_t>(config.train.steps),
                                              static_cast<std::uint64_t>(config.checkpoint.every))
@@ -47,12 +37,11 @@ std::uint64_t saved_bytes(const config::Config& config, const planner::Plan& pla
   // Older checkpoints make room as new ones come.
   const std::uint64_t kept = resumes ? 1 : 0;
   const auto checkpoints = std::clamp<std::uint64_t>(most_saves, 1, 3 - kept);
-  return checkpoints * checkpoint + weights;
+  return checkpoints * plan.checkpoint_file_bytes + plan.export_file_bytes;
 }
 
 void write_plan(Prepared& prepared, run::RunFiles& files) {
-  RunEvent event = plan_event(*prepared.plan());
-  add_device(event, prepared.backend, measured_peak_flops(prepared.hardware, prepared.config));
+  const RunEvent event = prepared_event(prepared);
   files.text("plan.json", event.dump() + "\n");
   TraceRecorder trace;
   schedule::simulate(prepared.plan()->training(), prepared.simulation_model(), &trace);
@@ -82,6 +71,32 @@ void note_steps(const checkpoint::CheckpointManifest& manifest, const config::Co
   log(LogLevel::kInfo, "train.steps was " + before->second + " and is " + now +
                            " now: from here on the learning rate follows the schedule over " + now +
                            " steps");
+}
+
+// "auto" continues with the micro-batches of the earlier run: others would round otherwise.
+void keep_split(config::Config& config, const run::ResumePoint& found) {
+  if (config.train.micro_batch != config::Config::kAutoCount) return;
+  const auto count = [&](const char* path) {
+    const auto& settings = found.manifest().settings;
+    const auto setting = settings.find(path);
+    const config::ConfigKey& key = *config::find_config_key(path);
+    const auto value =
+        setting == settings.end() ? std::nullopt : config::value_from_text(key, setting->second);
+    if (!value || !std::holds_alternative<std::int64_t>(*value) || !config::in_range(key, *value)) {
+      throw InputError(found.where() + ": does not say its " + path);
+    }
+    return std::get<std::int64_t>(*value);
+  };
+  const std::int64_t micro_batch = count("train.micro_batch");
+  const std::int64_t accumulate = count("train.accumulate");
+  if (micro_batch * accumulate != config.train.batch) {
+    throw InputError(found.where() + ": was made with train.micro_batch * train.accumulate = " +
+                     std::to_string(micro_batch) + " * " + std::to_string(accumulate) +
+                     " samples a step, and train.batch is " + std::to_string(config.train.batch) +
+                     " now");
+  }
+  config.train.micro_batch = micro_batch;
+  config.train.accumulate = accumulate;
 }
 
 // Plans the run and checks that the disks have room for it. Returns nothing if the plan is refused;
@@ -124,8 +139,7 @@ RunEvent begin_event(const Prepared& prepared, const RunId& run,
                      const std::optional<run::ResumePoint>& found, Trainer& trainer) {
   const config::Config& config = prepared.config;
   const planner::Plan& plan = std::get<planner::Plan>(prepared.result);
-  RunEvent event = plan_event(plan);
-  add_device(event, prepared.backend, measured_peak_flops(prepared.hardware, config));
+  RunEvent event = prepared_event(prepared);
   event["run_id"] = run.hex();
   const fs::path directory = normal_path(config.log.dir);
   event["log_dir"] = directory.parent_path().string();
@@ -157,9 +171,10 @@ TrainingEnd resume_newest(const std::string& path,
   throw InputError(first);
 }
 
-TrainingEnd train(const config::Config& given, const TrainingOptions& options,
+TrainingEnd train(const config::Config& asked, const TrainingOptions& options,
                   const EventSink& events, const StepObserver& observe) {
-  config::check_supported(given);
+  config::check_supported(asked);
+  config::Config given = asked;
   const bool resumes = !options.resume.empty();
   const RunId id = make_run_id();
   config::Config placed = given;
@@ -173,9 +188,14 @@ TrainingEnd train(const config::Config& given, const TrainingOptions& options,
     planner::check_run_directories(given);
     run::place_new_run(placed, given, run::next_run_directory(given.log.dir), id);
   }
-  const data::Dataset data(data::dataset_options(given));
+  if (found) keep_split(placed, *found);
+  data::Dataset data(data::dataset_options(given));
   std::optional<Prepared> prepared = prepare_run(placed, resumes, events);
   if (!prepared) return TrainingEnd::kRefused;
+  // The run's own configuration names the micro-batches that were chosen.
+  given.train.micro_batch = prepared->config.train.micro_batch;
+  given.train.accumulate = prepared->config.train.accumulate;
+  data.divide(given.train.micro_batch, given.train.accumulate);
   if (found) check_found(*found, *prepared, data, options.accept_other_arithmetic);
   // From here on things are made. A new run has touched nothing so far.
   config::Config& config = prepared->config;

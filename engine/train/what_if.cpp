@@ -117,7 +117,8 @@ std::vector<NextChange> next_changes(const Prepared& prepared) {
                 with_another_drive(hardware), false);
   }
   const std::string more = std::to_string(config.train.accumulate * kMoreMicrobatches);
-  changes.add("train.accumulate=" + more, {{"train.accumulate", more}}, hardware, true);
+  changes.add("train.accumulate=" + more, {{"train.batch", "0"}, {"train.accumulate", more}},
+              hardware, true);
   if (config.optimizer.moments != config::Config::Moments::k8Bit) {
     changes.add("optimizer.moments=8bit", {{"optimizer.moments", "8bit"}}, hardware, true);
   }

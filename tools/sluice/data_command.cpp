@@ -76,8 +76,12 @@ void print_sample(const data::Dataset& data, const Place& place, std::int64_t to
 }  // namespace
 
 int data_command(const DataArguments& arguments) {
-  const config::Config config =
-      config::load_config(arguments.config.path, arguments.config.overrides);
+  config::Config config = config::load_config(arguments.config.path, arguments.config.overrides);
+  if (config.train.micro_batch == config::Config::kAutoCount) {
+    // The samples of a step and their order are the same, however they are divided.
+    config.train.micro_batch = config.train.batch;
+    config.train.accumulate = 1;
+  }
   const StepRange range = step_range(arguments.steps, config.train.steps);
   std::int64_t samples = range.last;
   if (__builtin_mul_overflow(samples, config.train.accumulate, &samples) ||

@@ -48,8 +48,7 @@ int plan_command(const PlanArguments& arguments) {
   const config::Config& config = prepared.config;
   const planner::Plan& plan = *prepared.plan();
   if (this_machine) planner::check_storage_paths(config, plan.need.storage_bytes);
-  train::RunEvent event = train::plan_event(plan);
-  train::add_device(event, prepared.backend, train::measured_peak_flops(hardware, config));
+  train::RunEvent event = train::prepared_event(prepared);
   // Measured shares are known only when a run begins.
   if (plan.need.storage_bytes > 0 && !config.memory.storage_shares.empty()) {
     event["storage_shares"] = planner::configured_layout(config).shares();

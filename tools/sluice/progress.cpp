@@ -4,8 +4,11 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <utility>
+#include <vector>
 
 #include "base/units.hpp"
+#include "engine/planner/verb_needs.hpp"
 
 namespace sluice::cli {
 namespace {
@@ -81,6 +84,65 @@ void print_activations(const train::RunEvent& plan) {
   if (!parts.empty()) std::fprintf(stderr, "saved    %s\n", parts.c_str());
 }
 
+// "device 2.0 MiB, storage 93.1 MiB": the tiers in which a verb uses less than the plan's peak.
+std::string less_than_peak(const train::RunEvent& bytes, const train::RunEvent& peak) {
+  std::string line;
+  for (const Tier tier : kTiers) {
+    const std::string name(tier_name(tier));
+    const std::string text = format_bytes(bytes[name].get<std::uint64_t>());
+    if (text == format_bytes(peak[name].get<std::uint64_t>())) continue;
+    line += (line.empty() ? "" : ", ") + name + " " + text;
+  }
+  return line;
+}
+
+// The verbs that use less than the plan's peaks, in groups of equal bytes, and the files that are
+// written: "load, resume: device 2.0 MiB; files: checkpoint 93.1 MiB, export 37.3 MiB".
+std::string verbs_line(const train::RunEvent& plan) {
+  std::vector<std::pair<std::string, std::string>> groups;  // bytes, verbs
+  for (const planner::Verb verb : planner::kVerbs) {
+    const std::string name(planner::verb_name(verb));
+    const std::string text = less_than_peak(plan["peak_bytes_by_verb"][name], plan["peak_bytes"]);
+    if (text.empty()) continue;
+    const auto same = std::find_if(groups.begin(), groups.end(),
+                                   [&](const auto& group) { return group.first == text; });
+    if (same == groups.end()) {
+      groups.emplace_back(text, name);
+    } else {
+      same->second += ", " + name;
+    }
+  }
+  std::string line;
+  for (const auto& [bytes, verbs] : groups) {
+    line += (line.empty() ? "" : "; ") + verbs + ": " + bytes;
+  }
+  std::string files;
+  for (const auto& [verb, name] :
+       {std::pair("save", "checkpoint "), std::pair("export", "export ")}) {
+    const auto bytes = plan["file_bytes"][verb].get<std::uint64_t>();
+    if (bytes > 0) files += (files.empty() ? "files: " : ", ") + (name + format_bytes(bytes));
+  }
+  if (!line.empty() && !files.empty()) line += "; ";
+  return line + files;
+}
+
+// Only for a batch that the planner divided.
+void print_split(const train::RunEvent& batch) {
+  if (!batch.contains("tried")) return;
+  std::string others;  // that were planned
+  for (const train::RunEvent& split : batch["tried"]) {
+    if (split["micro_batch"] == batch["micro_batch"] || split["step_time_s"].is_null()) continue;
+    others += (others.empty() ? " (" : ", ") + std::to_string(split["micro_batch"].get<int>()) +
+              ": " + format_seconds(split["step_time_s"].get<double>());
+  }
+  if (!others.empty()) others += ")";
+  const auto count = batch["accumulate"].get<std::int64_t>();
+  std::fprintf(stderr, "batch    %lld samples a step: %lld micro-batch%s of %lld%s\n",
+               static_cast<long long>(batch["samples"].get<std::int64_t>()),
+               static_cast<long long>(count), count == 1 ? "" : "es",
+               static_cast<long long>(batch["micro_batch"].get<std::int64_t>()), others.c_str());
+}
+
 // "none", or "unit in 3 of 8 units".
 std::string recompute_words(const train::RunEvent& plan) {
   const auto units = plan["recomputed"]["units"].get<int>();
@@ -109,6 +171,9 @@ void Progress::plan(const train::RunEvent& plan) {
                plan["order"].get<std::string>().c_str(),
                plan["optimizer_placement"].get<std::string>().c_str(),
                shares ? ", weights and activations share the device" : "");
+  print_split(plan["batch"]);
+  const std::string verbs = verbs_line(plan);
+  if (!verbs.empty()) std::fprintf(stderr, "verbs    %s\n", verbs.c_str());
   std::fprintf(stderr, "homes    %s\n", homes_line(plan["state_by_tier"]).c_str());
   std::fprintf(stderr, "a step   %s; about %s, bound by %s\n",
                moved_line(plan["bytes_moved"]).c_str(),

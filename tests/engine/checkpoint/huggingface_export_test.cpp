@@ -107,14 +107,18 @@ class HuggingFaceFiles : public ::testing::Test {
   TempDirectory directory_;
   std::string weights_path_ = directory_.file("weights.safetensors");
   std::string exported_ = directory_.file("huggingface");
+  std::vector<std::byte> piece_ = std::vector<std::byte>(kMiB);
 };
 
 TEST_F(HuggingFaceFiles, TransposesTheMatricesOfGpt2InStripsOfAnySize) {
   const model::ModelShape shape = gpt2_shape();
   write_weights(shape);
   const checkpoint::SafetensorsReader weights(weights_path_);
-  for (const std::uint64_t piece_bytes : {std::uint64_t{4}, std::uint64_t{700}, kMiB}) {
-    checkpoint::export_huggingface(weights, shape, DType::kF32, exported_, piece_bytes);
+  // The first is too small for a column of any matrix.
+  for (const std::size_t piece_bytes :
+       {std::size_t{checkpoint::kLeastExportPieceBytes}, std::size_t{700}, std::size_t{kMiB}}) {
+    std::vector<std::byte> piece(piece_bytes);
+    checkpoint::export_huggingface(weights, shape, DType::kF32, exported_, piece);
     const checkpoint::SafetensorsReader result(exported_ + "/model.safetensors");
     EXPECT_EQ(result.metadata().at("format"), "pt");
     EXPECT_EQ(values_of(result, "transformer.h.1.attn.c_attn.weight"),
@@ -135,7 +139,8 @@ TEST_F(HuggingFaceFiles, SplitsTheFusedMatricesOfLlama) {
   const model::ModelShape shape = llama_shape();
   write_weights(shape);
   const checkpoint::SafetensorsReader weights(weights_path_);
-  checkpoint::export_huggingface(weights, shape, DType::kF32, exported_, 100);
+  checkpoint::export_huggingface(weights, shape, DType::kF32, exported_,
+                                 std::span(piece_).first(100));
   const checkpoint::SafetensorsReader result(exported_ + "/model.safetensors");
   const std::string block = "model.layers.1.";
   // 6 query heads, 2 key and 2 value heads of 4 rows.
@@ -151,11 +156,11 @@ TEST_F(HuggingFaceFiles, SplitsTheFusedMatricesOfLlama) {
   EXPECT_EQ(values_of(result, "lm_head.weight"), values_of(weights, "head.weight"));
 }
 
-TEST_F(HuggingFaceFiles, DescribeTheModelAndLieWithinTheBytesThatAreCounted) {
+TEST_F(HuggingFaceFiles, DescribeTheModelAndHaveTheBytesThatAreCounted) {
   for (const model::ModelShape& shape : {gpt2_shape(), llama_shape()}) {
     write_weights(shape);
     checkpoint::export_huggingface(checkpoint::SafetensorsReader(weights_path_), shape, DType::kF32,
-                                   exported_);
+                                   exported_, piece_);
     const json config = read_json(exported_ + "/config.json");
     EXPECT_EQ(config.at("model_type"), shape.is_llama() ? "llama" : "gpt2");
     EXPECT_EQ(config.at(shape.is_llama() ? "num_hidden_layers" : "n_layer"), 2);
@@ -168,17 +173,19 @@ TEST_F(HuggingFaceFiles, DescribeTheModelAndLieWithinTheBytesThatAreCounted) {
       ++files;
     }
     EXPECT_EQ(files, 2u);  // no temporary one
-    EXPECT_LE(bytes, checkpoint::huggingface_bytes(shape, DType::kF32));
+    EXPECT_EQ(bytes, checkpoint::huggingface_bytes(shape, DType::kF32));
   }
 }
 
 TEST_F(HuggingFaceFiles, WeightsOfAnotherModelAreRefused) {
   write_weights(gpt2_shape());
   const checkpoint::SafetensorsReader weights(weights_path_);
-  EXPECT_THROW(checkpoint::export_huggingface(weights, llama_shape(), DType::kF32, exported_),
-               InputError);
-  EXPECT_THROW(checkpoint::export_huggingface(weights, gpt2_shape(), DType::kBF16, exported_),
-               InputError);
+  EXPECT_THROW(
+      checkpoint::export_huggingface(weights, llama_shape(), DType::kF32, exported_, piece_),
+      InputError);
+  EXPECT_THROW(
+      checkpoint::export_huggingface(weights, gpt2_shape(), DType::kBF16, exported_, piece_),
+      InputError);
 }
 
 TEST(HuggingFaceExport, NamesTheOptionThatTransformersLacks) {

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -225,6 +226,47 @@ TEST(Config, ValuesThatDisagreeAreRefused) {
             "run.toml: model.heads is missing; it must be an integer from 1 to 16384");
 }
 
+// train.batch, micro_batch and accumulate as parsed.
+std::array<std::int64_t, 3> batch_of(const std::vector<std::string>& overrides) {
+  const Config config = parse(kSmall, overrides);
+  return {config.train.batch, config.train.micro_batch, config.train.accumulate};
+}
+
+TEST(Config, TwoKeysOfTheBatchGiveTheThird) {
+  using Batch = std::array<std::int64_t, 3>;
+  EXPECT_EQ(batch_of({}), (Batch{0, 4, 1}));
+  EXPECT_EQ(batch_of({"train.batch=12"}), (Batch{12, 4, 3}));
+  EXPECT_EQ(batch_of({"train.batch=12", "train.micro_batch=6"}), (Batch{12, 6, 2}));
+  EXPECT_EQ(batch_of({"train.batch=12", "train.accumulate=6"}), (Batch{12, 2, 6}));
+  EXPECT_EQ(batch_of({"train.batch=12", "train.accumulate=auto", "train.micro_batch=2"}),
+            (Batch{12, 2, 6}));
+  EXPECT_EQ(batch_of({"train.batch=12", "train.accumulate=6", "train.micro_batch=2"}),
+            (Batch{12, 2, 6}));
+  // Nothing but the name leaves the choice to the planner.
+  EXPECT_EQ(batch_of({"train.batch=12", "train.micro_batch=auto"}), (Batch{12, 0, 0}));
+  const Config open = parse(kSmall, {"train.batch=12", "train.micro_batch=auto"});
+  EXPECT_EQ(config_to_toml(parse(config_to_toml(open))), config_to_toml(open));
+}
+
+TEST(Config, ABatchThatContradictsItsPartsIsRefused) {
+  EXPECT_EQ(refusal(kSmall, {"train.micro_batch=auto"}),
+            "--set train.micro_batch=auto: train.micro_batch = \"auto\" needs train.batch, the "
+            "samples of a step, such as train.batch = 16");
+  EXPECT_EQ(refusal(kSmall, {"train.batch=12", "train.micro_batch=4", "train.accumulate=2"}),
+            "--set train.batch=12: train.batch is 12, and train.micro_batch * train.accumulate is "
+            "4 * 2; leave one of the three out");
+  expect_refusals({
+      {{"train.batch=6"}, "train.batch is 6, which must be a multiple of train.micro_batch, 4"},
+      {{"train.batch=6", "train.accumulate=4"}, "must be a multiple of train.accumulate, 4"},
+      {{"train.batch=12", "train.micro_batch=auto", "train.accumulate=3"},
+       "train.accumulate is 3, and train.micro_batch = \"auto\" leaves it to the planner"},
+      {{"train.accumulate=auto"}, "train.accumulate = \"auto\" needs train.batch"},
+      {{"train.micro_batch=0"}, "must be \"auto\" or an integer from 1 to 1048576"},
+      {{"train.micro_batch=none"}, "must be \"auto\" or an integer"},
+      {{"train.batch=1048576", "train.accumulate=1", "train.seq=8"}, "4194304"},
+  });
+}
+
 TEST(Config, AnOptimizerRefusesStatesThatItCannotKeep) {
   expect_refusals({
       {{"optimizer.states=split", "train.precision=fp32"}, R"(needs train.precision = "bf16")"},
@@ -430,7 +472,7 @@ TEST(ResultSettings, ChangeOnlyWithSettingsThatDetermineResults) {
         "memory.place.activation=storage", "memory.prefetch=7", "recompute.policy=unit",
         "checkpoint.every=3", "checkpoint.final=false", "log.dir=elsewhere",
         "optimizer.placement=next_forward", "train.order=unit", "train.threads=2",
-        "train.loss_scale_patience=3"}) {
+        "train.loss_scale_patience=3", "train.batch=4"}) {
     EXPECT_EQ(result_settings(parse(kSmall, {assignment})), plain) << assignment;
   }
   for (const std::string assignment :

@@ -63,6 +63,23 @@ TEST(RunMemory, ChargesExactlyTheNeed) {
   }
 }
 
+TEST(RunMemory, NotesTheEndsOfThePlacesThatItHandsOut) {
+  RuntimeBench bench(mixed_schedule());
+  const std::array<std::uint64_t, kTierCount> nothing{};
+  // The program uses every place of the schedule.
+  EXPECT_EQ(bench.memory->take_handed_out().peak_bytes(), bench.need.peak_bytes());
+  EXPECT_EQ(bench.memory->take_handed_out().peak_bytes(), nothing);
+  for (const schedule::Buffer& buffer : bench.schedule.buffers) {
+    if (buffer.persistent) bench.memory->storage_ranges(buffer);
+  }
+  const MemoryNeed homes = bench.memory->take_handed_out();
+  EXPECT_EQ(homes.peak_bytes(), resting_need(bench.schedule).peak_bytes());
+  EXPECT_GT(homes.storage_bytes, 0u);
+  EXPECT_EQ(homes.pinned_bytes, 0u);
+  EXPECT_EQ(bench.memory->io_window(0, 4096).size(), 4096u);
+  EXPECT_EQ(bench.memory->take_handed_out().pinned_bytes, 4096u);
+}
+
 // The budgets that need one byte more than a tier has.
 TEST(RunMemory, IsRefusedWhereATierHasAByteTooFew) {
   const schedule::Schedule schedule = mixed_schedule();

@@ -65,6 +65,22 @@ TEST_F(DataOrder, NamesTheTokensThatTrainingReads) {
   }
 }
 
+// The samples of a step do not depend on its division, so they are known before it is.
+TEST_F(DataOrder, NamesTheTokensOfABatchThatIsNotDividedYet) {
+  const auto offsets = [&](const Words& batch) {
+    const Words command = Words{"data", "config.toml", "--order", "--json", "--steps", "2..3"} +
+                          Words{"--set", "data.paths=[first.txt, second.txt]"} + batch;
+    std::vector<Json> all;
+    for (const Json& sample : events_of(succeed(command), "sample")) {
+      all.push_back({sample.at("number"), sample.at("file"), sample.at("offset")});
+    }
+    return all;
+  };
+  const std::vector<Json> fixed = offsets({"train.accumulate=2", "train.micro_batch=3"});
+  EXPECT_EQ(fixed.size(), 2u * 6);
+  EXPECT_EQ(offsets({"train.batch=6", "train.micro_batch=auto"}), fixed);
+}
+
 TEST_F(DataOrder, ShowsSomeStepsToPeople) {
   const std::vector<std::string> lines = order_of_steps("4..5");
   ASSERT_EQ(lines.size(), 2u * 2 * 3);
