@@ -13,6 +13,7 @@ struct ComputeItem {
   Op op;
   std::int32_t unit;
   std::int32_t microbatch;
+  std::int32_t run = 0;  // of a kRecompute: how often forward has run before (recompute.hpp)
 };
 
 // All passes of all micro-batches, in the order that the options name.

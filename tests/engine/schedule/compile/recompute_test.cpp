@@ -282,10 +282,10 @@ TEST(Segments, ADroppedOutputNeedsWholeUnitsOnBothSides) {
     EXPECT_FALSE(is_possible(model, partial)) << unit;
   }
   Recomputation of_embedding = segments;
-  of_embedding.units[0].drops_output = true;
+  of_embedding.units[0].output_run = 1;
   EXPECT_FALSE(is_possible(model, of_embedding));
   Recomputation to_head = segments;
-  to_head.units[4].drops_output = true;
+  to_head.units[4].output_run = 1;
   EXPECT_FALSE(is_possible(model, to_head));
 }
 
