@@ -50,4 +50,94 @@ std::vector<schedule::Recomputation> search_recomputations(const config::Config&
   return list;
 }
 
+namespace {
+
+using schedule::PartMask;
+
+bool alike(const schedule::UnitFootprint& a, const schedule::UnitFootprint& b) {
+  return a.recomputable == b.recomputable && a.elems == b.elems &&
+         a.output_bytes == b.output_bytes && a.saved_bytes == b.saved_bytes &&
+         a.saved_parts == b.saved_parts;
+}
+
+// All sets of parts that operations of a unit can make again, with their prices.
+std::vector<Remake> possible_remakes(const schedule::StepModel& model, std::int32_t unit,
+                                     CostModel& costs) {
+  constexpr std::size_t kMostOperations = 10;  // the sets are all unions of these
+  const std::vector<schedule::SavedPart>& parts =
+      model.units[static_cast<std::size_t>(unit)].saved_parts;
+  const PartMask all = schedule::all_parts(parts);
+  std::vector<PartMask> sets{0};
+  std::size_t operations = 0;
+  for (std::size_t part = 0; part < parts.size() && operations < kMostOperations; ++part) {
+    const PartMask made = schedule::part_bit(part) | parts[part].made_with;
+    if (!schedule::can_be_remade(parts, made)) continue;
+    if (std::find(sets.begin(), sets.end(), made) != sets.end()) continue;
+    ++operations;
+    const std::size_t before = sets.size();
+    for (std::size_t i = 0; i < before; ++i) sets.push_back(sets[i] | made);
+  }
+  sets.push_back(all);
+  std::sort(sets.begin(), sets.end());
+  sets.erase(std::unique(sets.begin(), sets.end()), sets.end());
+  std::vector<Remake> remakes;
+  for (const PartMask set : sets) {
+    const std::uint64_t bytes = set == all
+                                    ? model.units[static_cast<std::size_t>(unit)].saved_bytes
+                                    : schedule::bytes_of_parts(parts, set);
+    remakes.push_back({set, bytes, set == 0 ? 0 : costs.remake_s(unit, set, false)});
+  }
+  return remakes;
+}
+
+// The lower convex hull of seconds over bytes.
+std::vector<Remake> worthwhile_of(std::vector<Remake> remakes) {
+  std::stable_sort(remakes.begin(), remakes.end(), [](const Remake& a, const Remake& b) {
+    return a.bytes != b.bytes ? a.bytes < b.bytes : a.seconds < b.seconds;
+  });
+  std::vector<Remake> hull;
+  for (const Remake& next : remakes) {
+    if (!hull.empty() && hull.back().bytes == next.bytes) continue;
+    while (hull.size() > 1) {
+      const Remake& last = hull.back();
+      const Remake& before = hull[hull.size() - 2];
+      const double rise = (last.seconds - before.seconds) *
+                          static_cast<double>(next.bytes - before.bytes);
+      const double chord = (next.seconds - before.seconds) *
+                           static_cast<double>(last.bytes - before.bytes);
+      if (rise < chord) break;
+      hull.pop_back();
+    }
+    hull.push_back(next);
+  }
+  return hull;
+}
+
+}  // namespace
+
+// Sources of a set need no place in its price: they are kept, in the set, or come back from where
+// they wait.
+std::vector<RemakeClass> remake_classes(const schedule::StepModel& model, CostModel& costs) {
+  std::vector<RemakeClass> classes;
+  for (std::size_t at = 0; at < model.units.size(); ++at) {
+    const schedule::UnitFootprint& footprint = model.units[at];
+    if (footprint.is_head) continue;
+    const auto known = std::find_if(classes.begin(), classes.end(), [&](const RemakeClass& of) {
+      return alike(model.units[of.units.front()], footprint);
+    });
+    if (known != classes.end()) {
+      known->units.push_back(at);
+      continue;
+    }
+    classes.push_back({{at}, {{}}, 0});
+    if (!footprint.recomputable) continue;
+    const auto unit = static_cast<std::int32_t>(at);
+    RemakeClass& of = classes.back();
+    of.remakes = worthwhile_of(possible_remakes(model, unit, costs));
+    const PartMask all = schedule::all_parts(footprint.saved_parts);
+    of.output_s = costs.remake_s(unit, all, true) - costs.remake_s(unit, all, false);
+  }
+  return classes;
+}
+
 }  // namespace sluice::planner

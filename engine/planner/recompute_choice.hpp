@@ -1,9 +1,11 @@
 // The recomputations that recompute.policy allows.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "engine/config/config.hpp"
+#include "engine/planner/cost_model.hpp"
 #include "engine/schedule/compile/step_model.hpp"
 
 namespace sluice::planner {
@@ -15,5 +17,22 @@ std::vector<schedule::Recomputation> recompute_choices(const config::Config& con
 // Those that the search starts from: "auto" has every policy.
 std::vector<schedule::Recomputation> search_recomputations(const config::Config& config,
                                                            const schedule::StepModel& model);
+
+// Parts of one unit that are made again together.
+struct Remake {
+  schedule::PartMask parts = 0;
+  std::uint64_t bytes = 0;
+  double seconds = 0;  // of one micro-batch
+};
+// Equal units, and the sets of their parts that are worth making again: nothing first, all parts
+// last. The seconds are a convex function of the bytes, so a mixture of two neighbours frees any
+// number of bytes in the least time.
+struct RemakeClass {
+  std::vector<std::size_t> units;
+  std::vector<Remake> remakes;
+  double output_s = 0;  // of the output, besides all parts; 0 if the units cannot be recomputed
+};
+// All units but the head.
+std::vector<RemakeClass> remake_classes(const schedule::StepModel& model, CostModel& costs);
 
 }  // namespace sluice::planner

@@ -26,6 +26,7 @@ constexpr std::size_t kFinalists = 3;  // compiled exactly
 constexpr std::uint64_t kLargeStep = 500'000;
 constexpr std::size_t kMostChanges = 48;  // trials of single changes to the best plan
 constexpr int kPromotionTries = 4;
+constexpr int kMixRounds = 2;  // of activations for the room of the best plan
 constexpr int kDepth = 3;                  // kinds of state with one tier each
 constexpr double kFaster = 0.999;          // a change must be faster by this much to be taken
 constexpr double kRefinementSlack = 1.02;  // refine() accepts a step this much longer
@@ -80,6 +81,7 @@ Search::Search(const config::Config& config, const schedule::StepModel& model,
       room_(budgets),
       trials_(model, costs, log_bytes),
       relaxation_(config, model, costs),
+      activations_(config, model, costs),
       groups_(std::move(groups)),
       needs_(groups_.size()) {}
 
@@ -156,12 +158,20 @@ std::vector<Search::Shape> Search::shapes() const {
     const bool fixed = config_.train.order == (by_unit ? Order::kMicrobatch : Order::kUnit);
     if (fixed || (by_unit && config_.train.order == Order::kAuto && base.microbatches < 2))
       continue;
-    for (const schedule::Recomputation& recompute : search_recomputations(config_, model_)) {
+    std::vector<schedule::Recomputation> recomputations = search_recomputations(config_, model_);
+    // A second "none" stands for any mixture.
+    const std::size_t fixed_count = recomputations.size();
+    if (activations_.is_free()) recomputations.emplace_back();
+    for (std::size_t i = 0; i < recomputations.size(); ++i) {
+      const schedule::Recomputation& recompute = recomputations[i];
       for (const schedule::StepOptions& update : updates) {
-        const PlanShape shape{order, update.update, recompute};
+        const PlanShape shape{order, update.update, recompute, i == fixed_count};
         const Places& places = config_.memory.place;
         if (const auto least = relaxation_.solve(shape, places, budgets_, {})) {
-          list.push_back({shape, places, *least, schedule::summarize(model_, recompute).policy});
+          const std::string policy = shape.recompute_is_free
+                                         ? "auto"
+                                         : schedule::summarize(model_, recompute).policy;
+          list.push_back({shape, places, *least, policy});
         }
       }
     }
@@ -232,7 +242,8 @@ schedule::StepOptions Search::base_options(const PlanShape& shape) const {
 }
 
 // Activations that leave the device: the first items of a choice, up to the share that leaves it.
-schedule::StepOptions Search::placed(const PlanShape& shape, const Relaxed& places) const {
+schedule::StepOptions Search::placed(const PlanShape& shape, const Relaxed& places,
+                                     const TierBytes& extra) const {
   schedule::StepOptions options = base_options(shape);
   options.placement.weight = spread_shares(places.weight, model_);
   options.placement.gradient = spread_shares(places.gradient, model_);
@@ -246,6 +257,7 @@ schedule::StepOptions Search::placed(const PlanShape& shape, const Relaxed& plac
   }
   const auto slots = static_cast<double>(weight_slots_of_all(model_, options.chunk_bytes));
   options.weight_slots = static_cast<std::uint64_t>(std::floor(places.cached * slots));
+  if (shape.recompute_is_free) return with_activations(options, extra);
   if (config_.memory.place.activation != config::Config::Place::kAuto) return options;
   const double away = 1 - std::min(places.saved[0], places.outputs[0]);
   if (away < 1e-6) return options;
@@ -253,6 +265,62 @@ schedule::StepOptions Search::placed(const PlanShape& shape, const Relaxed& plac
   const SpillChoice choice(config_, model_, options,
                            to_storage > 1e-6 ? Tier::kStorage : Tier::kPinned);
   return choice.with_share(away);
+}
+
+// The bytes of each tier that are left beside some others.
+static TierBytes left_of(const TierBytes& room, const TierBytes& first, const TierBytes& second) {
+  TierBytes left{};
+  for (std::size_t tier = 0; tier < kTierCount; ++tier) {
+    left[tier] = room[tier] - std::min(room[tier], first[tier] + second[tier]);
+  }
+  return left;
+}
+
+// The mixture of least time for the bytes that homes and `extra` leave; the most frugal one if none
+// fits.
+schedule::StepOptions Search::with_activations(const schedule::StepOptions& options,
+                                               const TierBytes& extra) const {
+  const TierBytes left = left_of(room_, home_bytes(model_, options), extra);
+  if (const auto mixed = activations_.by_parts(options, left)) return *mixed;
+  schedule::StepOptions frugal = options;
+  frugal.recompute = schedule::recompute_units(model_);
+  return frugal;
+}
+
+// The activations of the best plan once more, for the bytes that its state leaves. What the
+// schedule needs beyond them is known from its trial.
+bool Search::mix_recomputation() {
+  if (!activations_.is_free()) return false;
+  const double before = found_.front().seconds;
+  schedule::StepOptions now = found_.front().options;
+  for (int round = 0; round < kMixRounds; ++round) {
+    const TierBytes extra = beyond(trials_.coarse(now).need, relaxation_.accounted_bytes(now));
+    const TierBytes left = left_of(room_, home_bytes(model_, now), extra);
+    const auto next = activations_.by_parts(now, left);
+    if (!next || *next == now) break;
+    consider(*next);
+    now = *next;
+  }
+  return found_.front().seconds < before * kFaster;
+}
+
+// The same with segments, which drop outputs as well.
+bool Search::cut_segments() {
+  if (!activations_.is_free()) return false;
+  const double before = found_.front().seconds;
+  schedule::StepOptions now = found_.front().options;
+  constexpr auto kDevice = static_cast<std::size_t>(Tier::kDevice);
+  for (int round = 0; round < kMixRounds; ++round) {
+    const std::uint64_t homes = home_bytes(model_, now)[kDevice];
+    const std::uint64_t need = trials_.coarse(now).need[kDevice];
+    const std::uint64_t others = need - std::min(need, activations_.segment_bytes(now));
+    const std::uint64_t left = room_[kDevice] - std::min(room_[kDevice], std::max(homes, others));
+    const auto next = activations_.by_segments(now, left);
+    if (!next || *next == now) break;
+    consider(*next);
+    now = *next;
+  }
+  return found_.front().seconds < before * kFaster;
 }
 
 // Keeps the plan if it fits. Returns whether it does.
@@ -283,7 +351,7 @@ void Search::try_shape(const Shape& shape) {
   Relaxed places = shape.least;
   schedule::StepOptions options;
   for (int round = 0; round < kRounds; ++round) {
-    options = placed(shape.shape, places);
+    options = placed(shape.shape, places, extra);
     const Trial& trial = trials_.coarse(options);
     if (consider(options)) best = std::min(best.value_or(trial.seconds), trial.seconds);
     const TierBytes now = beyond(trial.need, relaxation_.accounted_bytes(options));
@@ -405,6 +473,8 @@ void Search::improve() {
   while (changed && trials_.count() - first < kMostChanges) {
     changed = false;
     for (const Promotion& promotion : possible_promotions(config_)) changed |= promote(promotion);
+    changed |= mix_recomputation();
+    changed |= cut_segments();
     for (const schedule::StepOptions& options : changes(found_.front().options)) {
       if (trials_.count() - first >= kMostChanges) break;
       changed |= better(options);

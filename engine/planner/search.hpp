@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "engine/config/config.hpp"
+#include "engine/planner/activation_choice.hpp"
 #include "engine/planner/candidates.hpp"
 #include "engine/planner/promote.hpp"
 #include "engine/planner/refusal.hpp"
@@ -73,7 +74,12 @@ class Search {
   schedule::StepOptions base_options(const PlanShape& shape) const;
   void try_shape(const Shape& shape);
   void try_shapes(const std::vector<Shape>& shapes);
-  schedule::StepOptions placed(const PlanShape& shape, const Relaxed& places) const;
+  schedule::StepOptions placed(const PlanShape& shape, const Relaxed& places,
+                               const TierBytes& extra) const;
+  schedule::StepOptions with_activations(const schedule::StepOptions& options,
+                                         const TierBytes& extra) const;
+  bool mix_recomputation();
+  bool cut_segments();
   void try_groups();
   bool consider(const schedule::StepOptions& options);
   bool better(const schedule::StepOptions& options);
@@ -93,6 +99,7 @@ class Search {
   TierBytes room_;
   Trials trials_;
   Relaxation relaxation_;
+  ActivationChoice activations_;
   std::vector<CandidateGroup> groups_;
   std::vector<std::optional<TierBytes>> needs_;  // exact, of each group's most frugal candidate
   std::optional<Compiled> frugal_;               // of the first group that fits
