@@ -2,8 +2,9 @@
 // the output in one tier. Mixtures over the units do the rest. Work that the ways do not change
 // comes from the places of weights and gradients.
 //
-// Ways are dealt out in model order: what leaves the device belongs to the first units, which wait
-// longest, and what is kept to the last ones, which backward meets first.
+// Units that make much again come first and those that keep most last: backward meets these first,
+// and the memory that they free takes the parts that the others make. Units whose values leave the
+// device are spread evenly, so that the link has time for each.
 #include "engine/planner/activation_choice.hpp"
 
 #include <algorithm>
@@ -18,6 +19,8 @@ using Place = config::Config::Place;
 // A choice this far from the best is as good, since the model of the time is coarse.
 constexpr double kGap = 1e-3;
 constexpr std::size_t kMostNodes = 60;
+// Of choices that are as fast, one with less work for the links is better.
+constexpr double kWorkWeight = 1e-2;
 // Amounts of memory that a chain counts in. Each unit's sizes are rounded up to these.
 constexpr std::uint64_t kChainSlots = 400;
 
@@ -152,15 +155,40 @@ Knapsack::Option ActivationChoice::option(const schedule::StepOptions& from, std
   return option;
 }
 
+// The way of each unit of a class, in model order.
+std::vector<std::size_t> ActivationChoice::dealt(const UnitClass& of,
+                                                 const std::vector<std::int64_t>& counts) {
+  std::vector<std::size_t> leaving;
+  std::vector<std::size_t> staying;
+  for (std::size_t way = 0; way < of.ways.size(); ++way) {
+    std::vector<std::size_t>& list = of.ways[way].leaves() ? leaving : staying;
+    list.insert(list.end(), static_cast<std::size_t>(counts[way]), way);
+  }
+  std::vector<std::size_t> ways;
+  std::size_t left = 0;
+  for (std::size_t unit = 0; unit < of.units.size(); ++unit) {
+    // The first of each equal stretch of units leaves.
+    const bool leaves = left * of.units.size() <= unit * leaving.size() && left < leaving.size();
+    ways.push_back(leaves ? leaving[left] : staying[unit - left]);
+    left += leaves ? 1 : 0;
+  }
+  return ways;
+}
+
 std::optional<schedule::StepOptions> ActivationChoice::by_parts(const schedule::StepOptions& from,
-                                                                const TierBytes& room) const {
+                                                                const TierBytes& room,
+                                                                Spills spills) const {
   Knapsack knapsack;
   knapsack.budgets = room;
+  knapsack.work_weight = kWorkWeight;
+  const bool stay = spills == Spills::kNever && config_.memory.place.activation == Place::kAuto;
   const std::vector<double> fixed = resource_seconds(fixed_work(from));
   for (std::size_t i = 0; i < fixed.size(); ++i) {
     knapsack.resources.push_back({i < fixed.size() / 2 ? std::size_t{0} : 1, fixed[i]});
   }
-  for (const UnitClass& of : classes_) {
+  std::vector<UnitClass> classes = classes_;
+  for (UnitClass& of : classes) {
+    if (stay) std::erase_if(of.ways, [](const Way& way) { return way.leaves(); });
     Knapsack::UnitClass equal{static_cast<std::int64_t>(of.units.size()), {}};
     for (const Way& way : of.ways) {
       equal.options.push_back(option(from, of.units.front(), way));
@@ -173,16 +201,14 @@ std::optional<schedule::StepOptions> ActivationChoice::by_parts(const schedule::
   options.recompute.units.assign(model_.units.size(), {});
   options.placement.activation.assign(model_.units.size(), Tier::kDevice);
   options.placement.saved.assign(model_.units.size(), {});
-  for (std::size_t i = 0; i < classes_.size(); ++i) {
-    std::size_t dealt = 0;
-    for (std::size_t way = 0; way < classes_[i].ways.size(); ++way) {
-      const Way& taken = classes_[i].ways[way];
-      for (std::int64_t unit = 0; unit < choice->counts[i][way]; ++unit) {
-        const std::size_t at = classes_[i].units[dealt++];
-        options.recompute.units[at].parts = taken.remade;
-        options.placement.activation[at] = taken.output;
-        options.placement.saved[at].assign(model_.units[at].saved_parts.size(), taken.parts);
-      }
+  for (std::size_t i = 0; i < classes.size(); ++i) {
+    const std::vector<std::size_t> ways = dealt(classes[i], choice->counts[i]);
+    for (std::size_t unit = 0; unit < ways.size(); ++unit) {
+      const Way& taken = classes[i].ways[ways[unit]];
+      const std::size_t at = classes[i].units[unit];
+      options.recompute.units[at].parts = taken.remade;
+      options.placement.activation[at] = taken.output;
+      options.placement.saved[at].assign(model_.units[at].saved_parts.size(), taken.parts);
     }
   }
   if (!options.recompute.any()) options.recompute.units.clear();

@@ -33,10 +33,12 @@ class ActivationChoice {
   // of its own.
   bool is_free() const;
 
+  enum class Spills { kNever, kMay };
   // `from` with other activations. room: the bytes of each tier that values may take while they
-  // wait. Nothing if no choice fits.
+  // wait. spills: whether values may leave the device where the configuration leaves the choice.
+  // Nothing if no choice fits.
   std::optional<schedule::StepOptions> by_parts(const schedule::StepOptions& from,
-                                                const TierBytes& room) const;
+                                                const TierBytes& room, Spills spills) const;
   // device_bytes: of all activations and workspace at any time. Nothing if no choice fits, or if
   // some unit between embedding and head cannot be made again.
   std::optional<schedule::StepOptions> by_segments(const schedule::StepOptions& from,
@@ -52,10 +54,11 @@ class ActivationChoice {
     double remake_s = 0;             // of one micro-batch
     Tier parts = Tier::kDevice;      // the waiting place of those that are not remade
     Tier output = Tier::kDevice;
+    bool leaves() const { return parts != Tier::kDevice || output != Tier::kDevice; }
   };
   struct UnitClass {
     std::vector<std::size_t> units;
-    std::vector<Way> ways;  // the dearest of the link first, those that keep most last
+    std::vector<Way> ways;
   };
   // Seconds of the lanes in one phase of a step.
   struct PhaseWork {
@@ -68,6 +71,8 @@ class ActivationChoice {
   Knapsack::Option option(const schedule::StepOptions& from, std::size_t unit,
                           const Way& way) const;
   std::vector<double> resource_seconds(const StepWork& work) const;
+  static std::vector<std::size_t> dealt(const UnitClass& of,
+                                        const std::vector<std::int64_t>& counts);
   std::vector<ChainUnit> chain(const schedule::StepOptions& from) const;
 
   const config::Config& config_;

@@ -36,7 +36,6 @@ class KnapsackSearch {
     for (const Knapsack::Resource& resource : knapsack.resources) {
       phases_ = std::max(phases_, resource.phase + 1);
       second_ = std::max(second_, resource.fixed_s);
-      // Options are compared with the work that they add to.
     }
     for (const Knapsack::UnitClass& of : knapsack.classes) {
       for (const Knapsack::Option& option : of.options) {
@@ -75,27 +74,29 @@ class KnapsackSearch {
   LinearProgram program(const std::vector<Branch>& branches) const {
     std::vector<double> costs(columns_ + phases_);
     for (std::size_t phase = 0; phase < phases_; ++phase) costs[columns_ + phase] = 1;
-    LinearProgram program(std::move(costs));
     std::vector<std::vector<double>> bytes(kTierCount, std::vector<double>(columns_));
     std::vector<std::vector<double>> work(knapsack_.resources.size(),
                                           std::vector<double>(columns_ + phases_));
+    std::vector<std::vector<double>> shares(knapsack_.classes.size(),
+                                            std::vector<double>(columns_));
     for (std::size_t i = 0; i < knapsack_.classes.size(); ++i) {
       const Knapsack::UnitClass& of = knapsack_.classes[i];
       const auto count = static_cast<double>(of.count);
-      std::vector<double> all(columns_);
       for (std::size_t option = 0; option < of.options.size(); ++option) {
         const std::size_t column = first_column_[i] + option;
-        all[column] = 1;
+        shares[i][column] = 1;
         for (std::size_t tier = 0; tier < kTierCount; ++tier) {
           bytes[tier][column] = count * static_cast<double>(of.options[option].bytes[tier]) /
                                 static_cast<double>(std::max<std::uint64_t>(budget(tier), 1));
         }
         for (std::size_t k = 0; k < work.size(); ++k) {
           work[k][column] = count * of.options[option].seconds[k] / second_;
+          costs[column] += knapsack_.work_weight * work[k][column];
         }
       }
-      program.equals(all, 1);
     }
+    LinearProgram program(std::move(costs));
+    for (const std::vector<double>& all : shares) program.equals(all, 1);
     for (std::size_t tier = 0; tier < kTierCount; ++tier) {
       const auto holds = [](double of) { return of > 0; };
       if (!std::any_of(bytes[tier].begin(), bytes[tier].end(), holds)) continue;
@@ -220,6 +221,7 @@ bool Knapsack::fits(const Counts& counts) const {
 
 double Knapsack::seconds_of(const Counts& counts) const {
   std::vector<double> phases;
+  double work_s = 0;
   for (std::size_t k = 0; k < resources.size(); ++k) {
     double seconds = resources[k].fixed_s;
     for (std::size_t i = 0; i < classes.size(); ++i) {
@@ -227,10 +229,11 @@ double Knapsack::seconds_of(const Counts& counts) const {
         seconds += static_cast<double>(counts[i][option]) * classes[i].options[option].seconds[k];
       }
     }
+    work_s += seconds - resources[k].fixed_s;
     if (phases.size() <= resources[k].phase) phases.resize(resources[k].phase + 1);
     phases[resources[k].phase] = std::max(phases[resources[k].phase], seconds);
   }
-  double sum = 0;
+  double sum = work_weight * work_s;
   for (const double phase : phases) sum += phase;
   return sum;
 }

@@ -2,8 +2,8 @@
 //
 // Each unit takes one option of its class: the values that it keeps, makes again, or sends to
 // another tier. An option holds bytes of the tiers and gives work to resources, such as the compute
-// lane or a link. Each phase of a step is as long as its busiest resource works, and the choice
-// with the shortest phases is wanted.
+// lane or a link. Each phase of a step is as long as its busiest resource works. The choice with the
+// shortest phases is wanted, and among equals the one with the least work.
 #pragma once
 
 #include <cstddef>
@@ -31,16 +31,17 @@ struct Knapsack {
   TierBytes budgets{};
   std::vector<Resource> resources;
   std::vector<UnitClass> classes;
+  double work_weight = 0;  // the part of the options' work that counts besides the phases
 
   // The number of units with each option, by class.
   using Counts = std::vector<std::vector<std::int64_t>>;
   struct Choice {
-    double seconds = 0;  // the sum of all phases
+    double seconds = 0;  // the sum of all phases, and the weighted work
     Counts counts;
   };
 
-  // The least sum of phases within the budgets; nothing if no choice fits. gap: the share of the
-  // sum that the choice may be above the least one. most_nodes: of the search; beyond it the best
+  // The least sum within the budgets; nothing if no choice fits. gap: the share of the sum that the
+  // choice may be above the least one. most_nodes: of the search; beyond it the best
   // choice so far is returned.
   std::optional<Choice> solve(double gap, std::size_t most_nodes) const;
 

@@ -281,7 +281,10 @@ static TierBytes left_of(const TierBytes& room, const TierBytes& first, const Ti
 schedule::StepOptions Search::with_activations(const schedule::StepOptions& options,
                                                const TierBytes& extra) const {
   const TierBytes left = left_of(room_, home_bytes(model_, options), extra);
-  if (const auto mixed = activations_.by_parts(options, left)) return *mixed;
+  using Spills = ActivationChoice::Spills;
+  for (const Spills spills : {Spills::kNever, Spills::kMay}) {
+    if (const auto mixed = activations_.by_parts(options, left, spills)) return *mixed;
+  }
   schedule::StepOptions frugal = options;
   frugal.recompute = schedule::recompute_units(model_);
   return frugal;
@@ -292,14 +295,18 @@ schedule::StepOptions Search::with_activations(const schedule::StepOptions& opti
 bool Search::mix_recomputation() {
   if (!activations_.is_free()) return false;
   const double before = found_.front().seconds;
-  schedule::StepOptions now = found_.front().options;
-  for (int round = 0; round < kMixRounds; ++round) {
-    const TierBytes extra = beyond(trials_.coarse(now).need, relaxation_.accounted_bytes(now));
-    const TierBytes left = left_of(room_, home_bytes(model_, now), extra);
-    const auto next = activations_.by_parts(now, left);
-    if (!next || *next == now) break;
-    consider(*next);
-    now = *next;
+  const schedule::StepOptions best = found_.front().options;
+  using Spills = ActivationChoice::Spills;
+  for (const Spills spills : {Spills::kNever, Spills::kMay}) {
+    schedule::StepOptions now = best;
+    for (int round = 0; round < kMixRounds; ++round) {
+      const TierBytes extra = beyond(trials_.coarse(now).need, relaxation_.accounted_bytes(now));
+      const TierBytes left = left_of(room_, home_bytes(model_, now), extra);
+      const auto next = activations_.by_parts(now, left, spills);
+      if (!next || *next == now) break;
+      consider(*next);
+      now = *next;
+    }
   }
   return found_.front().seconds < before * kFaster;
 }

@@ -18,6 +18,7 @@ Knapsack drawn_knapsack(std::uint64_t seed) {
   std::uint64_t drawn = 0;
   const auto below = [&](std::uint64_t bound) { return random.below(drawn++, bound); };
   Knapsack knapsack;
+  if (below(2) == 0) knapsack.work_weight = 0.125;
   for (std::size_t i = 0; i < 2 + below(4); ++i) {
     knapsack.resources.push_back({i % 2, 0.25 * static_cast<double>(below(40))});
   }
@@ -47,6 +48,7 @@ double enumerated_s(const Knapsack& knapsack) {
   // Adds up by itself, unit by unit.
   const auto weigh = [&] {
     TierBytes bytes{};
+    double work_s = 0;
     std::vector<double> resource_s;
     for (const Knapsack::Resource& resource : knapsack.resources) {
       resource_s.push_back(resource.fixed_s);
@@ -56,7 +58,10 @@ double enumerated_s(const Knapsack& knapsack) {
         const Knapsack::Option& option = knapsack.classes[i].options[k];
         for (std::int64_t unit = 0; unit < counts[i][k]; ++unit) {
           for (std::size_t tier = 0; tier < kTierCount; ++tier) bytes[tier] += option.bytes[tier];
-          for (std::size_t r = 0; r < resource_s.size(); ++r) resource_s[r] += option.seconds[r];
+          for (std::size_t r = 0; r < resource_s.size(); ++r) {
+            resource_s[r] += option.seconds[r];
+            work_s += option.seconds[r];
+          }
         }
       }
     }
@@ -68,7 +73,7 @@ double enumerated_s(const Knapsack& knapsack) {
       double& phase = phase_s[knapsack.resources[r].phase];
       phase = std::max(phase, resource_s[r]);
     }
-    least_s = std::min(least_s, phase_s[0] + phase_s[1]);
+    least_s = std::min(least_s, phase_s[0] + phase_s[1] + knapsack.work_weight * work_s);
   };
   const std::function<void(std::size_t, std::size_t, std::int64_t)> split =
       [&](std::size_t i, std::size_t option, std::int64_t left) {
