@@ -327,11 +327,10 @@ std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
   const std::optional<LinearProgram::Solution> least = program_for(time, For::kBound).minimum();
   if (!least) return std::nullopt;
   // Of places that are equally fast, those with less work for any lane are better.
-  constexpr double kOfWork = 1e-3;
   for (const PhaseWork& of : work) {
     for (const Sum* lane :
          {&of.compute, &of.upload, &of.download, &of.optimizer, &of.read, &of.write}) {
-      for (std::size_t i = 0; i < kColumns; ++i) time[i] += kOfWork * lane->columns[i];
+      for (std::size_t i = 0; i < kColumns; ++i) time[i] += shape.hidden_price * lane->columns[i];
     }
   }
   const std::optional<LinearProgram::Solution> lean = program_for(time, For::kPlaces).minimum();

@@ -24,6 +24,9 @@ struct PlanShape {
   schedule::Recomputation recompute;
   // Recomputation is no part of the shape: any share of the parts and outputs may be made again.
   bool recompute_is_free = false;
+  // The price of work that other lanes hide, relative to time. It only chooses among places that
+  // are nearly as fast. A schedule hides less than the relaxation believes.
+  double hidden_price = 1e-3;
 };
 
 // Shares of all bytes of a kind, by tier; each sums to one.

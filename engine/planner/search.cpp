@@ -26,6 +26,7 @@ constexpr std::size_t kFinalists = 3;  // compiled exactly
 constexpr std::uint64_t kLargeStep = 500'000;
 constexpr std::size_t kMostChanges = 48;  // trials of single changes to the best plan
 constexpr int kPromotionTries = 4;
+constexpr double kDearHiddenWork = 0.2;  // of a mixture that prefers recomputation to transfers
 constexpr int kMixRounds = 2;  // of activations for the room of the best plan
 constexpr int kDepth = 3;                  // kinds of state with one tier each
 constexpr double kFaster = 0.999;          // a change must be faster by this much to be taken
@@ -147,33 +148,38 @@ Refusal Search::refusal() {
   }
 }
 
+std::string Search::policy_of(const PlanShape& shape) const {
+  if (shape.recompute_is_free) {
+    return shape.hidden_price == PlanShape{}.hidden_price ? "auto" : "auto, few transfers";
+  }
+  return schedule::summarize(model_, shape.recompute).policy;
+}
+
 std::vector<Search::Shape> Search::shapes() const {
   using Order = config::Config::Order;
   std::vector<Shape> list;
   const schedule::StepOptions& base = groups_.front().front();
   std::vector<schedule::StepOptions> updates = update_variants(config_, base);
   updates.insert(updates.begin(), base);
+  const auto add = [&](const PlanShape& shape, const Places& places) {
+    if (const auto least = relaxation_.solve(shape, places, budgets_, {})) {
+      list.push_back({shape, places, *least, policy_of(shape)});
+    }
+  };
   for (const auto order : {schedule::ComputeOrder::kMicrobatch, schedule::ComputeOrder::kUnit}) {
     const bool by_unit = order == schedule::ComputeOrder::kUnit;
     const bool fixed = config_.train.order == (by_unit ? Order::kMicrobatch : Order::kUnit);
     if (fixed || (by_unit && config_.train.order == Order::kAuto && base.microbatches < 2))
       continue;
-    std::vector<schedule::Recomputation> recomputations = search_recomputations(config_, model_);
-    // A second "none" stands for any mixture.
-    const std::size_t fixed_count = recomputations.size();
-    if (activations_.is_free()) recomputations.emplace_back();
-    for (std::size_t i = 0; i < recomputations.size(); ++i) {
-      const schedule::Recomputation& recompute = recomputations[i];
-      for (const schedule::StepOptions& update : updates) {
-        const PlanShape shape{order, update.update, recompute, i == fixed_count};
-        const Places& places = config_.memory.place;
-        if (const auto least = relaxation_.solve(shape, places, budgets_, {})) {
-          const std::string policy = shape.recompute_is_free
-                                         ? "auto"
-                                         : schedule::summarize(model_, recompute).policy;
-          list.push_back({shape, places, *least, policy});
-        }
+    for (const schedule::StepOptions& update : updates) {
+      for (const schedule::Recomputation& recompute : search_recomputations(config_, model_)) {
+        add({order, update.update, recompute}, config_.memory.place);
       }
+      if (!activations_.is_free()) continue;
+      PlanShape mixture{order, update.update, {}, true};
+      add(mixture, config_.memory.place);
+      mixture.hidden_price = kDearHiddenWork;
+      add(mixture, config_.memory.place);
     }
   }
   sort_by_bound(list);
@@ -203,8 +209,7 @@ std::vector<Search::Shape> Search::narrowed(const PlanShape& shape, const Places
       Places narrower = places;
       narrower.*kind = place;
       if (const auto least = relaxation_.solve(shape, narrower, room_, {})) {
-        list.push_back(
-            {shape, narrower, *least, schedule::summarize(model_, shape.recompute).policy});
+        list.push_back({shape, narrower, *least, policy_of(shape)});
       }
     }
   }
@@ -218,7 +223,9 @@ void Search::dive() {
   Places places = config_.memory.place;
   for (int depth = 0; depth < kDepth; ++depth) {
     const schedule::StepOptions best = found_.front().options;
-    const PlanShape shape{best.order, best.update, best.recompute};
+    PlanShape shape{best.order, best.update, best.recompute};
+    // Other places leave other room, and so another mixture.
+    if (activations_.is_free()) shape = {best.order, best.update, {}, true};
     std::optional<Places> narrower;
     for (const Shape& next : narrowed(shape, places)) {
       const double before = found_.front().seconds;

@@ -67,6 +67,7 @@ class Search {
   const TierBytes& group_need(std::size_t group);
   bool may_fit(std::size_t group);
 
+  std::string policy_of(const PlanShape& shape) const;
   std::vector<Shape> shapes() const;
   std::vector<Shape> narrowed(const PlanShape& shape, const Places& places) const;
   static void sort_by_bound(std::vector<Shape>& shapes);
