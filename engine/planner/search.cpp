@@ -27,6 +27,8 @@ constexpr std::uint64_t kLargeStep = 500'000;
 constexpr std::size_t kMostChanges = 48;  // trials of single changes to the best plan
 constexpr int kPromotionTries = 4;
 constexpr double kDearHiddenWork = 0.2;  // of a mixture that prefers recomputation to transfers
+constexpr double kNearStart = 1.05;       // starts that are improved are at most this much slower
+constexpr std::uint64_t kSmallStep = 20'000;  // instructions, of which a trial takes milliseconds
 constexpr int kMixRounds = 2;  // of activations for the room of the best plan
 constexpr int kDepth = 3;                  // kinds of state with one tier each
 constexpr double kFaster = 0.999;          // a change must be faster by this much to be taken
@@ -337,15 +339,18 @@ bool Search::cut_segments() {
   return found_.front().seconds < before * kFaster;
 }
 
+bool Search::is_known(const schedule::StepOptions& options) const {
+  return std::any_of(found_.begin(), found_.end(),
+                     [&](const Found& found) { return found.options == options; });
+}
+
 // Keeps the plan if it fits. Returns whether it does.
 bool Search::consider(const schedule::StepOptions& options) {
   if (!planner::fits(home_bytes(model_, options), room_)) return false;
   if (step_size(model_, options) > kMostStepInstructions) return false;
   const Trial& trial = trials_.coarse(options);
   if (!planner::fits(trial.need, room_)) return false;
-  const bool known = std::any_of(found_.begin(), found_.end(),
-                                 [&](const Found& found) { return found.options == options; });
-  if (known) return true;
+  if (is_known(options)) return true;
   const auto after = std::find_if(found_.begin(), found_.end(), [&](const Found& found) {
     return trial.seconds < found.seconds;
   });
@@ -362,12 +367,16 @@ bool Search::better(const schedule::StepOptions& options) {
 void Search::try_shape(const Shape& shape) {
   TierBytes extra{};
   std::optional<double> best;
+  std::optional<Found> fitting;  // the fastest of the rounds
   Relaxed places = shape.least;
   schedule::StepOptions options;
   for (int round = 0; round < kRounds; ++round) {
     options = placed(shape.shape, places, extra);
     const Trial& trial = trials_.coarse(options);
-    if (consider(options)) best = std::min(best.value_or(trial.seconds), trial.seconds);
+    if (consider(options)) {
+      best = std::min(best.value_or(trial.seconds), trial.seconds);
+      if (!fitting || trial.seconds < fitting->seconds) fitting = Found{options, trial.seconds};
+    }
     const TierBytes now = beyond(trial.need, relaxation_.accounted_bytes(options));
     if (now == extra && round > 0) break;
     // Rounding to whole units leaves some room, so the bytes beyond may shrink again.
@@ -381,6 +390,7 @@ void Search::try_shape(const Shape& shape) {
   if (!best) best = spill_least(options);
   if (!best) best = spill_least(frugal_options(shape));
   tried_.push_back({shape.text(), shape.least.seconds, best});
+  if (fitting) starts_.push_back({shape.policy, *fitting});
 }
 
 // The most frugal candidate's places with the shape's passes.
@@ -496,6 +506,31 @@ void Search::improve() {
   }
 }
 
+// Single changes lead to a near minimum, so a plan that was slower before them may be faster after
+// them. The best starts with other recomputations are improved by themselves, as far as trials are
+// cheap.
+void Search::improve_others() {
+  if (starts_.empty() || step_size(model_, found_.front().options) > kSmallStep) return;
+  std::stable_sort(starts_.begin(), starts_.end(), [](const Start& a, const Start& b) {
+    return a.plan.seconds < b.plan.seconds;
+  });
+  std::vector<std::string> improved{starts_.front().policy};
+  for (const Start& start : starts_) {
+    if (start.plan.seconds > starts_.front().plan.seconds * kNearStart) return;
+    if (std::find(improved.begin(), improved.end(), start.policy) != improved.end()) continue;
+    improved.push_back(start.policy);
+    std::vector<Found> known{start.plan};
+    known.swap(found_);
+    improve();
+    for (Found& found : known) {
+      if (!is_known(found.options)) found_.push_back(std::move(found));
+    }
+    std::stable_sort(found_.begin(), found_.end(), [](const Found& a, const Found& b) {
+      return a.seconds < b.seconds;
+    });
+  }
+}
+
 // The fastest of the first finalists that fit exactly. If the first does not fit, the room shrinks.
 std::optional<Compiled> Search::confirm_found() {
   std::optional<Compiled> best;
@@ -573,6 +608,7 @@ Compiled Search::fastest() {
     improve();
     dive();
     improve();
+    if (activations_.is_free()) improve_others();
   }
   Compiled best = confirm(all);
   refine(best);

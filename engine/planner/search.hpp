@@ -62,6 +62,11 @@ class Search {
     schedule::StepOptions options;
     double seconds = 0;
   };
+  // The fastest plan of a shape before any single change.
+  struct Start {
+    std::string policy;
+    Found plan;
+  };
 
   const TierBytes& frugal_need(std::size_t group);
   const TierBytes& group_need(std::size_t group);
@@ -84,7 +89,9 @@ class Search {
   void try_groups();
   bool consider(const schedule::StepOptions& options);
   bool better(const schedule::StepOptions& options);
+  bool is_known(const schedule::StepOptions& options) const;
   void improve();
+  void improve_others();
   bool promote(const Promotion& promotion);
   std::optional<double> spill_least(const schedule::StepOptions& options);
   schedule::StepOptions frugal_options(const Shape& shape) const;
@@ -105,6 +112,7 @@ class Search {
   std::vector<std::optional<TierBytes>> needs_;  // exact, of each group's most frugal candidate
   std::optional<Compiled> frugal_;               // of the first group that fits
   std::vector<Found> found_;                     // plans that fit, the fastest first
+  std::vector<Start> starts_;
   double bound_s_ = 0;
   std::vector<Tried> tried_;
 };
