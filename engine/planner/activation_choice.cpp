@@ -215,57 +215,34 @@ std::optional<schedule::StepOptions> ActivationChoice::by_parts(const schedule::
   return options;
 }
 
-// The units between the embedding and the end of the head. Values of all micro-batches in flight
-// wait together.
 std::vector<ChainUnit> ActivationChoice::chain(const schedule::StepOptions& from) const {
-  const std::uint64_t live = live_microbatches(from);
-  std::vector<ChainUnit> chain;
-  for (std::size_t unit = 1; unit < model_.units.size(); ++unit) {
-    const schedule::UnitFootprint& footprint = model_.units[unit];
-    ChainUnit link;
-    link.output_bytes = live * footprint.output_bytes;
-    link.gradient_bytes = link.output_bytes;
-    link.parts_bytes = footprint.is_head ? footprint.saved_bytes : live * footprint.saved_bytes;
-    link.forward_bytes =
-        link.output_bytes + link.parts_bytes + footprint.forward_workspace_bytes;
-    link.backward_bytes = link.gradient_bytes + live * model_.units[unit - 1].output_bytes +
-                          footprint.context_bytes +
-                          std::max(footprint.backward_input_workspace_bytes,
-                                   footprint.backward_weight_workspace_bytes);
-    if (footprint.recomputable) {
-      link.forward_s = costs_.remake_s(as_id(unit), schedule::all_parts(footprint.saved_parts), true);
-    }
-    chain.push_back(link);
+  std::vector<ChainUnit> chain = chain_of(model_, live_microbatches(from));
+  for (std::size_t i = 0; i < chain.size(); ++i) {
+    const schedule::UnitFootprint& footprint = model_.units[i + 1];
+    const schedule::PartMask all = schedule::all_parts(footprint.saved_parts);
+    chain[i].forward_s = footprint.is_head ? 0 : costs_.remake_s(as_id(i + 1), all, true);
   }
   return chain;
 }
 
 std::optional<schedule::StepOptions> ActivationChoice::by_segments(
     const schedule::StepOptions& from, std::uint64_t device_bytes) const {
-  for (std::size_t unit = 1; unit + 1 < model_.units.size(); ++unit) {
-    if (!model_.units[unit].recomputable) return std::nullopt;
-  }
+  const std::vector<ChainUnit> units = chain(from);
+  if (units.empty()) return std::nullopt;
   const Place place = config_.memory.place.activation;
   if (place != Place::kAuto && place != Place::kDevice) return std::nullopt;
-  const auto runs = least_recomputation(chain(from), device_bytes, kChainSlots);
+  const auto runs = least_recomputation(units, device_bytes, kChainSlots);
   if (!runs) return std::nullopt;
   schedule::StepOptions options = from;
   options.placement.activation.assign(model_.units.size(), Tier::kDevice);
   options.placement.saved.clear();
-  options.recompute.units.assign(model_.units.size(), {});
-  for (std::size_t i = 0; i < runs->size(); ++i) {
-    schedule::UnitRecompute& unit = options.recompute.units[i + 1];
-    unit.output_run = (*runs)[i].output_run;
-    if ((*runs)[i].parts_run == 0) continue;
-    unit.parts = schedule::all_parts(model_.units[i + 1].saved_parts);
-    unit.parts_run = (*runs)[i].parts_run;
-  }
-  if (!options.recompute.any()) options.recompute.units.clear();
+  options.recompute = recompute_chain(model_, *runs);
   return options;
 }
 
 std::uint64_t ActivationChoice::segment_bytes(const schedule::StepOptions& of) const {
   const std::vector<ChainUnit> units = chain(of);
+  if (units.empty()) return 0;
   std::vector<ChainRuns> runs(units.size());
   for (std::size_t i = 0; i < units.size() && !of.recompute.units.empty(); ++i) {
     const schedule::UnitRecompute& unit = of.recompute.units[i + 1];

@@ -14,6 +14,7 @@
 #include <limits>
 
 #include "base/error.hpp"
+#include "base/units.hpp"
 
 namespace sluice::planner {
 namespace {
@@ -25,7 +26,7 @@ std::vector<ChainUnit> in_slots(std::vector<ChainUnit> chain, std::uint64_t slot
   for (ChainUnit& unit : chain) {
     for (std::uint64_t* bytes : {&unit.output_bytes, &unit.gradient_bytes, &unit.parts_bytes,
                                  &unit.forward_bytes, &unit.backward_bytes}) {
-      *bytes = (*bytes + slot_bytes - 1) / slot_bytes;
+      *bytes = ceil_div(*bytes, slot_bytes);
     }
   }
   return chain;
@@ -47,12 +48,20 @@ class ChainTable {
     }
   }
 
-  std::optional<std::vector<ChainRuns>> runs() const {
-    if (at(0, count_ - 1, memory_) == kNever) return std::nullopt;
+  // memory: at most memory().
+  std::optional<std::vector<ChainRuns>> runs(std::uint64_t memory) const {
+    if (at(0, count_ - 1, memory) == kNever) return std::nullopt;
     std::vector<ChainRuns> runs(count_);
-    follow(0, count_ - 1, memory_, 0, runs);
+    follow(0, count_ - 1, memory, 0, runs);
     return runs;
   }
+  // The least memory in which the chain is possible; memory() if it never is.
+  std::uint64_t least_memory() const {
+    std::uint64_t least = 0;
+    while (least < memory_ && at(0, count_ - 1, least) == kNever) ++least;
+    return least;
+  }
+  std::uint64_t memory() const { return memory_; }
 
  private:
   struct Way {
@@ -127,6 +136,13 @@ class ChainTable {
   std::vector<double> seconds_;
 };
 
+ChainTable make_table(const std::vector<ChainUnit>& chain, std::uint64_t memory_bytes,
+                      std::uint64_t slots) {
+  SLUICE_CHECK(!chain.empty() && slots > 0);
+  const std::uint64_t slot_bytes = ceil_div(memory_bytes, slots);
+  return {in_slots(chain, slot_bytes), memory_bytes / slot_bytes};
+}
+
 // The peak of [first, last], whose units have run `run` times before.
 std::uint64_t peak(const std::vector<ChainUnit>& chain, const std::vector<ChainRuns>& runs,
                    std::size_t first, std::size_t last, std::int32_t run) {
@@ -157,10 +173,16 @@ std::uint64_t peak(const std::vector<ChainUnit>& chain, const std::vector<ChainR
 std::optional<std::vector<ChainRuns>> least_recomputation(const std::vector<ChainUnit>& chain,
                                                           std::uint64_t memory_bytes,
                                                           std::uint64_t slots) {
-  SLUICE_CHECK(!chain.empty() && slots > 0);
-  const std::uint64_t slot_bytes = memory_bytes / slots + (memory_bytes % slots == 0 ? 0 : 1);
-  if (slot_bytes == 0) return std::nullopt;
-  return ChainTable(in_slots(chain, slot_bytes), memory_bytes / slot_bytes).runs();
+  if (memory_bytes == 0) return std::nullopt;
+  const ChainTable table = make_table(chain, memory_bytes, slots);
+  return table.runs(table.memory());
+}
+
+std::optional<std::vector<ChainRuns>> most_frugal_recomputation(
+    const std::vector<ChainUnit>& chain, std::uint64_t memory_bytes, std::uint64_t slots) {
+  if (memory_bytes == 0) return std::nullopt;
+  const ChainTable table = make_table(chain, memory_bytes, slots);
+  return table.runs(table.least_memory());
 }
 
 std::uint64_t chain_peak_bytes(const std::vector<ChainUnit>& chain,

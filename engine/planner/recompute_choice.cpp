@@ -3,11 +3,67 @@
 #include "engine/planner/recompute_choice.hpp"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "base/error.hpp"
 
 namespace sluice::planner {
+
+std::vector<ChainUnit> chain_of(const schedule::StepModel& model, std::uint64_t live) {
+  std::vector<ChainUnit> chain;
+  for (std::size_t at = 1; at < model.units.size(); ++at) {
+    const schedule::UnitFootprint& footprint = model.units[at];
+    if (!footprint.recomputable && !footprint.is_head) return {};
+    ChainUnit unit;
+    unit.forward_s = 1;
+    unit.output_bytes = live * footprint.output_bytes;
+    unit.gradient_bytes = unit.output_bytes;
+    // The head's passes of one micro-batch follow each other.
+    unit.parts_bytes = (footprint.is_head ? 1 : live) * footprint.saved_bytes;
+    unit.forward_bytes = unit.output_bytes + unit.parts_bytes + footprint.forward_workspace_bytes;
+    unit.backward_bytes = unit.gradient_bytes + live * model.units[at - 1].output_bytes +
+                          footprint.context_bytes +
+                          std::max(footprint.backward_input_workspace_bytes,
+                                   footprint.backward_weight_workspace_bytes);
+    chain.push_back(unit);
+  }
+  return chain;
+}
+
+schedule::Recomputation recompute_chain(const schedule::StepModel& model,
+                                        const std::vector<ChainRuns>& runs) {
+  schedule::Recomputation recompute;
+  recompute.units.resize(model.units.size());
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    schedule::UnitRecompute& unit = recompute.units[i + 1];
+    unit.output_run = runs[i].output_run;
+    if (runs[i].parts_run == 0) continue;
+    unit.parts = schedule::all_parts(model.units[i + 1].saved_parts);
+    unit.parts_run = runs[i].parts_run;
+  }
+  if (!recompute.any()) recompute.units.clear();
+  return recompute;
+}
+
+namespace {
+
+// Nested segments in the least memory; nothing if whole units take about as little.
+std::optional<schedule::Recomputation> most_frugal_segments(const schedule::StepModel& model) {
+  constexpr std::uint64_t kSlots = 400;
+  const std::vector<ChainUnit> chain = chain_of(model, 1);
+  if (chain.size() < 2) return std::nullopt;
+  std::vector<ChainRuns> whole(chain.size(), {0, 1});
+  whole.back().parts_run = 0;
+  const std::uint64_t whole_bytes = chain_peak_bytes(chain, whole);
+  const auto runs = most_frugal_recomputation(chain, whole_bytes, kSlots);
+  if (!runs || chain_peak_bytes(chain, *runs) > whole_bytes - whole_bytes / 16) {
+    return std::nullopt;
+  }
+  return recompute_chain(model, *runs);
+}
+
+}  // namespace
 
 std::vector<schedule::Recomputation> recompute_choices(const config::Config& config,
                                                        const schedule::StepModel& model) {
@@ -25,8 +81,11 @@ std::vector<schedule::Recomputation> recompute_choices(const config::Config& con
       return {recompute_segments(model, static_cast<std::int32_t>(config.recompute.every))};
     case Policy::kSqrt:
       return {recompute_segments(model, sqrt_segment_length(model))};
-    case Policy::kAuto:
-      return {{}, recompute_units(model)};
+    case Policy::kAuto: {
+      std::vector<schedule::Recomputation> choices{{}, recompute_units(model)};
+      if (auto segments = most_frugal_segments(model)) choices.push_back(std::move(*segments));
+      return choices;
+    }
   }
   throw InternalError("no such recompute.policy");
 }

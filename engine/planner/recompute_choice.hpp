@@ -5,18 +5,26 @@
 #include <vector>
 
 #include "engine/config/config.hpp"
+#include "engine/planner/chain_recompute.hpp"
 #include "engine/planner/cost_model.hpp"
 #include "engine/schedule/compile/step_model.hpp"
 
 namespace sluice::planner {
 
-// A fixed policy has one; "auto" has none and then whole units. The list is never empty.
+// A fixed policy has one; "auto" has none, whole units, and nested segments where these take less
+// memory than whole units. The list is never empty.
 std::vector<schedule::Recomputation> recompute_choices(const config::Config& config,
                                                        const schedule::StepModel& model);
 
 // Those that the search starts from: "auto" has every policy.
 std::vector<schedule::Recomputation> search_recomputations(const config::Config& config,
                                                            const schedule::StepModel& model);
+
+// The units behind the embedding as a chain, for `live` micro-batches whose values wait at the same
+// time. Empty if one between embedding and head cannot be recomputed. A pass takes one second.
+std::vector<ChainUnit> chain_of(const schedule::StepModel& model, std::uint64_t live);
+schedule::Recomputation recompute_chain(const schedule::StepModel& model,
+                                        const std::vector<ChainRuns>& runs);
 
 // Parts of one unit that are made again together.
 struct Remake {
