@@ -105,7 +105,9 @@ TEST(RecomputeKnapsack, EqualsEnumeration) {
     ASSERT_TRUE(knapsack.fits(choice->counts));
     ASSERT_EQ(knapsack.seconds_of(choice->counts), choice->seconds);
   }
-  if (!testing::kSanitized) EXPECT_GT(possible, 500);
+  if (!testing::kSanitized) {
+    EXPECT_GT(possible, 500);
+  }
 }
 
 // 48 units with the options of a block settle at once within a thousandth.
