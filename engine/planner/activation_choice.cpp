@@ -59,13 +59,13 @@ std::vector<ActivationChoice::Way> ActivationChoice::ways_of(const RemakeClass& 
   const std::uint64_t saved = model_.units[of.units.front()].saved_bytes;
   std::vector<Way> ways;
   for (const Tier tier : {Tier::kStorage, Tier::kPinned, Tier::kDevice}) {
-    const auto fixed = static_cast<Place>(static_cast<int>(Place::kDevice) + static_cast<int>(tier));
+    const auto fixed =
+        static_cast<Place>(static_cast<int>(Place::kDevice) + static_cast<int>(tier));
     if (place != Place::kAuto && place != fixed) continue;
     for (auto remake = of.remakes.rbegin(); remake != of.remakes.rend(); ++remake) {
       const Way way{remake->parts, remake->seconds, tier, tier};
       ways.push_back(way);
-      const bool apart =
-          place == Place::kAuto && tier != Tier::kDevice && remake->bytes < saved;
+      const bool apart = place == Place::kAuto && tier != Tier::kDevice && remake->bytes < saved;
       if (!apart) continue;
       ways.push_back(way);
       ways.back().output = Tier::kDevice;
@@ -113,9 +113,9 @@ ActivationChoice::StepWork ActivationChoice::fixed_work(const schedule::StepOpti
 std::vector<double> ActivationChoice::resource_seconds(const StepWork& work) const {
   std::vector<double> seconds;
   for (const PhaseWork& phase : work) {
-    seconds.insert(seconds.end(), {phase.compute, phase.upload, phase.download, phase.optimizer,
-                                   phase.read, phase.write,
-                                   (phase.read + phase.write) / machine_.storage_duplex});
+    seconds.insert(seconds.end(),
+                   {phase.compute, phase.upload, phase.download, phase.optimizer, phase.read,
+                    phase.write, (phase.read + phase.write) / machine_.storage_duplex});
     double cores_s = 0;
     const auto add = [&](double lane_s, schedule::Lane lane) {
       cores_s += lane_s * machine_.cores_used[static_cast<std::size_t>(lane)];
@@ -133,10 +133,9 @@ Knapsack::Option ActivationChoice::option(const schedule::StepOptions& from, std
                                           const Way& way) const {
   const schedule::UnitFootprint& footprint = model_.units[unit];
   const auto microbatches = static_cast<double>(from.microbatches);
-  const std::uint64_t remade =
-      way.remade == schedule::all_parts(footprint.saved_parts)
-          ? footprint.saved_bytes
-          : schedule::bytes_of_parts(footprint.saved_parts, way.remade);
+  const std::uint64_t remade = way.remade == schedule::all_parts(footprint.saved_parts)
+                                   ? footprint.saved_bytes
+                                   : schedule::bytes_of_parts(footprint.saved_parts, way.remade);
   Knapsack::Option option;
   StepWork work;
   work[1].compute = microbatches * way.remake_s;

@@ -51,8 +51,8 @@ class ActivationChoice {
   // One way of treating a unit's activations.
   struct Way {
     schedule::PartMask remade = 0;
-    double remake_s = 0;             // of one micro-batch
-    Tier parts = Tier::kDevice;      // the waiting place of those that are not remade
+    double remake_s = 0;         // of one micro-batch
+    Tier parts = Tier::kDevice;  // the waiting place of those that are not remade
     Tier output = Tier::kDevice;
     bool leaves() const { return parts != Tier::kDevice || output != Tier::kDevice; }
   };

@@ -178,8 +178,9 @@ std::optional<std::vector<ChainRuns>> least_recomputation(const std::vector<Chai
   return table.runs(table.memory());
 }
 
-std::optional<std::vector<ChainRuns>> most_frugal_recomputation(
-    const std::vector<ChainUnit>& chain, std::uint64_t memory_bytes, std::uint64_t slots) {
+std::optional<std::vector<ChainRuns>> most_frugal_recomputation(const std::vector<ChainUnit>& chain,
+                                                                std::uint64_t memory_bytes,
+                                                                std::uint64_t slots) {
   if (memory_bytes == 0) return std::nullopt;
   const ChainTable table = make_table(chain, memory_bytes, slots);
   return table.runs(table.least_memory());

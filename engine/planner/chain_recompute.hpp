@@ -41,8 +41,9 @@ std::optional<std::vector<ChainRuns>> least_recomputation(const std::vector<Chai
                                                           std::uint64_t slots);
 
 // The runs that need the least memory, if any need at most `memory_bytes`; counted as above.
-std::optional<std::vector<ChainRuns>> most_frugal_recomputation(
-    const std::vector<ChainUnit>& chain, std::uint64_t memory_bytes, std::uint64_t slots);
+std::optional<std::vector<ChainRuns>> most_frugal_recomputation(const std::vector<ChainUnit>& chain,
+                                                                std::uint64_t memory_bytes,
+                                                                std::uint64_t slots);
 
 // The memory that these runs take, besides the chain's input.
 std::uint64_t chain_peak_bytes(const std::vector<ChainUnit>& chain,

@@ -141,9 +141,8 @@ std::vector<Remake> possible_remakes(const schedule::StepModel& model, std::int3
   sets.erase(std::unique(sets.begin(), sets.end()), sets.end());
   std::vector<Remake> remakes;
   for (const PartMask set : sets) {
-    const std::uint64_t bytes = set == all
-                                    ? model.units[static_cast<std::size_t>(unit)].saved_bytes
-                                    : schedule::bytes_of_parts(parts, set);
+    const std::uint64_t bytes = set == all ? model.units[static_cast<std::size_t>(unit)].saved_bytes
+                                           : schedule::bytes_of_parts(parts, set);
     remakes.push_back({set, bytes, set == 0 ? 0 : costs.remake_s(unit, set, false)});
   }
   return remakes;
@@ -160,10 +159,10 @@ std::vector<Remake> worthwhile_of(std::vector<Remake> remakes) {
     while (hull.size() > 1) {
       const Remake& last = hull.back();
       const Remake& before = hull[hull.size() - 2];
-      const double rise = (last.seconds - before.seconds) *
-                          static_cast<double>(next.bytes - before.bytes);
-      const double chord = (next.seconds - before.seconds) *
-                           static_cast<double>(last.bytes - before.bytes);
+      const double rise =
+          (last.seconds - before.seconds) * static_cast<double>(next.bytes - before.bytes);
+      const double chord =
+          (next.seconds - before.seconds) * static_cast<double>(last.bytes - before.bytes);
       if (rise < chord) break;
       hull.pop_back();
     }

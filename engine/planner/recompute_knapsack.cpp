@@ -159,8 +159,7 @@ class KnapsackSearch {
     for (std::size_t i = 0; i < counts.size(); ++i) {
       std::int64_t left = knapsack_.classes[i].count;
       for (std::size_t option = 0; option < counts[i].size(); ++option) {
-        counts[i][option] =
-            static_cast<std::int64_t>(std::floor(units_of(x, i, option) + kWhole));
+        counts[i][option] = static_cast<std::int64_t>(std::floor(units_of(x, i, option) + kWhole));
         left -= counts[i][option];
       }
       if (left == 0) continue;
@@ -210,8 +209,8 @@ bool Knapsack::fits(const Counts& counts) const {
       if (counts[i][option] < 0) return false;
       units += counts[i][option];
       for (std::size_t tier = 0; tier < kTierCount; ++tier) {
-        bytes[tier] += static_cast<std::uint64_t>(counts[i][option]) *
-                       classes[i].options[option].bytes[tier];
+        bytes[tier] +=
+            static_cast<std::uint64_t>(counts[i][option]) * classes[i].options[option].bytes[tier];
       }
     }
     if (units != classes[i].count) return false;

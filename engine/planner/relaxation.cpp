@@ -142,8 +142,8 @@ void Relaxation::list_remade() {
     const std::vector<Remake>& remakes = of.remakes;
     for (std::size_t at = 1; at < remakes.size() && bytes.saved > 0; ++at) {
       const auto freed = static_cast<double>(remakes[at].bytes - remakes[at - 1].bytes);
-      remade_parts_.push_back({units * freed / bytes.saved,
-                               units * (remakes[at].seconds - remakes[at - 1].seconds)});
+      remade_parts_.push_back(
+          {units * freed / bytes.saved, units * (remakes[at].seconds - remakes[at - 1].seconds)});
     }
     const std::uint64_t output_bytes = model_.units[of.units.front()].output_bytes;
     if (remakes.size() < 2 || output_bytes == 0) continue;
@@ -258,7 +258,8 @@ std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
     const Place activation = bound ? Place::kAuto : place.activation;
     add_shares(program, kSaved, activation, parts_without_place);
     add_shares(program, kOutputs, activation, outputs_without_place);
-    for (std::size_t column = kRemadeParts; shape.recompute_is_free && column < kColumns; ++column) {
+    for (std::size_t column = kRemadeParts; shape.recompute_is_free && column < kColumns;
+         ++column) {
       std::vector<double> row(kColumns);
       row[column] = 1;
       program.at_most(std::move(row), 1);

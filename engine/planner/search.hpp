@@ -50,6 +50,8 @@ class Search {
   const std::vector<Tried>& tried() const { return tried_; }
 
  private:
+  static constexpr double kFaster = 0.999;  // a change must be faster by this much to be taken
+
   using Places = config::Config::Places;
   struct Shape {
     PlanShape shape;
@@ -62,7 +64,7 @@ class Search {
     schedule::StepOptions options;
     double seconds = 0;
   };
-  // The fastest plan of a shape before any single change.
+  // The fastest plan of a shape before any single change is tried.
   struct Start {
     std::string policy;
     Found plan;

@@ -56,8 +56,7 @@ std::string name_of_segments(const StepModel& model, const Recomputation& recomp
     ++within;
     if (unit.output_run > 0) continue;
     longest = std::max(longest, within);
-    const bool run_ends =
-        at + 1 == recompute.units.size() || !model.units[at + 1].recomputable;
+    const bool run_ends = at + 1 == recompute.units.size() || !model.units[at + 1].recomputable;
     equal = equal && (ended == 0 || (run_ends ? within <= ended : within == ended));
     ended = run_ends ? 0 : within;
     within = 0;

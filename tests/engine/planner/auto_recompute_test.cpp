@@ -41,8 +41,7 @@ std::variant<Plan, Refusal> planned_there(const Config& config) {
       load_named_profile("rtx4090-64g-1nvme", SLUICE_HARDWARE_PROFILES);
   static const auto host = kernels::make_host_kernels({1});
   static const DescribedKernels kernels(kernels::make_host_kernels({1}));
-  return make_plan(config, model::Model(config::model_shape(config)), kernels, machine,
-                   host.get());
+  return make_plan(config, model::Model(config::model_shape(config)), kernels, machine, host.get());
 }
 
 // Of a simulated step; kNoPlan if the configuration is refused.

@@ -120,8 +120,9 @@ TEST(RecomputeKnapsack, ManyEqualUnitsTakeFewNodes) {
     const auto kept = static_cast<std::uint64_t>((1 - remade) * 100e6);
     const double seconds = 0.02 * remade * remade;
     of.options.push_back({{kept, 0, 0}, {0, seconds, 0, 0}});
-    of.options.push_back({{0, kept, 0}, {0, seconds, 4e-10 * static_cast<double>(kept),
-                                         4e-10 * static_cast<double>(kept)}});
+    of.options.push_back(
+        {{0, kept, 0},
+         {0, seconds, 4e-10 * static_cast<double>(kept), 4e-10 * static_cast<double>(kept)}});
   }
   knapsack.classes = {of};
   for (std::uint64_t budget = 0; budget < 5'000'000'000; budget += 123'456'789) {

@@ -331,8 +331,8 @@ TEST(NestedSegments, RunEachUnitAsOftenAsItsDepthSays) {
   int first_runs = 0;
   for (const Instruction& instruction : schedule.instructions) {
     if (instruction.op != Op::kRecompute || instruction.unit > 2) continue;
-    const bool first = std::none_of(
-        instruction.writes.begin(), instruction.writes.end(), [&](const Use& use) {
+    const bool first =
+        std::none_of(instruction.writes.begin(), instruction.writes.end(), [&](const Use& use) {
           return schedule.buffers[use.buffer].role == BufferRole::kSaved && reads[use.buffer] > 0;
         });
     first_runs += first ? 1 : 0;
