@@ -3,7 +3,7 @@
 // comes from the places of weights and gradients.
 //
 // Units that make much again come first and those that keep most last: backward meets these first,
-// and the memory that they free takes the parts that the others make. Units whose values leave the
+// and the memory that they free takes the parts that the others make. Units that send values off the
 // device are spread evenly, so that the link has time for each.
 #include "engine/planner/activation_choice.hpp"
 

@@ -1,4 +1,5 @@
-// Chooses, for the bytes that a plan leaves to activations, what waits where and what is made again.
+// Divides the bytes that a plan leaves to activations: each value is kept, made again, or waits in
+// another tier.
 //
 // By parts: each unit keeps its saved parts and its output on the device, sends them to pinned
 // memory or storage, or makes some of the parts again. Equal units are one class of a knapsack

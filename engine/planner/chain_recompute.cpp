@@ -143,7 +143,7 @@ ChainTable make_table(const std::vector<ChainUnit>& chain, std::uint64_t memory_
   return {in_slots(chain, slot_bytes), memory_bytes / slot_bytes};
 }
 
-// The peak of [first, last], whose units have run `run` times before.
+// The peak of [first, last] if its units have run `run` times before.
 std::uint64_t peak(const std::vector<ChainUnit>& chain, const std::vector<ChainRuns>& runs,
                    std::size_t first, std::size_t last, std::int32_t run) {
   const ChainUnit& unit = chain[first];

@@ -27,8 +27,8 @@ struct ChainUnit {
 
 // The runs of one unit's forward pass: run 0 is the first.
 struct ChainRuns {
-  std::int32_t output_run = 0;  // the one whose output stays; 0 for the last unit
-  std::int32_t parts_run = 0;   // the one whose parts stay, which is the last
+  std::int32_t output_run = 0;  // leaves the output; 0 for the last unit
+  std::int32_t parts_run = 0;   // leaves the parts; the last one
   bool operator==(const ChainRuns&) const = default;
 };
 

@@ -126,7 +126,7 @@ class KnapsackSearch {
            static_cast<double>(knapsack_.classes[unit_class].count);
   }
 
-  // The option whose number of units is farthest from a whole one, with that number rounded down.
+  // The option farthest from a whole number of units, with its number rounded down.
   std::optional<Branch> most_broken(const std::vector<double>& x) const {
     std::optional<Branch> found;
     double farthest = kWhole;

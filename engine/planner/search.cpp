@@ -257,11 +257,6 @@ schedule::StepOptions Search::placed(const PlanShape& shape, const Relaxed& plac
   return choice.with_share(away);
 }
 
-bool Search::is_known(const schedule::StepOptions& options) const {
-  return std::any_of(found_.begin(), found_.end(),
-                     [&](const Found& found) { return found.options == options; });
-}
-
 // Keeps the plan if it fits. Returns whether it does.
 bool Search::consider(const schedule::StepOptions& options) {
   if (!planner::fits(home_bytes(model_, options), room_)) return false;
@@ -307,8 +302,7 @@ void Search::try_shape(const Shape& shape) {
   }
   if (!best) best = spill_least(options);
   if (!best) best = spill_least(frugal_options(shape));
-  tried_.push_back({shape.text(), shape.least.seconds, best});
-  if (fitting) starts_.push_back({shape.policy, *fitting});
+  attempts_.push_back({{shape.text(), shape.least.seconds, best}, shape.policy, fitting});
 }
 
 // The most frugal candidate's places with the shape's passes.
@@ -322,12 +316,12 @@ schedule::StepOptions Search::frugal_options(const Shape& shape) const {
 
 // From the least bound on, as long as it is below the best plan.
 void Search::try_shapes(const std::vector<Shape>& shapes) {
-  tried_.clear();
+  attempts_.clear();
   for (const Shape& shape : shapes) {
     if (found_.empty() || shape.least.seconds < found_.front().seconds * kFaster) {
       try_shape(shape);
     } else {
-      tried_.push_back({shape.text(), shape.least.seconds, std::nullopt});
+      attempts_.push_back({{shape.text(), shape.least.seconds, std::nullopt}, {}, {}});
     }
   }
 }
@@ -472,11 +466,22 @@ void Search::refine(Compiled& best) {
   }
 }
 
+double Search::bound_s() const {
+  double least_s = attempts_.empty() ? 0 : attempts_.front().tried.bound_s;
+  for (const Attempt& attempt : attempts_) least_s = std::min(least_s, attempt.tried.bound_s);
+  return least_s;
+}
+
+std::vector<Tried> Search::tried() const {
+  std::vector<Tried> list;
+  for (const Attempt& attempt : attempts_) list.push_back(attempt.tried);
+  return list;
+}
+
 Compiled Search::fastest() {
   SLUICE_CHECK(frugal_.has_value());
   const runtime::MemoryNeed least = frugal_->need;
   const std::vector<Shape> all = shapes();
-  bound_s_ = all.empty() ? 0 : all.front().least.seconds;
   try_shapes(all);
   if (found_.empty()) try_groups();
   if (!found_.empty()) {

@@ -46,8 +46,8 @@ class Search {
   // The fastest plan found. Precondition: fits() returned true.
   Compiled fastest();
   // No plan takes less, of the shapes that the configuration leaves open. Valid after fastest().
-  double bound_s() const { return bound_s_; }
-  const std::vector<Tried>& tried() const { return tried_; }
+  double bound_s() const;
+  std::vector<Tried> tried() const;
 
  private:
   static constexpr double kFaster = 0.999;  // a change must be faster by this much to be taken
@@ -64,10 +64,11 @@ class Search {
     schedule::StepOptions options;
     double seconds = 0;
   };
-  // The fastest plan of a shape before any single change is tried.
-  struct Start {
+  // A shape that was tried or passed over.
+  struct Attempt {
+    Tried tried;
     std::string policy;
-    Found plan;
+    std::optional<Found> start;  // the fastest plan, before any single change
   };
 
   const TierBytes& frugal_need(std::size_t group);
@@ -114,9 +115,7 @@ class Search {
   std::vector<std::optional<TierBytes>> needs_;  // exact, of each group's most frugal candidate
   std::optional<Compiled> frugal_;               // of the first group that fits
   std::vector<Found> found_;                     // plans that fit, the fastest first
-  std::vector<Start> starts_;
-  double bound_s_ = 0;
-  std::vector<Tried> tried_;
+  std::vector<Attempt> attempts_;
 };
 
 }  // namespace sluice::planner

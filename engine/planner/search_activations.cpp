@@ -99,19 +99,29 @@ std::optional<double> Search::spill_least(const schedule::StepOptions& options) 
   return std::nullopt;
 }
 
+bool Search::is_known(const schedule::StepOptions& options) const {
+  return std::any_of(found_.begin(), found_.end(),
+                     [&](const Found& found) { return found.options == options; });
+}
+
 // Single changes lead to a near minimum, so a plan that was slower before them may be faster after
 // them. The best starts with other recomputations are improved by themselves, as far as trials are
 // cheap.
 void Search::improve_others() {
-  if (starts_.empty() || step_size(model_, found_.front().options) > kSmallStep) return;
-  std::stable_sort(starts_.begin(), starts_.end(),
-                   [](const Start& a, const Start& b) { return a.plan.seconds < b.plan.seconds; });
-  std::vector<std::string> improved{starts_.front().policy};
-  for (const Start& start : starts_) {
-    if (start.plan.seconds > starts_.front().plan.seconds * kNearStart) return;
-    if (std::find(improved.begin(), improved.end(), start.policy) != improved.end()) continue;
-    improved.push_back(start.policy);
-    std::vector<Found> known{start.plan};
+  if (step_size(model_, found_.front().options) > kSmallStep) return;
+  std::vector<std::pair<Found, std::string>> starts;  // with their policies
+  for (const Attempt& attempt : attempts_) {
+    if (attempt.start) starts.emplace_back(*attempt.start, attempt.policy);
+  }
+  std::stable_sort(starts.begin(), starts.end(),
+                   [](const auto& a, const auto& b) { return a.first.seconds < b.first.seconds; });
+  std::vector<std::string> improved;
+  for (const auto& [start, policy] : starts) {
+    if (start.seconds > starts.front().first.seconds * kNearStart) return;
+    if (std::find(improved.begin(), improved.end(), policy) != improved.end()) continue;
+    improved.push_back(policy);
+    if (improved.size() == 1) continue;  // the search began there
+    std::vector<Found> known{start};
     known.swap(found_);
     improve();
     for (Found& found : known) {
