@@ -146,6 +146,15 @@ std::vector<CandidateGroup> plan_candidates(const config::Config& config,
     base.placement.saved = saved_places(config, model, base.placement.activation);
     for (const schedule::Recomputation& recompute : choices) {
       base.recompute = recompute;
+      // Segments need less than whole units only on the device, and not always there. They make
+      // groups of their own.
+      if (std::any_of(recompute.units.begin(), recompute.units.end(),
+                      [](const schedule::UnitRecompute& unit) { return unit.output_run > 0; }) &&
+          choices.size() > 1) {
+        if (spills_activations(base)) continue;
+        if (!candidates.empty()) groups.push_back(std::exchange(candidates, {}));
+        if (!shared.empty()) add_orders(config, std::exchange(shared, {}), sharing);
+      }
       enum class Pieces { kUsual, kSmall, kSmallOneByOne };
       const auto add = [&](std::int64_t prefetch, std::uint64_t slots, Pieces pieces) {
         schedule::StepOptions options = base;

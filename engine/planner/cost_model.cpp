@@ -116,8 +116,12 @@ double CostModel::recompute_s(const schedule::Recomputation& recompute) {
   for (std::size_t i = 0; i < recompute.units.size(); ++i) {
     const auto unit = static_cast<std::int32_t>(i);
     if (!recompute.recomputes(unit)) continue;
-    seconds += pass_s(unit, schedule::Op::kRecompute, recompute.parts_of(unit),
-                      recompute.drops_output(unit));
+    const schedule::UnitRecompute& of = recompute.units[i];
+    const auto run_s = [&](bool makes_output) {
+      return pass_s(unit, schedule::Op::kRecompute, of.parts, makes_output);
+    };
+    if (of.parts_run > 1) seconds += (of.parts_run - 1) * run_s(true);
+    seconds += run_s(of.output_run >= of.parts_run);
   }
   return seconds;
 }

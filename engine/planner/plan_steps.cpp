@@ -27,7 +27,7 @@ std::vector<Tier> spread_shares(const TierShares& shares, const schedule::StepMo
 std::vector<schedule::Recomputation> less_recomputed(const schedule::Recomputation& from) {
   std::vector<std::size_t> remaking;
   for (std::size_t unit = 0; unit < from.units.size(); ++unit) {
-    if (from.units[unit].drops_output) return {};  // of a segment
+    if (from.units[unit].output_run > 0) return {};  // of a segment
     if (from.units[unit].parts != 0) remaking.push_back(unit);
   }
   std::vector<schedule::Recomputation> list;

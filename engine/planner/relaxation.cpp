@@ -10,16 +10,22 @@
 // weights with a home there would, and takes as much memory; `cached` is their share. Only those
 // with a home on storage save reads as well, so each home has its own share.
 //
+// Where recomputation is free, each operation of a pass may be repeated for a share of the units,
+// in the time that it takes. A part then needs no place.
+//
 // Seconds are counted in passes of the step and bytes in the model's state, so that the numbers of
 // the program are near one for models of every size, as its tolerances expect.
 #include "engine/planner/relaxation.hpp"
 
+#include <algorithm>
 #include <cstddef>
+#include <limits>
 #include <utility>
 #include <vector>
 
 #include "engine/planner/candidates.hpp"
 #include "engine/planner/linear_program.hpp"
+#include "engine/planner/recompute_choice.hpp"
 
 namespace sluice::planner {
 namespace {
@@ -36,8 +42,12 @@ enum Column : std::size_t {
   kCached = 15,  // with a home in pinned memory
   kCachedStored = 16,
   kPhases = 17,  // forward, backward, update
-  kColumns = 20,
+  // Shares of values that are made again: parts by operation, and outputs.
+  kRemadeParts = 20,
+  kRemadeOutputs = kRemadeParts + 8,
+  kColumns,
 };
+constexpr std::size_t kMostRemadeParts = kRemadeOutputs - kRemadeParts;
 enum Phase : std::size_t { kForwardPhase, kBackwardPhase, kUpdatePhase, kPhaseCount };
 constexpr std::size_t kDevice = 0;
 constexpr std::size_t kPinned = 1;
@@ -97,12 +107,14 @@ ModelBytes model_bytes(const schedule::StepModel& model, std::int32_t microbatch
   return bytes;
 }
 
-void add_shares(LinearProgram& program, std::size_t kind, Place place) {
-  std::vector<double> all(kColumns);
+// remade: the share of the kind that has no place, by column.
+void add_shares(LinearProgram& program, std::size_t kind, Place place,
+                const std::vector<double>& remade = std::vector<double>(kColumns)) {
+  std::vector<double> all = remade;
   for (std::size_t tier = 0; tier < kTierCount; ++tier) all[kind + tier] = 1;
   program.equals(all, 1);
   if (place == Place::kAuto) return;
-  std::vector<double> only(kColumns);
+  std::vector<double> only = remade;
   only[kind + static_cast<std::size_t>(place) - static_cast<std::size_t>(Place::kDevice)] = 1;
   program.equals(only, 1);
 }
@@ -121,7 +133,49 @@ Relaxation::Relaxation(const config::Config& config, const schedule::StepModel& 
       model_(model),
       costs_(costs),
       rates_(costs.rates()),
-      machine_(costs.simulation_model()) {}
+      machine_(costs.simulation_model()) {
+  if (config.recompute.policy == config::Config::Recompute::kAuto) list_remade();
+}
+
+// The cheapest operations first. Beyond the columns, the rest counts at the least rate, so the time
+// stays a bound.
+void Relaxation::list_remade() {
+  const ModelBytes bytes = model_bytes(model_, 1, {});
+  double output_rate = std::numeric_limits<double>::infinity();  // seconds per share
+  for (const RemakeClass& of : remake_classes(model_, costs_)) {
+    const auto units = static_cast<double>(of.units.size());
+    const std::vector<Remake>& remakes = of.remakes;
+    for (std::size_t at = 1; at < remakes.size() && bytes.saved > 0; ++at) {
+      const auto freed = static_cast<double>(remakes[at].bytes - remakes[at - 1].bytes);
+      remade_parts_.push_back(
+          {units * freed / bytes.saved, units * (remakes[at].seconds - remakes[at - 1].seconds)});
+    }
+    const std::uint64_t output_bytes = model_.units[of.units.front()].output_bytes;
+    if (remakes.size() < 2 || output_bytes == 0) continue;
+    const double share = units * static_cast<double>(output_bytes) / bytes.outputs;
+    const double more_s = units * std::max(of.output_s, 0.0);
+    output_rate = std::min(output_rate, more_s / share);
+    remade_outputs_.share += share;
+  }
+  remade_outputs_.seconds = remade_outputs_.share > 0 ? output_rate * remade_outputs_.share : 0;
+  const auto rate = [](const Remade& of) { return of.seconds / of.share; };
+  std::erase_if(remade_parts_, [](const Remade& of) { return of.share <= 0; });
+  std::stable_sort(remade_parts_.begin(), remade_parts_.end(),
+                   [&](const Remade& a, const Remade& b) { return rate(a) < rate(b); });
+  std::vector<Remade> merged;
+  for (const Remade& next : remade_parts_) {
+    const bool same = !merged.empty() && (rate(next) <= rate(merged.back()) * (1 + 1e-9) ||
+                                          merged.size() == kMostRemadeParts);
+    if (!same) {
+      merged.push_back(next);
+      continue;
+    }
+    const double least = rate(merged.back());
+    merged.back().share += next.share;
+    merged.back().seconds = least * merged.back().share;
+  }
+  remade_parts_ = std::move(merged);
+}
 
 std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
                                          const config::Config::Places& place,
@@ -141,6 +195,16 @@ std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
   forward.compute.constant = microbatches * rates_.forward_s;
   backward.compute.constant =
       microbatches * (rates_.backward_s + costs_.recompute_s(shape.recompute));
+  std::vector<double> parts_without_place(kColumns);
+  std::vector<double> outputs_without_place(kColumns);
+  if (shape.recompute_is_free) {
+    for (std::size_t i = 0; i < remade_parts_.size(); ++i) {
+      parts_without_place[kRemadeParts + i] = remade_parts_[i].share;
+      backward.compute.add(kRemadeParts + i, microbatches * remade_parts_[i].seconds);
+    }
+    outputs_without_place[kRemadeOutputs] = remade_outputs_.share;
+    backward.compute.add(kRemadeOutputs, microbatches * remade_outputs_.seconds);
+  }
   for (PhaseWork* phase : {&forward, &backward}) {
     const double moved_s = fetches * bytes.weight;
     phase->upload.add_rest(kWeight + kDevice, moved_s * rates_.copy_s);
@@ -151,8 +215,10 @@ std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
   }
   // Activations that leave the device.
   for (const auto& [kind, of] : {std::pair(kSaved, saved), std::pair(kOutputs, bytes.outputs)}) {
-    forward.download.add_rest(kind + kDevice, microbatches * of * rates_.copy_s);
-    backward.upload.add_rest(kind + kDevice, microbatches * of * rates_.copy_s);
+    for (const std::size_t tier : {kPinned, kStorage}) {
+      forward.download.add(kind + tier, microbatches * of * rates_.copy_s);
+      backward.upload.add(kind + tier, microbatches * of * rates_.copy_s);
+    }
     forward.write.add(kind + kStorage, microbatches * of * rates_.storage_write_s);
     backward.read.add(kind + kStorage, microbatches * of * rates_.storage_read_s);
   }
@@ -205,8 +271,15 @@ std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
     add_shares(program, kWeight, place.weight);
     add_shares(program, kGradient, place.gradient);
     add_shares(program, kOptimizer, place.optimizer);
-    add_shares(program, kSaved, bound ? Place::kAuto : place.activation);
-    add_shares(program, kOutputs, bound ? Place::kAuto : place.activation);
+    const Place activation = bound ? Place::kAuto : place.activation;
+    add_shares(program, kSaved, activation, parts_without_place);
+    add_shares(program, kOutputs, activation, outputs_without_place);
+    for (std::size_t column = kRemadeParts; shape.recompute_is_free && column < kColumns;
+         ++column) {
+      std::vector<double> row(kColumns);
+      row[column] = 1;
+      program.at_most(std::move(row), 1);
+    }
     for (const std::size_t needed : {kWeight, kGradient}) {
       std::vector<double> row(kColumns);
       row[kOptimizer + kDevice] = 1;
@@ -275,11 +348,10 @@ std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
   const std::optional<LinearProgram::Solution> least = program_for(time, For::kBound).minimum();
   if (!least) return std::nullopt;
   // Of places that are equally fast, those with less work for any lane are better.
-  constexpr double kOfWork = 1e-3;
   for (const PhaseWork& of : work) {
     for (const Sum* lane :
          {&of.compute, &of.upload, &of.download, &of.optimizer, &of.read, &of.write}) {
-      for (std::size_t i = 0; i < kColumns; ++i) time[i] += kOfWork * lane->columns[i];
+      for (std::size_t i = 0; i < kColumns; ++i) time[i] += shape.hidden_price * lane->columns[i];
     }
   }
   const std::optional<LinearProgram::Solution> lean = program_for(time, For::kPlaces).minimum();

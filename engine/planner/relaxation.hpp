@@ -8,6 +8,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "engine/config/config.hpp"
 #include "engine/planner/cost_model.hpp"
@@ -21,6 +22,11 @@ struct PlanShape {
   schedule::ComputeOrder order = schedule::ComputeOrder::kMicrobatch;
   schedule::UpdatePlacement update = schedule::UpdatePlacement::kAfterBackward;
   schedule::Recomputation recompute;
+  // Recomputation is no part of the shape: any share of the parts and outputs may be made again.
+  bool recompute_is_free = false;
+  // The price of work that other lanes hide, relative to time. It only chooses among places that
+  // are nearly as fast. A schedule hides less than the relaxation believes.
+  double hidden_price = 1e-3;
 };
 
 // Shares of all bytes of a kind, by tier; each sums to one.
@@ -48,11 +54,20 @@ class Relaxation {
   TierBytes accounted_bytes(const schedule::StepOptions& options) const;
 
  private:
+  // Values that can be made again: their share of all bytes, and the time for them.
+  struct Remade {
+    double share = 0;
+    double seconds = 0;  // of one micro-batch
+  };
+  void list_remade();
+
   const config::Config& config_;
   const schedule::StepModel& model_;
   CostModel& costs_;
   StepRates rates_;
   schedule::SimulationModel machine_;
+  std::vector<Remade> remade_parts_;
+  Remade remade_outputs_;
 };
 
 }  // namespace sluice::planner

@@ -26,8 +26,8 @@ constexpr std::size_t kFinalists = 3;  // compiled exactly
 constexpr std::uint64_t kLargeStep = 500'000;
 constexpr std::size_t kMostChanges = 48;  // trials of single changes to the best plan
 constexpr int kPromotionTries = 4;
+constexpr double kDearHiddenWork = 0.2;    // of a mixture that prefers recomputation to transfers
 constexpr int kDepth = 3;                  // kinds of state with one tier each
-constexpr double kFaster = 0.999;          // a change must be faster by this much to be taken
 constexpr double kRefinementSlack = 1.02;  // refine() accepts a step this much longer
 
 // The need, but at least `least` in every tier. A plan that spills may take less of a tier than the
@@ -44,14 +44,6 @@ runtime::MemoryNeed at_least(runtime::MemoryNeed need, const runtime::MemoryNeed
   need.pinned_bytes = std::max(need.pinned_bytes, least.pinned_bytes);
   need.storage_bytes = std::max(need.storage_bytes, least.storage_bytes);
   return need;
-}
-
-TierBytes beyond(const TierBytes& need, const TierBytes& accounted) {
-  TierBytes extra{};
-  for (std::size_t tier = 0; tier < kTierCount; ++tier) {
-    extra[tier] = need[tier] - std::min(need[tier], accounted[tier]);
-  }
-  return extra;
 }
 
 using Place = config::Config::Place;
@@ -80,6 +72,7 @@ Search::Search(const config::Config& config, const schedule::StepModel& model,
       room_(budgets),
       trials_(model, costs, log_bytes),
       relaxation_(config, model, costs),
+      activations_(config, model, costs),
       groups_(std::move(groups)),
       needs_(groups_.size()) {}
 
@@ -151,19 +144,25 @@ std::vector<Search::Shape> Search::shapes() const {
   const schedule::StepOptions& base = groups_.front().front();
   std::vector<schedule::StepOptions> updates = update_variants(config_, base);
   updates.insert(updates.begin(), base);
+  const auto add = [&](const PlanShape& shape, const Places& places) {
+    if (const auto least = relaxation_.solve(shape, places, budgets_, {})) {
+      list.push_back({shape, places, *least, policy_of(shape)});
+    }
+  };
   for (const auto order : {schedule::ComputeOrder::kMicrobatch, schedule::ComputeOrder::kUnit}) {
     const bool by_unit = order == schedule::ComputeOrder::kUnit;
     const bool fixed = config_.train.order == (by_unit ? Order::kMicrobatch : Order::kUnit);
     if (fixed || (by_unit && config_.train.order == Order::kAuto && base.microbatches < 2))
       continue;
-    for (const schedule::Recomputation& recompute : search_recomputations(config_, model_)) {
-      for (const schedule::StepOptions& update : updates) {
-        const PlanShape shape{order, update.update, recompute};
-        const Places& places = config_.memory.place;
-        if (const auto least = relaxation_.solve(shape, places, budgets_, {})) {
-          list.push_back({shape, places, *least, schedule::summarize(model_, recompute).policy});
-        }
+    for (const schedule::StepOptions& update : updates) {
+      for (const schedule::Recomputation& recompute : search_recomputations(config_, model_)) {
+        add({order, update.update, recompute}, config_.memory.place);
       }
+      if (!activations_.is_free()) continue;
+      PlanShape mixture{order, update.update, {}, true};
+      add(mixture, config_.memory.place);
+      mixture.hidden_price = kDearHiddenWork;
+      add(mixture, config_.memory.place);
     }
   }
   sort_by_bound(list);
@@ -193,8 +192,7 @@ std::vector<Search::Shape> Search::narrowed(const PlanShape& shape, const Places
       Places narrower = places;
       narrower.*kind = place;
       if (const auto least = relaxation_.solve(shape, narrower, room_, {})) {
-        list.push_back(
-            {shape, narrower, *least, schedule::summarize(model_, shape.recompute).policy});
+        list.push_back({shape, narrower, *least, policy_of(shape)});
       }
     }
   }
@@ -208,7 +206,9 @@ void Search::dive() {
   Places places = config_.memory.place;
   for (int depth = 0; depth < kDepth; ++depth) {
     const schedule::StepOptions best = found_.front().options;
-    const PlanShape shape{best.order, best.update, best.recompute};
+    PlanShape shape{best.order, best.update, best.recompute};
+    // Other places leave other room, and so another mixture.
+    if (activations_.is_free()) shape = {best.order, best.update, {}, true};
     std::optional<Places> narrower;
     for (const Shape& next : narrowed(shape, places)) {
       const double before = found_.front().seconds;
@@ -232,7 +232,8 @@ schedule::StepOptions Search::base_options(const PlanShape& shape) const {
 }
 
 // Activations that leave the device: the first items of a choice, up to the share that leaves it.
-schedule::StepOptions Search::placed(const PlanShape& shape, const Relaxed& places) const {
+schedule::StepOptions Search::placed(const PlanShape& shape, const Relaxed& places,
+                                     const TierBytes& extra) const {
   schedule::StepOptions options = base_options(shape);
   options.placement.weight = spread_shares(places.weight, model_);
   options.placement.gradient = spread_shares(places.gradient, model_);
@@ -246,6 +247,7 @@ schedule::StepOptions Search::placed(const PlanShape& shape, const Relaxed& plac
   }
   const auto slots = static_cast<double>(weight_slots_of_all(model_, options.chunk_bytes));
   options.weight_slots = static_cast<std::uint64_t>(std::floor(places.cached * slots));
+  if (shape.recompute_is_free) return with_activations(options, extra);
   if (config_.memory.place.activation != config::Config::Place::kAuto) return options;
   const double away = 1 - std::min(places.saved[0], places.outputs[0]);
   if (away < 1e-6) return options;
@@ -261,9 +263,7 @@ bool Search::consider(const schedule::StepOptions& options) {
   if (step_size(model_, options) > kMostStepInstructions) return false;
   const Trial& trial = trials_.coarse(options);
   if (!planner::fits(trial.need, room_)) return false;
-  const bool known = std::any_of(found_.begin(), found_.end(),
-                                 [&](const Found& found) { return found.options == options; });
-  if (known) return true;
+  if (is_known(options)) return true;
   const auto after = std::find_if(found_.begin(), found_.end(), [&](const Found& found) {
     return trial.seconds < found.seconds;
   });
@@ -280,12 +280,16 @@ bool Search::better(const schedule::StepOptions& options) {
 void Search::try_shape(const Shape& shape) {
   TierBytes extra{};
   std::optional<double> best;
+  std::optional<Found> fitting;  // the fastest of the rounds
   Relaxed places = shape.least;
   schedule::StepOptions options;
   for (int round = 0; round < kRounds; ++round) {
-    options = placed(shape.shape, places);
+    options = placed(shape.shape, places, extra);
     const Trial& trial = trials_.coarse(options);
-    if (consider(options)) best = std::min(best.value_or(trial.seconds), trial.seconds);
+    if (consider(options)) {
+      best = std::min(best.value_or(trial.seconds), trial.seconds);
+      if (!fitting || trial.seconds < fitting->seconds) fitting = Found{options, trial.seconds};
+    }
     const TierBytes now = beyond(trial.need, relaxation_.accounted_bytes(options));
     if (now == extra && round > 0) break;
     // Rounding to whole units leaves some room, so the bytes beyond may shrink again.
@@ -298,7 +302,7 @@ void Search::try_shape(const Shape& shape) {
   }
   if (!best) best = spill_least(options);
   if (!best) best = spill_least(frugal_options(shape));
-  tried_.push_back({shape.text(), shape.least.seconds, best});
+  attempts_.push_back({{shape.text(), shape.least.seconds, best}, shape.policy, fitting});
 }
 
 // The most frugal candidate's places with the shape's passes.
@@ -312,32 +316,14 @@ schedule::StepOptions Search::frugal_options(const Shape& shape) const {
 
 // From the least bound on, as long as it is below the best plan.
 void Search::try_shapes(const std::vector<Shape>& shapes) {
-  tried_.clear();
+  attempts_.clear();
   for (const Shape& shape : shapes) {
     if (found_.empty() || shape.least.seconds < found_.front().seconds * kFaster) {
       try_shape(shape);
     } else {
-      tried_.push_back({shape.text(), shape.least.seconds, std::nullopt});
+      attempts_.push_back({{shape.text(), shape.least.seconds, std::nullopt}, {}, {}});
     }
   }
-}
-
-// The fewest activations off the device that let a placement fit, by coarse trials. Returns the
-// time of the step; nothing if it does not fit.
-std::optional<double> Search::spill_least(const schedule::StepOptions& options) {
-  if (config_.memory.place.activation != Place::kAuto) return std::nullopt;
-  for (const Tier tier : {Tier::kPinned, Tier::kStorage}) {
-    const SpillChoice choice(config_, model_, options, tier);
-    if (choice.count() == 0 || !consider(choice.with(choice.count()))) continue;
-    std::size_t too_few = 0;
-    std::size_t enough = choice.count();
-    while (enough - too_few > 1) {
-      const std::size_t count = too_few + (enough - too_few) / 2;
-      (consider(choice.with(count)) ? enough : too_few) = count;
-    }
-    return trials_.coarse(choice.with(enough)).seconds;
-  }
-  return std::nullopt;
 }
 
 // The candidates of the first groups that fit, for configurations that leave little room.
@@ -405,6 +391,8 @@ void Search::improve() {
   while (changed && trials_.count() - first < kMostChanges) {
     changed = false;
     for (const Promotion& promotion : possible_promotions(config_)) changed |= promote(promotion);
+    changed |= mix_recomputation();
+    changed |= cut_segments();
     for (const schedule::StepOptions& options : changes(found_.front().options)) {
       if (trials_.count() - first >= kMostChanges) break;
       changed |= better(options);
@@ -483,17 +471,29 @@ double Search::least_step_s() const {
   return all.empty() ? 0 : all.front().least.seconds;
 }
 
+double Search::bound_s() const {
+  double least_s = attempts_.empty() ? 0 : attempts_.front().tried.bound_s;
+  for (const Attempt& attempt : attempts_) least_s = std::min(least_s, attempt.tried.bound_s);
+  return least_s;
+}
+
+std::vector<Tried> Search::tried() const {
+  std::vector<Tried> list;
+  for (const Attempt& attempt : attempts_) list.push_back(attempt.tried);
+  return list;
+}
+
 Compiled Search::fastest() {
   SLUICE_CHECK(frugal_.has_value());
   const runtime::MemoryNeed least = frugal_->need;
   const std::vector<Shape> all = shapes();
-  bound_s_ = all.empty() ? 0 : all.front().least.seconds;
   try_shapes(all);
   if (found_.empty()) try_groups();
   if (!found_.empty()) {
     improve();
     dive();
     improve();
+    if (activations_.is_free()) improve_others();
   }
   Compiled best = confirm(all);
   refine(best);

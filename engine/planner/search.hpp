@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "engine/config/config.hpp"
+#include "engine/planner/activation_choice.hpp"
 #include "engine/planner/candidates.hpp"
 #include "engine/planner/promote.hpp"
 #include "engine/planner/refusal.hpp"
@@ -47,10 +48,12 @@ class Search {
   // The fastest plan found. Precondition: fits() returned true.
   Compiled fastest();
   // No plan takes less, of the shapes that the configuration leaves open. Valid after fastest().
-  double bound_s() const { return bound_s_; }
-  const std::vector<Tried>& tried() const { return tried_; }
+  double bound_s() const;
+  std::vector<Tried> tried() const;
 
  private:
+  static constexpr double kFaster = 0.999;  // a change must be faster by this much to be taken
+
   using Places = config::Config::Places;
   struct Shape {
     PlanShape shape;
@@ -63,11 +66,18 @@ class Search {
     schedule::StepOptions options;
     double seconds = 0;
   };
+  // A shape that was tried or passed over.
+  struct Attempt {
+    Tried tried;
+    std::string policy;
+    std::optional<Found> start;  // the fastest plan, before any single change
+  };
 
   const TierBytes& frugal_need(std::size_t group);
   const TierBytes& group_need(std::size_t group);
   bool may_fit(std::size_t group);
 
+  std::string policy_of(const PlanShape& shape) const;
   std::vector<Shape> shapes() const;
   std::vector<Shape> narrowed(const PlanShape& shape, const Places& places) const;
   static void sort_by_bound(std::vector<Shape>& shapes);
@@ -75,11 +85,18 @@ class Search {
   schedule::StepOptions base_options(const PlanShape& shape) const;
   void try_shape(const Shape& shape);
   void try_shapes(const std::vector<Shape>& shapes);
-  schedule::StepOptions placed(const PlanShape& shape, const Relaxed& places) const;
+  schedule::StepOptions placed(const PlanShape& shape, const Relaxed& places,
+                               const TierBytes& extra) const;
+  schedule::StepOptions with_activations(const schedule::StepOptions& options,
+                                         const TierBytes& extra) const;
+  bool mix_recomputation();
+  bool cut_segments();
   void try_groups();
   bool consider(const schedule::StepOptions& options);
   bool better(const schedule::StepOptions& options);
+  bool is_known(const schedule::StepOptions& options) const;
   void improve();
+  void improve_others();
   bool promote(const Promotion& promotion);
   std::optional<double> spill_least(const schedule::StepOptions& options);
   schedule::StepOptions frugal_options(const Shape& shape) const;
@@ -95,12 +112,12 @@ class Search {
   TierBytes room_;
   Trials trials_;
   Relaxation relaxation_;
+  ActivationChoice activations_;
   std::vector<CandidateGroup> groups_;
   std::vector<std::optional<TierBytes>> needs_;  // exact, of each group's most frugal candidate
   std::optional<Compiled> frugal_;               // of the first group that fits
   std::vector<Found> found_;                     // plans that fit, the fastest first
-  double bound_s_ = 0;
-  std::vector<Tried> tried_;
+  std::vector<Attempt> attempts_;
 };
 
 }  // namespace sluice::planner

@@ -31,7 +31,8 @@ std::string key_of(const schedule::StepOptions& options) {
   add(options.update);
   for (const schedule::UnitRecompute& unit : options.recompute.units) {
     add(unit.parts);
-    add(unit.drops_output);
+    add(unit.output_run);
+    add(unit.parts_run);
   }
   add(options.piece_elems);
   add(options.prefetch);

@@ -104,6 +104,23 @@ TEST(SpilledParts, NoMoreMoveThanTheDeviceLacksRoomFor) {
   EXPECT_LE(few, std::uint64_t{4} * kMiB + 2 * kMiB);
 }
 
+// Where nothing may leave the device and the inputs of all units do not fit, segments nest.
+TEST(NestedSegments, TrainWithTheBitsOfNone) {
+  const TrainingBench bench;
+  const Overrides model = small_gpt2(12, 3) + kLearning + kResident + activations("device") +
+                          Overrides{"train.seq=128", "train.micro_batch=8"};
+  const auto with_device = [&](const std::string& name, const std::string& policy,
+                               std::uint64_t device) {
+    return bench.config(name, model + Overrides{"recompute.policy=" + policy,
+                                                "memory.device=" + std::to_string(device)});
+  };
+  const std::uint64_t least = least_device(with_device("least", "auto", 0));
+  EXPECT_LT(least, least_device(with_device("least", "unit", 0)));
+  const TrainingRecord nested = TrainingBench::run(with_device("nested", "auto", least));
+  EXPECT_EQ(nested.plan.at("recompute"), "nested");
+  expect_same_bits(nested, TrainingBench::run(with_device("none", "none", 512 * kMiB)));
+}
+
 TEST(SpilledParts, AnUnknownNameIsRefusedWithTheKnownOnes) {
   const TrainingBench bench;
   const auto plan = [&](const std::string& entry) {

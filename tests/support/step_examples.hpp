@@ -2,6 +2,7 @@
 // dtypes, micro-batches, recomputation, chunk and piece sizes. Plain data, no kernels.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -136,13 +137,42 @@ inline schedule::StepModel drawn_model(std::uint64_t seed) {
                        optimizers[seed % optimizers.size()]);
 }
 
-// Each unit keeps its parts, makes all of them again, or some; some units form segments. A function
-// of the seed.
+// Nested segments of units [begin, end), which have run `run` times before: a unit keeps its parts
+// of that run, or the units up to some later input run once more.
+template <typename Below>
+void nest_segments(schedule::Recomputation& recompute, std::size_t begin, std::size_t end,
+                   std::int32_t run, const schedule::StepModel& model, const Below& below) {
+  while (begin < end) {
+    const std::uint64_t most = end - begin;
+    const auto next = static_cast<std::size_t>(begin + 1 + (most > 1 ? below(most - 1) : 0));
+    schedule::UnitRecompute& last = recompute.units[next - 1];
+    if (next < end) last.output_run = run;
+    if (next == begin + 1 && (most == 1 || below(2) == 0)) {
+      last.parts = run == 0 ? 0 : schedule::all_parts(model.units[begin].saved_parts);
+      last.parts_run = std::max(run, 1);
+    } else {
+      nest_segments(recompute, begin, next, run + 1, model, below);
+    }
+    begin = next;
+  }
+}
+
+// Each unit keeps its parts, makes all of them again, or some; some units form segments, which may
+// be nested. A function of the seed.
 inline schedule::Recomputation random_recompute(const schedule::StepModel& model,
                                                 std::uint64_t seed) {
   const CounterRng random(seed, stream_of("test/recompute"));
   std::uint64_t draw = 0;
   schedule::Recomputation recompute;
+  const auto count = static_cast<std::size_t>(
+      std::count_if(model.units.begin(), model.units.end(),
+                    [](const schedule::UnitFootprint& unit) { return unit.recomputable; }));
+  if (random.below(draw++, 3) == 0) {
+    recompute.units.resize(model.units.size());
+    nest_segments(recompute, 1, 1 + count, 0, model,
+                  [&](std::uint64_t bound) { return random.below(draw++, bound); });
+    return recompute;
+  }
   const bool mostly_whole = random.below(draw++, 2) == 0;
   for (const schedule::UnitFootprint& unit : model.units) {
     const schedule::PartMask all = schedule::all_parts(unit.saved_parts);
@@ -156,12 +186,12 @@ inline schedule::Recomputation random_recompute(const schedule::StepModel& model
     for (std::size_t part = 0; part < unit.saved_parts.size(); ++part) {
       if ((mask & schedule::part_bit(part)) != 0) mask |= unit.saved_parts[part].made_with;
     }
-    recompute.units.push_back({mask, false});
+    recompute.units.push_back({mask});
   }
   for (schedule::UnitRecompute& unit : recompute.units) {
     if (random.below(draw++, 3) == 0) continue;
-    unit.drops_output = true;
-    if (!schedule::is_possible(model, recompute)) unit.drops_output = false;
+    unit.output_run = 1;
+    if (!schedule::is_possible(model, recompute)) unit.output_run = 0;
   }
   return recompute;
 }

@@ -11,7 +11,12 @@ namespace {
 class ItemList {
  public:
   ItemList(const StepModel& model, const StepOptions& options)
-      : model_(model), options_(options), microbatches_(own_microbatches(model, options)) {}
+      : model_(model),
+        options_(options),
+        microbatches_(own_microbatches(model, options)),
+        repeated_(repeated_passes(options.recompute)) {
+    repeated_.resize(model.units.size());
+  }
 
   // One micro-batch passes through all units and back before the next one starts.
   std::vector<ComputeItem> by_microbatch() && {
@@ -46,22 +51,27 @@ class ItemList {
   std::int32_t head() const { return static_cast<std::int32_t>(model_.units.size()) - 1; }
   void add(Op op, std::int32_t unit, std::int32_t mb) { items_.push_back({op, unit, mb}); }
 
+  const std::vector<UnitRun>& repeated(std::int32_t unit) const {
+    return repeated_[static_cast<std::size_t>(unit)];
+  }
+
   // If a segment of several units begins its way back with `unit`: its forward passes of these
   // micro-batches, once more.
   void add_segment(std::int32_t unit, const std::vector<std::int32_t>& microbatches) {
-    const Recomputation& recompute = options_.recompute;
-    if (recompute.drops_output(unit) || !recompute.drops_output(unit - 1)) return;
-    for (std::int32_t at = recompute.segment_begin(unit); at <= unit; ++at) {
-      for (const std::int32_t mb : microbatches) add(Op::kRecompute, at, mb);
+    if (repeated(unit).size() < 2) return;
+    for (const UnitRun& again : repeated(unit)) {
+      for (const std::int32_t mb : microbatches) {
+        items_.push_back({Op::kRecompute, again.unit, mb, again.run});
+      }
     }
   }
 
   // A unit first makes again the saved parts that it did not keep; in a segment that is done. The
   // gradient of the input comes before that of the weights, since the unit below waits for it.
   void add_backward(std::int32_t unit, std::int32_t mb) {
-    const Recomputation& recompute = options_.recompute;
-    const bool in_segment = recompute.drops_output(unit) || recompute.drops_output(unit - 1);
-    if (recompute.recomputes(unit) && !in_segment) add(Op::kRecompute, unit, mb);
+    if (repeated(unit).size() == 1) {
+      items_.push_back({Op::kRecompute, unit, mb, repeated(unit).front().run});
+    }
     const bool has_input = model_.units[static_cast<std::size_t>(unit)].has_input;
     if (has_input) add(Op::kBackwardInput, unit, mb);
     add(Op::kBackwardWeight, unit, mb);
@@ -70,6 +80,7 @@ class ItemList {
   const StepModel& model_;
   const StepOptions& options_;
   std::vector<std::int32_t> microbatches_;  // of this rank
+  std::vector<std::vector<UnitRun>> repeated_;  // by unit
   std::vector<ComputeItem> items_;
 };
 

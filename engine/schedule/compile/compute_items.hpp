@@ -13,6 +13,7 @@ struct ComputeItem {
   Op op;
   std::int32_t unit;
   std::int32_t microbatch;
+  std::int32_t run = 0;  // of a kRecompute: how often forward has run before (recompute.hpp)
 };
 
 // The micro-batches that this rank computes, by their numbers in the whole step, ascending. With one

@@ -118,7 +118,7 @@ class StepGenerator {
       case Op::kForward:
         return !value.remade;
       case Op::kRecompute:
-        return value.remade || is_source(item.unit, value);
+        return makes_parts(item) && (value.remade || is_source(item.unit, value));
       case Op::kBackwardInput:
         return value.used_by != SavedFor::kBackwardWeight;
       case Op::kBackwardWeight:
@@ -133,22 +133,30 @@ class StepGenerator {
     return (sources_of(footprint(unit).saved_parts, remade) & value.parts) != 0;
   }
 
-  // A Recompute makes an output only if it was dropped.
+  // A Recompute makes an output only if that of the run before was dropped.
   bool makes_output(const ComputeItem& item) const {
-    if (item.op == Op::kRecompute) return options_.recompute.drops_output(item.unit);
+    if (item.op == Op::kRecompute) return options_.recompute.output_run(item.unit) >= item.run;
     return item.op == Op::kForward;
+  }
+  // A Recompute that only makes an output leaves no parts, as the forward pass before it.
+  bool makes_parts(const ComputeItem& item) const {
+    return item.run == options_.recompute.units[static_cast<std::size_t>(item.unit)].parts_run;
   }
 
   // The activations that an item reads from other passes or makes for them.
   std::vector<ActivationKey> activations(const ComputeItem& item) const {
     const UnitFootprint& unit = footprint(item.unit);
     std::vector<ActivationKey> keys;
+    const bool goes_back = item.op == Op::kBackwardInput || item.op == Op::kBackwardWeight;
     const auto touch = [&](BufferRole role, std::int32_t of, std::uint64_t bytes) {
       // An output that was dropped and made again is another value, so that none of them waits
-      // for the other.
-      const bool again = role == BufferRole::kActivation && item.op != Op::kForward &&
-                         options_.recompute.drops_output(of);
-      if (of >= 0 && bytes > 0) keys.push_back({role, of, item.microbatch, again ? 1 : 0});
+      // for the other. A forward pass reads the output of the same run, or of the one that stays.
+      std::int32_t run = 0;
+      if (role == BufferRole::kActivation) {
+        run = options_.recompute.output_run(of);
+        if (!goes_back) run = std::min(run, item.run);
+      }
+      if (of >= 0 && bytes > 0) keys.push_back({role, of, item.microbatch, run});
     };
     const std::int32_t before = item.unit - 1;
     const std::uint64_t input_bytes = before < 0 ? 0 : footprint(before).output_bytes;
@@ -160,7 +168,7 @@ class StepGenerator {
       keys.push_back(
           {BufferRole::kSaved, item.unit, item.microbatch, static_cast<std::int32_t>(i)});
     }
-    if (item.op != Op::kBackwardInput && item.op != Op::kBackwardWeight) return keys;
+    if (!goes_back) return keys;
     if (!unit.is_head) touch(BufferRole::kGradOut, item.unit, unit.output_bytes);
     if (item.op == Op::kBackwardInput) touch(BufferRole::kGradOut, before, input_bytes);
     return keys;

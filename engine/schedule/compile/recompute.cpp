@@ -1,6 +1,7 @@
 // The choices by policy, and the rules that every choice keeps to. A unit's parts are a mask, so a
 // policy is one mask for each unit that can be recomputed. Segments are walked once from the first
-// unit to the last, as their forward passes run.
+// unit to the last, as their forward passes run, and repeated passes from the last to the first, as
+// backward meets them.
 #include "engine/schedule/compile/recompute.hpp"
 
 #include <algorithm>
@@ -15,11 +16,52 @@ template <typename PartsOf>
 Recomputation for_units(const StepModel& model, PartsOf parts_of) {
   Recomputation recompute;
   for (const UnitFootprint& unit : model.units) {
-    recompute.units.push_back({unit.recomputable ? parts_of(unit.saved_parts) : 0, false});
+    recompute.units.push_back({unit.recomputable ? parts_of(unit.saved_parts) : 0});
   }
   // Two ways to say "none" would make equal options differ.
   if (!recompute.any()) recompute.units.clear();
   return recompute;
+}
+
+// Whether each unit's last run is the one that makes its parts, and each unit's input is there when
+// its backward passes begin.
+bool runs_match(const Recomputation& recompute) {
+  const std::vector<std::vector<UnitRun>> repeated = repeated_passes(recompute);
+  std::vector<std::int32_t> runs(recompute.units.size());
+  const auto matches = [&](std::size_t unit) {
+    return runs[unit] == (recompute.units[unit].parts == 0 ? 0 : recompute.units[unit].parts_run);
+  };
+  for (std::size_t unit = runs.size(); unit-- > 0;) {
+    for (const UnitRun& pass : repeated[unit]) runs[static_cast<std::size_t>(pass.unit)] = pass.run;
+    if (!matches(unit)) return false;
+    if (unit > 0 && recompute.units[unit - 1].output_run > runs[unit - 1]) return false;
+  }
+  for (std::size_t unit = 0; unit < runs.size(); ++unit) {
+    if (!matches(unit)) return false;
+  }
+  return true;
+}
+
+// The name of a choice with segments. A shorter one at the end of a run of units is part of
+// "every:K".
+std::string name_of_segments(const StepModel& model, const Recomputation& recompute) {
+  std::int32_t within = 0;
+  std::int32_t longest = 0;
+  std::int32_t ended = 0;  // the length of the segment before
+  bool equal = true;
+  for (std::size_t at = 0; at < recompute.units.size(); ++at) {
+    const UnitRecompute& unit = recompute.units[at];
+    if (unit.parts_run > 1 || unit.output_run > 1) return "nested";
+    if (unit.parts == 0) continue;
+    ++within;
+    if (unit.output_run > 0) continue;
+    longest = std::max(longest, within);
+    const bool run_ends = at + 1 == recompute.units.size() || !model.units[at + 1].recomputable;
+    equal = equal && (ended == 0 || (run_ends ? within <= ended : within == ended));
+    ended = run_ends ? 0 : within;
+    within = 0;
+  }
+  return equal ? "every:" + std::to_string(longest) : "segments";
 }
 
 }  // namespace
@@ -51,8 +93,9 @@ Recomputation recompute_segments(const StepModel& model, std::int32_t length) {
     }
     if (within == 0) last_begin = unit;
     const bool run_goes_on = unit + 1 < model.units.size() && model.units[unit + 1].recomputable;
-    recompute.units[unit].drops_output = run_goes_on && within + 1 < length;
-    within = recompute.units[unit].drops_output ? within + 1 : 0;
+    const bool drops = run_goes_on && within + 1 < length;
+    recompute.units[unit].output_run = drops ? 1 : 0;
+    within = drops ? within + 1 : 0;
   }
   for (std::size_t unit = last_begin; unit < recompute.units.size(); ++unit) {
     recompute.units[unit] = {};
@@ -70,20 +113,43 @@ std::int32_t sqrt_segment_length(const StepModel& model) {
   return length;
 }
 
+// Goes back through the units and counts the runs of each. A unit that lacks its parts is run again
+// from the nearest output that is there. All units of such a run have run equally often before,
+// since outputs that are there stay.
+std::vector<std::vector<UnitRun>> repeated_passes(const Recomputation& recompute) {
+  const auto count = static_cast<std::int32_t>(recompute.units.size());
+  std::vector<std::vector<UnitRun>> before(recompute.units.size());
+  std::vector<std::int32_t> runs(recompute.units.size());
+  const auto at = [](std::int32_t unit) { return static_cast<std::size_t>(unit); };
+  for (std::int32_t unit = count - 1; unit >= 0; --unit) {
+    if (!recompute.recomputes(unit) || runs[at(unit)] >= recompute.units[at(unit)].parts_run) {
+      continue;
+    }
+    std::int32_t begin = unit;
+    while (begin > 0 && recompute.output_run(begin - 1) > runs[at(begin - 1)]) --begin;
+    for (std::int32_t again = begin; again <= unit; ++again) {
+      before[at(unit)].push_back({again, ++runs[at(again)]});
+    }
+  }
+  return before;
+}
+
 bool is_possible(const StepModel& model, const Recomputation& recompute) {
-  if (!recompute.units.empty() && recompute.units.size() != model.units.size()) return false;
+  if (recompute.units.empty()) return true;
+  if (recompute.units.size() != model.units.size()) return false;
+  const auto whole = [&](std::size_t at) {
+    return at < recompute.units.size() && model.units[at].recomputable &&
+           recompute.units[at].parts == all_parts(model.units[at].saved_parts);
+  };
   for (std::size_t at = 0; at < recompute.units.size(); ++at) {
     const UnitRecompute& unit = recompute.units[at];
-    const std::vector<SavedPart>& parts = model.units[at].saved_parts;
     if (unit.parts != 0 && !model.units[at].recomputable) return false;
-    if (!can_be_remade(parts, unit.parts)) return false;
-    if (!unit.drops_output) continue;
-    const bool next_whole =
-        at + 1 < recompute.units.size() && model.units[at + 1].recomputable &&
-        recompute.units[at + 1].parts == all_parts(model.units[at + 1].saved_parts);
-    if (unit.parts != all_parts(parts) || !next_whole) return false;
+    if (!can_be_remade(model.units[at].saved_parts, unit.parts)) return false;
+    if (unit.output_run < 0 || unit.parts_run < 1) return false;
+    if (unit.output_run > 0 && !(whole(at) && whole(at + 1))) return false;
+    if (unit.parts_run > 1 && !whole(at)) return false;
   }
-  return true;
+  return runs_match(recompute);
 }
 
 // The first unit that recomputes names the policy. It is mixed if another unit that recomputes
@@ -96,14 +162,9 @@ RecomputeSummary summarize(const StepModel& model, const Recomputation& recomput
     if (mask == parts_made_by(parts, MadeBy::kAttention)) return "attention";
     return "mixed";
   };
-  // Units of a segment count as the segment's length says. A shorter one at the end of a run is
-  // part of the policy.
-  std::int32_t segment = 0;
-  std::int32_t length = 0;
-  for (std::size_t at = 0; at < recompute.units.size(); ++at) {
-    segment = recompute.units[at].drops_output ? segment + 1 : 0;
-    length = std::max(length, segment + 1);
-  }
+  const bool drops = std::any_of(recompute.units.begin(), recompute.units.end(),
+                                 [](const UnitRecompute& unit) { return unit.output_run > 0; });
+  const std::string segments = drops ? name_of_segments(model, recompute) : "";
   for (std::size_t at = 0; at < model.units.size(); ++at) {
     const UnitFootprint& unit = model.units[at];
     if (!unit.recomputable) continue;
@@ -111,8 +172,7 @@ RecomputeSummary summarize(const StepModel& model, const Recomputation& recomput
     const PartMask mask = recompute.parts_of(static_cast<std::int32_t>(at));
     if (mask == 0) continue;
     const bool whole = mask == all_parts(unit.saved_parts);
-    const std::string name =
-        whole && length > 1 ? "every:" + std::to_string(length) : name_of(unit.saved_parts, mask);
+    const std::string name = whole && drops ? segments : name_of(unit.saved_parts, mask);
     summary.policy = summary.units == 0 || summary.policy == name ? name : "mixed";
     ++summary.units;
     summary.freed_bytes += mask == all_parts(unit.saved_parts)

@@ -5,7 +5,9 @@
 // forward pass once more, without the operations that only make its output.
 //
 // A segment is a run of units that are recomputed whole, of which only the last keeps its output.
-// The segment's forward passes run again from its input before its backward passes begin.
+// The segment's forward passes run again from its input before its backward passes begin. A segment
+// may be cut into shorter ones in the same way: its passes then run again to the input of the last
+// of them, and those in front run once more later.
 #pragma once
 
 #include <cstdint>
@@ -18,11 +20,16 @@ namespace sluice::schedule {
 
 struct StepModel;
 
+// Run 0 of a unit is its forward pass, run 1 the first pass that repeats it, and so on.
 struct UnitRecompute {
   PartMask parts = 0;  // made again before backward reads them
-  // The output is dropped when the next unit has read it, and made again with the parts. All parts
-  // of this unit and of the next one are made again too.
-  bool drops_output = false;
+  // The run whose output stays until backward has read it. The output of an earlier run is dropped
+  // when the next unit has read it. Beyond 0, all parts of this unit and of the next one are made
+  // again too.
+  std::int32_t output_run = 0;
+  // The run that makes the parts again, which is the last one. Beyond 1, earlier runs only make the
+  // output.
+  std::int32_t parts_run = 1;
   bool operator==(const UnitRecompute&) const = default;
 };
 
@@ -36,14 +43,10 @@ struct Recomputation {
   bool remakes(std::int32_t unit, std::size_t part) const {
     return (parts_of(unit) & part_bit(part)) != 0;
   }
-  bool drops_output(std::int32_t unit) const {
-    return unit >= 0 && !units.empty() && units[static_cast<std::size_t>(unit)].drops_output;
+  std::int32_t output_run(std::int32_t unit) const {
+    return unit < 0 || units.empty() ? 0 : units[static_cast<std::size_t>(unit)].output_run;
   }
-  // The first unit of the segment that `unit` belongs to; the unit itself if it is in none.
-  std::int32_t segment_begin(std::int32_t unit) const {
-    while (drops_output(unit - 1)) --unit;
-    return unit;
-  }
+  bool drops_output(std::int32_t unit) const { return output_run(unit) > 0; }
   bool any() const;
   bool operator==(const Recomputation&) const = default;
 };
@@ -60,12 +63,21 @@ Recomputation recompute_segments(const StepModel& model, std::int32_t length);
 // The length of about the square root of the number of units, at which a step holds as many
 // segment inputs as a segment has units.
 std::int32_t sqrt_segment_length(const StepModel& model);
+
+struct UnitRun {
+  std::int32_t unit = 0;
+  std::int32_t run = 0;
+  bool operator==(const UnitRun&) const = default;
+};
+// The passes that run again right before the backward passes of each unit, by unit, in order.
+std::vector<std::vector<UnitRun>> repeated_passes(const Recomputation& recompute);
 // Whether the units and parts can be made again as `recompute` says.
 bool is_possible(const StepModel& model, const Recomputation& recompute);
 
 // The recomputation of a step in words and figures, for reports.
 struct RecomputeSummary {
-  // "none", "unit", "selective", "attention", "every:K" or "mixed".
+  // "none", "unit", "selective", "attention", "every:K", "segments" of several lengths, "nested"
+  // segments or "mixed".
   std::string policy = "none";
   std::int32_t units = 0;         // that make anything again
   std::int32_t of = 0;            // that could

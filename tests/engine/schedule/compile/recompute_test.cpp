@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <map>
 
 #include "engine/schedule/check/interpret.hpp"
@@ -282,11 +284,111 @@ TEST(Segments, ADroppedOutputNeedsWholeUnitsOnBothSides) {
     EXPECT_FALSE(is_possible(model, partial)) << unit;
   }
   Recomputation of_embedding = segments;
-  of_embedding.units[0].drops_output = true;
+  of_embedding.units[0].output_run = 1;
   EXPECT_FALSE(is_possible(model, of_embedding));
   Recomputation to_head = segments;
-  to_head.units[4].drops_output = true;
+  to_head.units[4].output_run = 1;
   EXPECT_FALSE(is_possible(model, to_head));
+}
+
+// Blocks 1 to 4 run again to their middle, and the first two of them once more. The last two keep
+// their parts.
+Recomputation nested_example(const StepModel& model) {
+  Recomputation recompute;
+  recompute.units.resize(model.units.size());
+  const std::array<std::pair<std::int32_t, std::int32_t>, 4> runs{{{2, 2}, {1, 2}, {1, 1}, {0, 1}}};
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    const PartMask all = all_parts(model.units[i + 1].saved_parts);
+    recompute.units[i + 1] = {all, runs[i].first, runs[i].second};
+  }
+  return recompute;
+}
+
+TEST(NestedSegments, RunEachUnitAsOftenAsItsDepthSays) {
+  const StepModel model = parted_model(6);
+  const Recomputation recompute = nested_example(model);
+  ASSERT_TRUE(is_possible(model, recompute));
+  const std::vector<std::vector<UnitRun>> repeated = repeated_passes(recompute);
+  EXPECT_EQ(repeated[4], (std::vector<UnitRun>{{1, 1}, {2, 1}, {3, 1}, {4, 1}}));
+  EXPECT_EQ(repeated[2], (std::vector<UnitRun>{{1, 2}, {2, 2}}));
+  EXPECT_EQ(summarize(model, recompute).policy, "nested");
+  StepOptions options = resident_options(model, 2);
+  options.recompute = recompute;
+  const Schedule schedule = compile(model, options, StepKind::kTraining);
+  const std::array<int, 6> again{2, 2, 1, 1, 0, 0};
+  for (std::int32_t unit = 1; unit <= 6; ++unit) {
+    std::map<Op, int> passes = passes_of(schedule, unit);
+    EXPECT_EQ(passes[Op::kForward], 2);
+    EXPECT_EQ(passes[Op::kRecompute], 2 * again[static_cast<std::size_t>(unit - 1)]);
+    EXPECT_EQ(kept_bytes(schedule, unit), unit > 4 ? 40192u : 0u);
+  }
+  // Of the first runs only outputs are read, and only those up to the middle.
+  std::map<BufferId, int> reads;
+  for (const Instruction& instruction : schedule.instructions) {
+    if (instruction.lane != Lane::kCompute || instruction.op == Op::kRelease) continue;
+    for (const Use& use : instruction.reads) ++reads[use.buffer];
+  }
+  int first_runs = 0;
+  for (const Instruction& instruction : schedule.instructions) {
+    if (instruction.op != Op::kRecompute || instruction.unit > 2) continue;
+    const bool first =
+        std::none_of(instruction.writes.begin(), instruction.writes.end(), [&](const Use& use) {
+          return schedule.buffers[use.buffer].role == BufferRole::kSaved && reads[use.buffer] > 0;
+        });
+    first_runs += first ? 1 : 0;
+  }
+  EXPECT_EQ(first_runs, 2 * 2);
+}
+
+TEST(NestedSegments, ComputeThePlainStepInAnyTimingAndOrder) {
+  for (std::uint64_t seed = 0; seed < testing::sweep(30); ++seed) {
+    SCOPED_TRACE(seed);
+    const StepModel model = parted_model(5 + static_cast<int>(seed % 4));
+    const Interpretation plain =
+        interpret(compile(model, resident_options(model, 2), StepKind::kTraining));
+    const CounterRng random(seed, stream_of("test/nested"));
+    std::uint64_t draw = 0;
+    StepOptions options = testing::random_options(model, 2, seed);
+    options.recompute.units.assign(model.units.size(), {});
+    testing::nest_segments(options.recompute, 1, model.units.size() - 1, 0, model,
+                           [&](std::uint64_t bound) { return random.below(draw++, bound); });
+    ASSERT_TRUE(is_possible(model, options.recompute));
+    const Schedule schedule = compile(model, options, StepKind::kTraining);
+    for (const std::string& problem : validate(schedule, schedule.peak_bytes)) {
+      ADD_FAILURE() << problem;
+    }
+    for (const InterpretOptions& timing : adverse_timings(seed, 2)) {
+      const Interpretation values = interpret(schedule, timing);
+      ASSERT_TRUE(values.errors.empty()) << values.errors.front();
+      ASSERT_TRUE(values.same_values(plain));
+    }
+  }
+}
+
+// Most other numbers of runs leave a unit without its parts or input when backward comes to it. The
+// first unit of a segment may keep its output one run earlier, or run once more by itself.
+TEST(NestedSegments, RunsThatDoNotMatchAreRefused) {
+  const StepModel model = parted_model(6);
+  for (std::size_t unit = 1; unit <= 6; ++unit) {
+    const bool begins = unit == 1 || unit == 3;
+    for (const std::int32_t more : {-2, -1, 1, 2}) {
+      Recomputation other = nested_example(model);
+      other.units[unit].parts_run += more;
+      EXPECT_EQ(is_possible(model, other), begins && more == 1) << unit << " " << more;
+      other = nested_example(model);
+      other.units[unit].output_run += more;
+      EXPECT_EQ(is_possible(model, other), begins && more == -1) << unit << " " << more;
+    }
+  }
+}
+
+TEST(Segments, OfSeveralLengthsAreNoEveryK) {
+  const StepModel model = parted_model(8);
+  Recomputation recompute = recompute_segments(model, 2);
+  ASSERT_EQ(summarize(model, recompute).policy, "every:2");
+  recompute.units[2].output_run = 1;  // four, two, and the last two that keep everything
+  ASSERT_TRUE(is_possible(model, recompute));
+  EXPECT_EQ(summarize(model, recompute).policy, "segments");
 }
 
 // A Recompute that lacks a part that it makes others from, or makes half of an operation's parts.
