@@ -240,10 +240,14 @@ std::string small_plans_table(const json& figures) {
       formatted("%d small models, %d of them fit by exhaustive search; refused wrongly: %s\n",
                 figures["count"].get<int>(), figures["fits"].get<int>(),
                 figures["refused_wrongly"].dump().c_str());
-  if (!figures.contains("most_gain")) return text;
-  return text + formatted("automatic plans take %+.2f%% (median), %+.2f%% (worst, model %d)\n",
-                          100 * figures["median_gain"].get<double>(),
-                          100 * figures["most_gain"].get<double>(), figures["worst"].get<int>());
+  if (!figures.contains("worst")) return text;
+  const json& worst = figures["worst"];
+  return text +
+         formatted("automatic plans take %+.2f%% (median), %+.2f%% (worst, model %d)\n",
+                   100 * figures["median_gain"].get<double>(), 100 * worst["gain"].get<double>(),
+                   worst["model"].get<int>()) +
+         "its plan: " + worst["plan"].get<std::string>() +
+         "\nits best: " + worst["best"].get<std::string>() + "\n";
 }
 
 std::string plan_table(const json& figures) {

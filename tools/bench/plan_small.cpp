@@ -18,6 +18,7 @@
 #include "engine/planner/cost_model.hpp"
 #include "engine/planner/footprint.hpp"
 #include "engine/planner/plan.hpp"
+#include "engine/planner/plan_steps.hpp"
 #include "engine/planner/recompute_choice.hpp"
 #include "engine/planner/spill_choice.hpp"
 #include "engine/planner/trials.hpp"
@@ -95,6 +96,31 @@ std::vector<StepOptions> simple_plans(const Config& config, const schedule::Step
   return list;
 }
 
+std::string tiers_text(const std::vector<Tier>& tiers) {
+  std::string text;
+  for (const Tier tier : tiers) text += "dps"[static_cast<std::size_t>(tier)];
+  return text;
+}
+
+// "order unit, update in backward, prefetch 1, places ddp ppp pss ddd, remade 030".
+std::string plan_text(const StepOptions& options) {
+  std::string text = planner::shape_text({options.order, options.update, options.recompute});
+  text += ", prefetch " + std::to_string(options.prefetch) + ", places";
+  const schedule::Placement& places = options.placement;
+  for (const auto* tiers : {&places.weight, &places.gradient, &places.optimizer}) {
+    text += " " + tiers_text(*tiers);
+  }
+  text += " " + tiers_text(places.activation);
+  for (const std::vector<Tier>& saved : places.saved) text += " " + tiers_text(saved);
+  text += ", remade";
+  for (const schedule::UnitRecompute& unit : options.recompute.units) {
+    text += " " + std::to_string(unit.parts) + (unit.drops_output ? "o" : "");
+  }
+  if (options.shares_device) text += ", shared device";
+  if (options.weight_slots > 0) text += ", slots " + std::to_string(options.weight_slots);
+  return text;
+}
+
 // A model with all that is needed to plan it.
 class SmallModel {
  public:
@@ -111,14 +137,19 @@ class SmallModel {
         budgets_{config_.memory.device_bytes, config_.memory.pinned_bytes,
                  config_.memory.storage_bytes} {}
 
-  std::optional<double> automatic_s() const {
+  struct Found {
+    double step_s = 0;
+    StepOptions options;
+  };
+
+  std::optional<Found> automatic() const {
     const auto result = planner::make_plan(config_, model_, *kernels_, hardware_);
     const auto* plan = std::get_if<planner::Plan>(&result);
     if (plan == nullptr) return std::nullopt;
-    return plan->simulation.total_s;
+    return Found{plan->simulation.total_s, plan->options};
   }
 
-  std::optional<double> best_s() {
+  std::optional<Found> best() {
     std::vector<std::pair<double, const StepOptions*>> near;
     const std::vector<StepOptions> plans = simple_plans(config_, step_model_);
     planner::TierBytes nearly = budgets_;
@@ -135,7 +166,7 @@ class SmallModel {
       planner::Compiled compiled = trials_.exact(*options);
       if (!planner::fits(compiled.need.peak_bytes(), budgets_)) continue;
       trials_.simulate(compiled);
-      return compiled.simulation.total_s;
+      return Found{compiled.simulation.total_s, *options};
     }
     return std::nullopt;
   }
@@ -170,29 +201,29 @@ class SmallModel {
 json measure_small_plans(int count) {
   const planner::HardwareProfile hardware = plan_machine();
   std::vector<double> gains;
-  double most_gain = -1;
-  int worst = 0;
+  json worst;
   json refused = json::array();
   for (int seed = 0; seed < count; ++seed) {
     SmallModel model(random_small_model(static_cast<std::uint64_t>(seed)), hardware);
-    const std::optional<double> best_s = model.best_s();
-    const std::optional<double> automatic_s = model.automatic_s();
-    if (!best_s) continue;
-    if (!automatic_s) {
+    const auto best = model.best();
+    const auto automatic = model.automatic();
+    if (!best) continue;
+    if (!automatic) {
       refused.push_back(seed);
       continue;
     }
-    gains.push_back(*automatic_s / *best_s - 1);
-    if (gains.back() <= most_gain) continue;
-    most_gain = gains.back();
-    worst = seed;
+    gains.push_back(automatic->step_s / best->step_s - 1);
+    if (!worst.is_null() && gains.back() <= worst["gain"].get<double>()) continue;
+    worst = {{"model", seed},
+             {"gain", gains.back()},
+             {"plan", plan_text(automatic->options)},
+             {"best", plan_text(best->options)}};
   }
   json figures{{"count", count}, {"fits", gains.size() + refused.size()}};
   figures["refused_wrongly"] = std::move(refused);
   if (gains.empty()) return figures;
-  figures["most_gain"] = most_gain;
   figures["median_gain"] = median(gains);
-  figures["worst"] = worst;
+  figures["worst"] = std::move(worst);
   return figures;
 }
 
