@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
 
 #include "base/error.hpp"
 #include "base/units.hpp"
@@ -17,7 +16,12 @@
 #include "engine/planner/recompute_choice.hpp"
 #include "engine/planner/step_size.hpp"
 
+#include <cstdio>
+#include <cstdlib>
 namespace sluice::planner {
+double dbg_now();
+extern int dbg_coarse,dbg_need,dbg_exact;extern double dbg_tc,dbg_tn,dbg_te;
+static void dbg(const char* at,double best){if(!getenv("DBG"))return;fprintf(stderr,"%-10s t=%.2f coarse %d %.2f need %d %.2f exact %d %.2f best %.4f\n",at,dbg_now(),dbg_coarse,dbg_tc,dbg_need,dbg_tn,dbg_exact,dbg_te,best);}
 namespace {
 
 constexpr int kRounds = 5;             // for one shape
@@ -33,16 +37,16 @@ constexpr double kRefinementSlack = 1.02;  // refine() accepts a step this much 
 // The need, but at least `least` in every tier. A plan that spills may take less of a tier than the
 // most frugal candidate. With a budget between the two the configuration would be refused, so the
 // plan states the larger need.
-runtime::MemoryNeed at_least(runtime::MemoryNeed need, const runtime::MemoryNeed& least) {
-  const std::uint64_t device = need.peak_bytes().front();
-  const std::uint64_t wanted = least.peak_bytes().front();
+runtime::MemoryNeed at_least(runtime::MemoryNeed need, const TierBytes& least) {
+  const std::uint64_t device = need.peak_bytes()[0];
+  const std::uint64_t wanted = least[0];
   if (device < wanted) {
     need.device_arena_bytes =
         need.shares_device ? wanted
                            : round_up(need.device_arena_bytes, kPageBytes) + (wanted - device);
   }
-  need.pinned_bytes = std::max(need.pinned_bytes, least.pinned_bytes);
-  need.storage_bytes = std::max(need.storage_bytes, least.storage_bytes);
+  need.pinned_bytes = std::max(need.pinned_bytes, least[1]);
+  need.storage_bytes = std::max(need.storage_bytes, least[2] - std::min(least[2], need.log_bytes));
   return need;
 }
 
@@ -80,75 +84,12 @@ Search::Search(const config::Config& config, const schedule::StepModel& model,
       room_(budgets),
       trials_(model, costs, log_bytes),
       relaxation_(config, model, costs),
-      groups_(std::move(groups)),
-      needs_(groups_.size()) {}
-
-// A group's need is the larger of the coarse and the exact one of its most frugal candidate, so
-// that a group that does not fit coarsely need not be compiled exactly.
-bool Search::may_fit(std::size_t group) {
-  const schedule::StepOptions& frugal = groups_[group].back();
-  return planner::fits(home_bytes(model_, frugal), budgets_) &&
-         planner::fits(frugal_need(group), budgets_);
-}
-
-const TierBytes& Search::frugal_need(std::size_t group) {
-  return trials_.coarse_need(groups_[group].back());
-}
-
-const TierBytes& Search::group_need(std::size_t group) {
-  std::optional<TierBytes>& need = needs_[group];
-  if (need) return *need;
-  Compiled frugal = trials_.exact(groups_[group].back());
-  need = frugal.need.peak_bytes();
-  const TierBytes& coarse = frugal_need(group);
-  for (std::size_t tier = 0; tier < kTierCount; ++tier) {
-    (*need)[tier] = std::max((*need)[tier], coarse[tier]);
-  }
-  if (!frugal_ && planner::fits(*need, budgets_)) frugal_ = std::move(frugal);
-  return *need;
-}
-
-bool Search::fits() {
-  for (std::size_t group = 0; group < groups_.size(); ++group) {
-    if (may_fit(group) && planner::fits(group_need(group), budgets_)) return true;
-  }
-  return false;
-}
-
-// A refusal asks for the least need by several measures. By each of them a group's exact need is
-// no smaller than its coarse one, so a group is compiled exactly only if its coarse need could be
-// the least.
-Refusal Search::refusal() {
-  Refuser refuser(budgets_);
-  std::vector<std::size_t> open(groups_.size());
-  std::iota(open.begin(), open.end(), std::size_t{0});
-  for (std::size_t group = 0; group < groups_.size(); ++group) {
-    if (needs_[group]) refuser.consider(*needs_[group]);
-  }
-  std::erase_if(open, [&](std::size_t group) { return needs_[group].has_value(); });
-  while (true) {
-    const auto next = std::find_if(open.begin(), open.end(), [&](std::size_t group) {
-      return refuser.could_matter(frugal_need(group));
-    });
-    if (next == open.end()) return refuser.refusal();
-    // The least coarse need of those that matter comes first.
-    std::size_t best = *next;
-    for (const std::size_t group : open) {
-      const TierBytes& coarse = frugal_need(group);
-      if (refuser.shortfall(coarse) < refuser.shortfall(frugal_need(best)) &&
-          refuser.could_matter(coarse)) {
-        best = group;
-      }
-    }
-    refuser.consider(group_need(best));
-    std::erase(open, best);
-  }
-}
+      feasibility_(model, budgets, trials_, std::move(groups)) {}
 
 std::vector<Search::Shape> Search::shapes() const {
   using Order = config::Config::Order;
   std::vector<Shape> list;
-  const schedule::StepOptions& base = groups_.front().front();
+  const schedule::StepOptions& base = feasibility_.groups().front().front();
   std::vector<schedule::StepOptions> updates = update_variants(config_, base);
   updates.insert(updates.begin(), base);
   for (const auto order : {schedule::ComputeOrder::kMicrobatch, schedule::ComputeOrder::kUnit}) {
@@ -222,7 +163,7 @@ void Search::dive() {
 }
 
 schedule::StepOptions Search::base_options(const PlanShape& shape) const {
-  schedule::StepOptions options = groups_.front().front();
+  schedule::StepOptions options = feasibility_.groups().front().front();
   options.order = shape.order;
   options.update = shape.update;
   options.recompute = shape.recompute;
@@ -303,7 +244,7 @@ void Search::try_shape(const Shape& shape) {
 
 // The most frugal candidate's places with the shape's passes.
 schedule::StepOptions Search::frugal_options(const Shape& shape) const {
-  schedule::StepOptions options = frugal_->options;
+  schedule::StepOptions options = feasibility_.frugal();
   options.order = shape.shape.order;
   options.update = shape.shape.update;
   options.recompute = shape.shape.recompute;
@@ -343,9 +284,10 @@ std::optional<double> Search::spill_least(const schedule::StepOptions& options) 
 // The candidates of the first groups that fit, for configurations that leave little room.
 void Search::try_groups() {
   constexpr std::size_t kEnough = 4;
-  for (std::size_t i = 0; i < groups_.size() && found_.size() < kEnough; ++i) {
-    if (!may_fit(i) || !planner::fits(group_need(i), budgets_)) continue;
-    for (const schedule::StepOptions& options : groups_[i]) consider(options);
+  const std::vector<CandidateGroup>& groups = feasibility_.groups();
+  for (std::size_t i = 0; i < groups.size() && found_.size() < kEnough; ++i) {
+    if (!feasibility_.group_fits(i)) continue;
+    for (const schedule::StepOptions& options : groups[i]) consider(options);
   }
 }
 
@@ -434,6 +376,8 @@ std::optional<Compiled> Search::confirm_found() {
       return std::nullopt;
     }
     trials_.simulate(compiled);
+    if(getenv("DBG")){ std::string t=shape_text({found.options.order,found.options.update,found.options.recompute}); for(auto* v:{&found.options.placement.weight,&found.options.placement.gradient,&found.options.placement.optimizer,&found.options.placement.activation}){t+=" ";for(Tier x:*v)t+="dps"[int(x)];}
+    fprintf(stderr,"  finalist coarse %.3f exact %.3f %s prefetch %d slots %d piece %ld size %ld shares %d\n",found.seconds,compiled.simulation.total_s,t.c_str(),found.options.prefetch,(int)found.options.weight_slots,(long)found.options.piece_elems,(long)compiled.schedules[schedule::StepKind::kTraining].instructions.size(),(int)found.options.shares_device);}
     ++confirmed;
     if (!best || compiled.simulation.total_s < best->simulation.total_s) best = std::move(compiled);
   }
@@ -449,8 +393,10 @@ Compiled Search::confirm(const std::vector<Shape>& shapes) {
     try_shapes(shapes);
     if (!found_.empty()) improve();
   }
-  trials_.simulate(*frugal_);
-  return std::move(*frugal_);
+  Compiled frugal = trials_.exact(feasibility_.frugal());
+  SLUICE_CHECK(planner::fits(frugal.need.peak_bytes(), budgets_));
+  trials_.simulate(frugal);
+  return frugal;
 }
 
 // Other pieces for an update that storage feeds. Pieces that make copies to and from the device too
@@ -479,20 +425,27 @@ void Search::refine(Compiled& best) {
 }
 
 Compiled Search::fastest() {
-  SLUICE_CHECK(frugal_.has_value());
-  const runtime::MemoryNeed least = frugal_->need;
   const std::vector<Shape> all = shapes();
   bound_s_ = all.empty() ? 0 : all.front().least.seconds;
+  dbg("shapes?",0);
   try_shapes(all);
+  dbg("shapes",found_.empty()?0:found_.front().seconds);
   if (found_.empty()) try_groups();
   if (!found_.empty()) {
     improve();
+  dbg("improve",found_.front().seconds);
     dive();
+  dbg("dive",found_.front().seconds);
     improve();
   }
+  dbg("improve",found_.empty()?0:found_.front().seconds);
   Compiled best = confirm(all);
+  dbg("confirm",best.simulation.total_s);
   refine(best);
-  if (spills_activations(best.options)) best.need = at_least(best.need, least);
+  dbg("refine",best.simulation.total_s);
+  if (spills_activations(best.options)) {
+    best.need = at_least(best.need, trials_.exact_need(feasibility_.frugal()));
+  }
   return best;
 }
 

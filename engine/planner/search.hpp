@@ -1,6 +1,6 @@
 // The search for the fastest plan of a configuration.
 //
-// Whether the configuration fits is settled first, by the candidate groups alone (candidates.hpp).
+// Whether the configuration fits is settled first, by the candidate groups alone (feasibility.hpp).
 // Then every shape of a plan gets its least possible time and the places that would reach it
 // (relaxation.hpp). Shapes are tried from the fastest on: their places are rounded to whole units,
 // compiled coarsely, corrected by the memory that the schedule turns out to need, and simulated. A
@@ -16,6 +16,7 @@
 
 #include "engine/config/config.hpp"
 #include "engine/planner/candidates.hpp"
+#include "engine/planner/feasibility.hpp"
 #include "engine/planner/promote.hpp"
 #include "engine/planner/refusal.hpp"
 #include "engine/planner/relaxation.hpp"
@@ -38,9 +39,9 @@ class Search {
          CostModel& costs, std::uint64_t log_bytes, std::vector<CandidateGroup> groups);
 
   // Whether any group has a candidate that fits.
-  bool fits();
+  bool fits() { return feasibility_.fits(); }
   // Precondition: fits() returned false.
-  Refusal refusal();
+  Refusal refusal() { return feasibility_.refusal(); }
 
   // The fastest plan found. Precondition: fits() returned true.
   Compiled fastest();
@@ -61,10 +62,6 @@ class Search {
     schedule::StepOptions options;
     double seconds = 0;
   };
-
-  const TierBytes& frugal_need(std::size_t group);
-  const TierBytes& group_need(std::size_t group);
-  bool may_fit(std::size_t group);
 
   std::vector<Shape> shapes() const;
   std::vector<Shape> narrowed(const PlanShape& shape, const Places& places) const;
@@ -93,10 +90,8 @@ class Search {
   TierBytes room_;
   Trials trials_;
   Relaxation relaxation_;
-  std::vector<CandidateGroup> groups_;
-  std::vector<std::optional<TierBytes>> needs_;  // exact, of each group's most frugal candidate
-  std::optional<Compiled> frugal_;               // of the first group that fits
-  std::vector<Found> found_;                     // plans that fit, the fastest first
+  Feasibility feasibility_;
+  std::vector<Found> found_;  // plans that fit, the fastest first
   double bound_s_ = 0;
   std::vector<Tried> tried_;
 };
