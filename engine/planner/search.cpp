@@ -14,25 +14,14 @@
 #include "base/units.hpp"
 #include "engine/planner/plan_steps.hpp"
 #include "engine/planner/recompute_choice.hpp"
-#include "engine/planner/step_size.hpp"
 
-#include <cstdio>
-#include <cstdlib>
 namespace sluice::planner {
-double dbg_now();
-extern int dbg_coarse,dbg_need,dbg_exact;extern double dbg_tc,dbg_tn,dbg_te;
-static void dbg(const char* at,double best){if(!getenv("DBG"))return;fprintf(stderr,"%-10s t=%.2f coarse %d %.2f need %d %.2f exact %d %.2f best %.4f\n",at,dbg_now(),dbg_coarse,dbg_tc,dbg_need,dbg_tn,dbg_exact,dbg_te,best);}
 namespace {
 
 constexpr int kRounds = 5;             // for one shape
-constexpr std::size_t kFinalists = 3;  // compiled exactly
-// From this many instructions on, one finalist takes about a second.
-constexpr std::uint64_t kLargeStep = 500'000;
 constexpr std::size_t kMostChanges = 48;  // trials of single changes to the best plan
 constexpr int kPromotionTries = 4;
 constexpr int kDepth = 3;                  // kinds of state with one tier each
-constexpr double kFaster = 0.999;          // a change must be faster by this much to be taken
-constexpr double kRefinementSlack = 1.02;  // refine() accepts a step this much longer
 
 // The need, but at least `least` in every tier. A plan that spills may take less of a tier than the
 // most frugal candidate. With a budget between the two the configuration would be refused, so the
@@ -81,10 +70,10 @@ Search::Search(const config::Config& config, const schedule::StepModel& model,
     : config_(config),
       model_(model),
       budgets_(budgets),
-      room_(budgets),
       trials_(model, costs, log_bytes),
       relaxation_(config, model, costs),
-      feasibility_(model, budgets, trials_, std::move(groups)) {}
+      feasibility_(model, budgets, trials_, std::move(groups)),
+      found_(model, budgets, trials_) {}
 
 std::vector<Search::Shape> Search::shapes() const {
   using Order = config::Config::Order;
@@ -133,7 +122,7 @@ std::vector<Search::Shape> Search::narrowed(const PlanShape& shape, const Places
     for (const Place place : {Place::kDevice, Place::kPinned, Place::kStorage}) {
       Places narrower = places;
       narrower.*kind = place;
-      if (const auto least = relaxation_.solve(shape, narrower, room_, {})) {
+      if (const auto least = relaxation_.solve(shape, narrower, found_.room(), {})) {
         list.push_back(
             {shape, narrower, *least, schedule::summarize(model_, shape.recompute).policy});
       }
@@ -152,8 +141,8 @@ void Search::dive() {
     const PlanShape shape{best.order, best.update, best.recompute};
     std::optional<Places> narrower;
     for (const Shape& next : narrowed(shape, places)) {
+      if (!found_.would_be_better(next.least.seconds)) break;
       const double before = found_.front().seconds;
-      if (next.least.seconds > before * kFaster) break;
       try_shape(next);
       if (found_.front().seconds < before) narrower = next.places;
     }
@@ -186,7 +175,7 @@ schedule::StepOptions Search::placed(const PlanShape& shape, const Relaxed& plac
     options.placement.optimizer[unit] = Tier::kPinned;
   }
   const auto slots = static_cast<double>(weight_slots_of_all(model_, options.chunk_bytes));
-  options.weight_slots = static_cast<std::uint64_t>(std::floor(places.cached * slots));
+  options.weight_slots = static_cast<std::uint64_t>(std::floor(std::max(places.cached, 0.0) * slots));
   if (config_.memory.place.activation != config::Config::Place::kAuto) return options;
   const double away = 1 - std::min(places.saved[0], places.outputs[0]);
   if (away < 1e-6) return options;
@@ -194,28 +183,6 @@ schedule::StepOptions Search::placed(const PlanShape& shape, const Relaxed& plac
   const SpillChoice choice(config_, model_, options,
                            to_storage > 1e-6 ? Tier::kStorage : Tier::kPinned);
   return choice.with_share(away);
-}
-
-// Keeps the plan if it fits. Returns whether it does.
-bool Search::consider(const schedule::StepOptions& options) {
-  if (!planner::fits(home_bytes(model_, options), room_)) return false;
-  if (step_size(model_, options) > kMostStepInstructions) return false;
-  const Trial& trial = trials_.coarse(options);
-  if (!planner::fits(trial.need, room_)) return false;
-  const bool known = std::any_of(found_.begin(), found_.end(),
-                                 [&](const Found& found) { return found.options == options; });
-  if (known) return true;
-  const auto after = std::find_if(found_.begin(), found_.end(), [&](const Found& found) {
-    return trial.seconds < found.seconds;
-  });
-  found_.insert(after, {options, trial.seconds});
-  return true;
-}
-
-// Whether the plan is faster than the best so far.
-bool Search::better(const schedule::StepOptions& options) {
-  const double best = found_.front().seconds;
-  return consider(options) && found_.front().seconds < best * kFaster;
 }
 
 void Search::try_shape(const Shape& shape) {
@@ -226,14 +193,14 @@ void Search::try_shape(const Shape& shape) {
   for (int round = 0; round < kRounds; ++round) {
     options = placed(shape.shape, places);
     const Trial& trial = trials_.coarse(options);
-    if (consider(options)) best = std::min(best.value_or(trial.seconds), trial.seconds);
+    if (found_.consider(options)) best = std::min(best.value_or(trial.seconds), trial.seconds);
     const TierBytes now = beyond(trial.need, relaxation_.accounted_bytes(options));
     if (now == extra && round > 0) break;
     // Rounding to whole units leaves some room, so the bytes beyond may shrink again.
     for (std::size_t tier = 0; tier < kTierCount; ++tier) {
       extra[tier] = best ? now[tier] : std::max(extra[tier], now[tier]);
     }
-    const std::optional<Relaxed> next = relaxation_.solve(shape.shape, shape.places, room_, extra);
+    const std::optional<Relaxed> next = relaxation_.solve(shape.shape, shape.places, found_.room(), extra);
     if (!next) break;
     places = *next;
   }
@@ -255,7 +222,7 @@ schedule::StepOptions Search::frugal_options(const Shape& shape) const {
 void Search::try_shapes(const std::vector<Shape>& shapes) {
   tried_.clear();
   for (const Shape& shape : shapes) {
-    if (found_.empty() || shape.least.seconds < found_.front().seconds * kFaster) {
+    if (found_.would_be_better(shape.least.seconds)) {
       try_shape(shape);
     } else {
       tried_.push_back({shape.text(), shape.least.seconds, std::nullopt});
@@ -269,12 +236,12 @@ std::optional<double> Search::spill_least(const schedule::StepOptions& options) 
   if (config_.memory.place.activation != Place::kAuto) return std::nullopt;
   for (const Tier tier : {Tier::kPinned, Tier::kStorage}) {
     const SpillChoice choice(config_, model_, options, tier);
-    if (choice.count() == 0 || !consider(choice.with(choice.count()))) continue;
+    if (choice.count() == 0 || !found_.consider(choice.with(choice.count()))) continue;
     std::size_t too_few = 0;
     std::size_t enough = choice.count();
     while (enough - too_few > 1) {
       const std::size_t count = too_few + (enough - too_few) / 2;
-      (consider(choice.with(count)) ? enough : too_few) = count;
+      (found_.consider(choice.with(count)) ? enough : too_few) = count;
     }
     return trials_.coarse(choice.with(enough)).seconds;
   }
@@ -283,11 +250,13 @@ std::optional<double> Search::spill_least(const schedule::StepOptions& options) 
 
 // The candidates of the first groups that fit, for configurations that leave little room.
 void Search::try_groups() {
-  constexpr std::size_t kEnough = 4;
+  constexpr std::size_t kEnough = 2;
   const std::vector<CandidateGroup>& groups = feasibility_.groups();
-  for (std::size_t i = 0; i < groups.size() && found_.size() < kEnough; ++i) {
+  std::size_t fitting = 0;
+  for (std::size_t i = 0; i < groups.size() && fitting < kEnough; ++i) {
     if (!feasibility_.group_fits(i)) continue;
-    for (const schedule::StepOptions& options : groups[i]) consider(options);
+    ++fitting;
+    for (const schedule::StepOptions& options : groups[i]) found_.consider(options);
   }
 }
 
@@ -298,13 +267,13 @@ bool Search::promote(const Promotion& promotion) {
   const std::vector<std::size_t> units = promotable_units(best.placement, promotion);
   const auto tier = static_cast<std::size_t>(promotion.to);
   const std::uint64_t needed = trials_.coarse(best).need[tier];
-  if (needed > room_[tier]) return false;
-  std::size_t count = units_that_fit(model_, best, promotion, units, room_[tier] - needed);
+  if (needed > found_.room()[tier]) return false;
+  std::size_t count = units_that_fit(model_, best, promotion, units, found_.room()[tier] - needed);
   for (int tries = 0; count > 0 && tries < kPromotionTries; ++tries, count = count * 3 / 4) {
     schedule::StepOptions options = best;
     options.placement = promoted(best.placement, promotion, units, count);
     const double before = found_.front().seconds;
-    if (consider(options)) return found_.front().seconds < before;
+    if (found_.consider(options)) return found_.front().seconds < before;
   }
   return false;
 }
@@ -349,47 +318,14 @@ void Search::improve() {
     for (const Promotion& promotion : possible_promotions(config_)) changed |= promote(promotion);
     for (const schedule::StepOptions& options : changes(found_.front().options)) {
       if (trials_.count() - first >= kMostChanges) break;
-      changed |= better(options);
+      changed |= found_.better(options);
     }
   }
-}
-
-// The fastest of the first finalists that fit exactly. If the first does not fit, the room shrinks.
-std::optional<Compiled> Search::confirm_found() {
-  std::optional<Compiled> best;
-  std::size_t confirmed = 0;
-  for (const Found& found : found_) {
-    const std::uint64_t size = step_size(model_, found.options);
-    if (confirmed == (size > kLargeStep ? 1 : kFinalists)) break;
-    if (best && found.seconds > best->simulation.total_s) break;
-    Compiled compiled = trials_.exact(found.options);
-    const TierBytes need = compiled.need.peak_bytes();
-    if (!planner::fits(need, budgets_)) {
-      if (best) continue;
-      // Its coarse need fitted the room, so the room shrinks below it and the plan goes.
-      const TierBytes& coarse = trials_.coarse(found.options).need;
-      for (std::size_t tier = 0; tier < kTierCount; ++tier) {
-        if (need[tier] <= budgets_[tier]) continue;
-        const std::uint64_t over = need[tier] - budgets_[tier];
-        room_[tier] = coarse[tier] - std::min(coarse[tier], over);
-      }
-      return std::nullopt;
-    }
-    trials_.simulate(compiled);
-    if(getenv("DBG")){ std::string t=shape_text({found.options.order,found.options.update,found.options.recompute}); for(auto* v:{&found.options.placement.weight,&found.options.placement.gradient,&found.options.placement.optimizer,&found.options.placement.activation}){t+=" ";for(Tier x:*v)t+="dps"[int(x)];}
-    fprintf(stderr,"  finalist coarse %.3f exact %.3f %s prefetch %d slots %d piece %ld size %ld shares %d\n",found.seconds,compiled.simulation.total_s,t.c_str(),found.options.prefetch,(int)found.options.weight_slots,(long)found.options.piece_elems,(long)compiled.schedules[schedule::StepKind::kTraining].instructions.size(),(int)found.options.shares_device);}
-    ++confirmed;
-    if (!best || compiled.simulation.total_s < best->simulation.total_s) best = std::move(compiled);
-  }
-  return best;
 }
 
 Compiled Search::confirm(const std::vector<Shape>& shapes) {
   for (int round = 0; round < kRounds; ++round) {
-    if (std::optional<Compiled> best = confirm_found()) return std::move(*best);
-    std::erase_if(found_, [&](const Found& found) {
-      return !planner::fits(trials_.coarse(found.options).need, room_);
-    });
+    if (std::optional<Compiled> best = found_.confirm()) return std::move(*best);
     try_shapes(shapes);
     if (!found_.empty()) improve();
   }
@@ -399,50 +335,16 @@ Compiled Search::confirm(const std::vector<Shape>& shapes) {
   return frugal;
 }
 
-// Other pieces for an update that storage feeds. Pieces that make copies to and from the device too
-// short are slower and rejected. The simulation does not know all that they gain, so a slightly
-// longer simulated step is accepted.
-void Search::refine(Compiled& best) {
-  const double longest_s = best.simulation.total_s * kRefinementSlack;
-  const auto accept = [&](const schedule::StepOptions& options) {
-    if (step_size(model_, options) > kMostStepInstructions) return false;
-    Compiled compiled = trials_.exact(options);
-    if (!planner::fits(compiled.need.peak_bytes(), budgets_)) return false;
-    trials_.simulate(compiled);
-    if (compiled.simulation.total_s > longest_s) return false;
-    best = std::move(compiled);
-    return true;
-  };
-  // Pieces one by one only if memory is short of more.
-  schedule::StepOptions ahead = best.options;
-  ahead.stream_lookahead = schedule::StepOptions{}.stream_lookahead;
-  while (best.options.stream_lookahead == 0 && ahead.stream_lookahead > 0 && !accept(ahead)) {
-    --ahead.stream_lookahead;
-  }
-  for (const schedule::StepOptions& options : update_piece_variants(model_, best.options)) {
-    if (accept(options)) return;
-  }
-}
-
 Compiled Search::fastest() {
   const std::vector<Shape> all = shapes();
   bound_s_ = all.empty() ? 0 : all.front().least.seconds;
-  dbg("shapes?",0);
   try_shapes(all);
-  dbg("shapes",found_.empty()?0:found_.front().seconds);
   if (found_.empty()) try_groups();
   if (!found_.empty()) {
-    improve();
-  dbg("improve",found_.front().seconds);
     dive();
-  dbg("dive",found_.front().seconds);
     improve();
   }
-  dbg("improve",found_.empty()?0:found_.front().seconds);
   Compiled best = confirm(all);
-  dbg("confirm",best.simulation.total_s);
-  refine(best);
-  dbg("refine",best.simulation.total_s);
   if (spills_activations(best.options)) {
     best.need = at_least(best.need, trials_.exact_need(feasibility_.frugal()));
   }

@@ -20,6 +20,7 @@
 #include "engine/planner/promote.hpp"
 #include "engine/planner/refusal.hpp"
 #include "engine/planner/relaxation.hpp"
+#include "engine/planner/shortlist.hpp"
 #include "engine/planner/spill_choice.hpp"
 #include "engine/planner/trials.hpp"
 
@@ -58,10 +59,6 @@ class Search {
     std::string policy;  // of recomputation
     std::string text() const;
   };
-  struct Found {
-    schedule::StepOptions options;
-    double seconds = 0;
-  };
 
   std::vector<Shape> shapes() const;
   std::vector<Shape> narrowed(const PlanShape& shape, const Places& places) const;
@@ -72,26 +69,20 @@ class Search {
   void try_shapes(const std::vector<Shape>& shapes);
   schedule::StepOptions placed(const PlanShape& shape, const Relaxed& places) const;
   void try_groups();
-  bool consider(const schedule::StepOptions& options);
-  bool better(const schedule::StepOptions& options);
   void improve();
   bool promote(const Promotion& promotion);
   std::optional<double> spill_least(const schedule::StepOptions& options);
   schedule::StepOptions frugal_options(const Shape& shape) const;
   std::vector<schedule::StepOptions> changes(const schedule::StepOptions& from) const;
-  std::optional<Compiled> confirm_found();
   Compiled confirm(const std::vector<Shape>& shapes);
-  void refine(Compiled& best);
 
   const config::Config& config_;
   const schedule::StepModel& model_;
   const TierBytes& budgets_;
-  // The budgets, less the bytes that exact trials needed beyond their coarse ones.
-  TierBytes room_;
   Trials trials_;
   Relaxation relaxation_;
   Feasibility feasibility_;
-  std::vector<Found> found_;  // plans that fit, the fastest first
+  Shortlist found_;
   double bound_s_ = 0;
   std::vector<Tried> tried_;
 };

@@ -15,16 +15,16 @@
 #include "engine/schedule/compile/link.hpp"
 #include "engine/schedule/compile/pack.hpp"
 
-#include <ctime>
 namespace sluice::planner {
-double dbg_now(){timespec n{};clock_gettime(CLOCK_PROCESS_CPUTIME_ID,&n);return double(n.tv_sec)+1e-9*double(n.tv_nsec);}
-int dbg_coarse=0,dbg_need=0,dbg_exact=0;double dbg_tc=0,dbg_tn=0,dbg_te=0,dbg_ts=0;
 namespace {
 
 // A unit has at least this many coarse pieces, so that its rings fill.
 constexpr std::uint64_t kCoarsePiecesPerUnit = 6;
 // A first, a last, and one that stands for all between them.
 constexpr std::int32_t kFewMicrobatches = 3;
+// In the order "unit" a micro-batch's gradient may wait for the memory of the one before. With three
+// micro-batches between the first and the last, times are within a few percent.
+constexpr std::int32_t kFewOfAUnit = 5;
 
 // Options with equal keys make equal schedules.
 std::string key_of(const schedule::StepOptions& options) {
@@ -65,18 +65,13 @@ std::uint64_t coarse_piece_elems(const schedule::StepModel& model, std::uint64_t
   return std::max(piece_elems, round_up(largest / kCoarsePiecesPerUnit, kLawBlockElems));
 }
 
-// The order "unit" sums gradients in pinned memory: all pieces of a sum wait together for the next
-// micro-batch, and a sum is written to storage once.
-bool waiting_sum(const schedule::StepOptions& options, const schedule::Buffer& buffer) {
-  return options.order == schedule::ComputeOrder::kUnit && options.microbatches > 1 &&
-         buffer.kind == StateKind::kGradient && buffer.dtype == DType::kF32;
-}
-
-// Pieces of a ring; those of a waiting sum are none.
+// Pieces of a ring. In the order "unit" all pieces of a gradient's sum wait together for the next
+// micro-batch, so they are none.
 bool is_staging(const schedule::StepOptions& options, const schedule::Buffer& buffer) {
+  const bool waits = options.order == schedule::ComputeOrder::kUnit && options.microbatches > 1 &&
+                     buffer.kind == StateKind::kGradient && buffer.dtype == DType::kF32;
   return !buffer.persistent && buffer.tier == Tier::kPinned && buffer.chunk >= 0 &&
-         buffer.role == schedule::BufferRole::kState && !buffer.per_tensor &&
-         !waiting_sum(options, buffer);
+         buffer.role == schedule::BufferRole::kState && !buffer.per_tensor && !waits;
 }
 
 void shrink_staging(const schedule::StepOptions& options, schedule::Schedule& training) {
@@ -86,16 +81,12 @@ void shrink_staging(const schedule::StepOptions& options, schedule::Schedule& tr
   }
 }
 
-// Lets each micro-batch stand for `times` of them, by longer instructions. In the order "unit" the
-// work of all micro-batches on a unit overlaps one transfer of its state. The longer of the two
-// decides, so a step with fewer micro-batches would tell nothing of the whole one.
-void lengthen_microbatches(const schedule::StepOptions& options, schedule::Schedule& training,
-                           double times) {
+// Lets each micro-batch between the first and the last stand for `times` of them, by longer
+// instructions. In the order "unit" the work of all micro-batches on a unit overlaps one transfer
+// of its state. The longer of the two decides, so fewer micro-batches would tell nothing of all.
+void lengthen_microbatches(schedule::Schedule& training, std::int32_t microbatches, double times) {
   for (schedule::Instruction& instruction : training.instructions) {
-    if (instruction.microbatch < 0) continue;
-    const bool once = instruction.op == schedule::Op::kStorageWrite &&
-                      waiting_sum(options, training.buffers[instruction.reads.front().buffer]);
-    if (once) continue;
+    if (instruction.microbatch < 1 || instruction.microbatch + 1 >= microbatches) continue;
     instruction.cost_s *= times;
     instruction.bytes =
         static_cast<std::uint64_t>(std::llround(static_cast<double>(instruction.bytes) * times));
@@ -119,13 +110,13 @@ double period_s(const schedule::Schedule& training,
 
 const Trial& Trials::coarse(const schedule::StepOptions& options) {
   const auto [found, fresh] = known_.try_emplace(key_of(options));
-  if (fresh) {double t=dbg_now(); found->second = measure(options); dbg_tc+=dbg_now()-t; ++dbg_coarse;}
+  if (fresh) found->second = measure(options);
   return found->second;
 }
 
 const TierBytes& Trials::coarse_need(const schedule::StepOptions& options) {
   const auto [found, fresh] = known_needs_.try_emplace(key_of(options));
-  if (fresh) {double t=dbg_now(); found->second = measure_need(options); dbg_tn+=dbg_now()-t; ++dbg_need;}
+  if (fresh) found->second = measure_need(options);
   return found->second;
 }
 
@@ -156,12 +147,13 @@ TierBytes Trials::need_of_all(const schedule::StepOptions& options, TierBytes ne
     need[static_cast<std::size_t>(Tier::kPinned)] += missing * each;
     return need;
   }
-  schedule::Schedule fewer = coarse_step(options, few - 1);
+  schedule::Schedule fewer = coarse_step(options, 2);
   shrink_staging(options, fewer);
   schedule::place_buffers(fewer, kTensorAlignmentBytes, effort);
   const TierBytes less = need_of(fewer);
   for (std::size_t tier = 0; tier < kTierCount; ++tier) {
-    need[tier] += missing * (need[tier] - std::min(need[tier], less[tier]));
+    const std::uint64_t more = need[tier] - std::min(need[tier], less[tier]);
+    need[tier] += ceil_div(missing * more, static_cast<std::uint64_t>(few - 2));
   }
   return need;
 }
@@ -177,17 +169,18 @@ TierBytes Trials::measure_need(const schedule::StepOptions& options) const {
 
 Trial Trials::measure(const schedule::StepOptions& options) {
   constexpr auto kEffort = packing::PackingEffort::kCoarse;
-  const std::int32_t few = std::min(options.microbatches, kFewMicrobatches);
+  const bool by_unit = options.order == schedule::ComputeOrder::kUnit;
+  const std::int32_t few =
+      std::min(options.microbatches, by_unit ? kFewOfAUnit : kFewMicrobatches);
+  const std::int32_t missing = options.microbatches - few;
   schedule::Schedule training = coarse_step(options, few);
   schedule::link(training);
   shrink_staging(options, training);
   schedule::pack(training, kTensorAlignmentBytes, kEffort);
   Trial trial{need_of_all(options, need_of(training), few, kEffort), 0};
   costs_.apply(training);
-  const std::int32_t missing = options.microbatches - few;
-  const bool by_unit = options.order == schedule::ComputeOrder::kUnit;
-  if (missing > 0 && by_unit) {
-    lengthen_microbatches(options, training, static_cast<double>(options.microbatches) / few);
+  if (by_unit && missing > 0) {
+    lengthen_microbatches(training, few, 1 + static_cast<double>(missing) / (few - 2));
   }
   std::vector<schedule::InstructionTimes> times;
   trial.seconds =
@@ -212,14 +205,12 @@ TierBytes Trials::exact_need(const schedule::StepOptions& options) const {
 }
 
 Compiled Trials::exact(const schedule::StepOptions& options) const {
-  double t=dbg_now(); ++dbg_exact;
   Compiled compiled;
   compiled.options = options;
   compiled.schedules = schedule::compile_all(model_, options);
   compiled.need =
       runtime::memory_need(compiled.schedules.of(options), runtime::StateStore::kWindowBytes);
   compiled.need.log_bytes = log_bytes_;
-  dbg_te+=dbg_now()-t;
   return compiled;
 }
 
