@@ -12,6 +12,7 @@
 
 #include "base/error.hpp"
 #include "base/units.hpp"
+#include "engine/planner/piece_sizes.hpp"
 #include "engine/planner/plan_steps.hpp"
 #include "engine/planner/recompute_choice.hpp"
 
@@ -158,6 +159,7 @@ schedule::StepOptions Search::base_options(const PlanShape& shape) const {
   options.recompute = shape.recompute;
   options.weight_slots = 0;
   options.prefetch = static_cast<std::int32_t>(config_.memory.prefetch);
+  make_staging_roomy(model_, budgets_[static_cast<std::size_t>(Tier::kPinned)], options);
   return options;
 }
 
@@ -289,6 +291,12 @@ std::vector<schedule::StepOptions> Search::changes(const schedule::StepOptions& 
   const auto most = static_cast<std::int32_t>(config_.memory.prefetch);
   for (std::int32_t prefetch = 0; prefetch <= most; ++prefetch) {
     if (prefetch != from.prefetch) add([&](auto& to) { to.prefetch = prefetch; });
+  }
+  constexpr std::array<std::int32_t, 3> kLookaheads{2, 4, 8};
+  for (const std::int32_t lookahead : kLookaheads) {
+    if (lookahead != from.stream_lookahead) {
+      add([&](auto& to) { to.stream_lookahead = lookahead; });
+    }
   }
   if (from.weight_slots > 0) add([](auto& to) { to.weight_slots = 0; });
   for (const schedule::Recomputation& recompute : search_recomputations(config_, model_)) {

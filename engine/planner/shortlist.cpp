@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "engine/planner/candidates.hpp"
+#include "engine/planner/piece_sizes.hpp"
 #include "engine/planner/step_size.hpp"
 
 namespace sluice::planner {
