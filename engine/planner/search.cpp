@@ -15,14 +15,20 @@
 #include "engine/planner/piece_sizes.hpp"
 #include "engine/planner/plan_steps.hpp"
 #include "engine/planner/recompute_choice.hpp"
+#include "engine/planner/step_size.hpp"
 
 namespace sluice::planner {
 namespace {
 
-constexpr int kRounds = 5;             // for one shape
-constexpr std::size_t kMostChanges = 48;  // trials of single changes to the best plan
-constexpr int kPromotionTries = 4;
-constexpr int kDepth = 3;                  // kinds of state with one tier each
+constexpr int kRounds = 5;  // for one shape
+constexpr int kDepth = 4;   // kinds of state with one tier each
+// Starts of the search: the fastest shapes, as far as they come near the first one.
+constexpr std::size_t kStarts = 3;
+constexpr double kNearStart = 1.25;
+// No further start once trials have made so many instructions, about a second's worth, and as many
+// as the exact step some times over: a long step takes longer to compile anyway.
+constexpr std::uint64_t kTrialInstructions = 600'000;
+constexpr std::uint64_t kTrialSteps = 2;
 
 // The need, but at least `least` in every tier. A plan that spills may take less of a tier than the
 // most frugal candidate. With a budget between the two the configuration would be refused, so the
@@ -51,10 +57,11 @@ TierBytes beyond(const TierBytes& need, const TierBytes& accounted) {
 using Place = config::Config::Place;
 using Places = config::Config::Places;
 
-constexpr std::array<std::pair<Place Places::*, const char*>, 3> kKinds{{
+constexpr std::array<std::pair<Place Places::*, const char*>, 4> kKinds{{
     {&Places::weight, "weights"},
     {&Places::gradient, "gradients"},
     {&Places::optimizer, "optimizer state"},
+    {&Places::activation, "activations"},
 }};
 
 std::string place_text(const char* name, Place place) {
@@ -74,7 +81,8 @@ Search::Search(const config::Config& config, const schedule::StepModel& model,
       trials_(model, costs, log_bytes),
       relaxation_(config, model, costs),
       feasibility_(model, budgets, trials_, std::move(groups)),
-      found_(model, budgets, trials_) {}
+      found_(model, budgets, trials_),
+      improver_(config, model, trials_, found_) {}
 
 std::vector<Search::Shape> Search::shapes() const {
   using Order = config::Config::Order;
@@ -116,16 +124,16 @@ std::string Search::Shape::text() const {
 }
 
 // The shape with one more kind of state on one tier.
-std::vector<Search::Shape> Search::narrowed(const PlanShape& shape, const Places& places) const {
+std::vector<Search::Shape> Search::narrowed(const Shape& shape) const {
   std::vector<Shape> list;
   for (const auto& [kind, name] : kKinds) {
-    if (places.*kind != Place::kAuto) continue;
+    if (shape.places.*kind != Place::kAuto) continue;
     for (const Place place : {Place::kDevice, Place::kPinned, Place::kStorage}) {
-      Places narrower = places;
-      narrower.*kind = place;
-      if (const auto least = relaxation_.solve(shape, narrower, found_.room(), {})) {
-        list.push_back(
-            {shape, narrower, *least, schedule::summarize(model_, shape.recompute).policy});
+      Shape narrower = shape;
+      narrower.places.*kind = place;
+      if (const auto least = relaxation_.solve(shape.shape, narrower.places, found_.room(), {})) {
+        narrower.least = *least;
+        list.push_back(std::move(narrower));
       }
     }
   }
@@ -133,22 +141,35 @@ std::vector<Search::Shape> Search::narrowed(const PlanShape& shape, const Places
   return list;
 }
 
-// The relaxation may mix places that the schedule cannot use well together. So the best shape is
-// tried with all state of a kind on one tier, then the best of these with one more kind.
-void Search::dive() {
-  Places places = config_.memory.place;
+// The relaxation may mix places that the schedule cannot use well together. So a shape is tried with
+// all state of a kind on one tier, then the best of these with one more kind. Returns the best plan.
+Search::Start Search::narrow(Start start) {
   for (int depth = 0; depth < kDepth; ++depth) {
-    const schedule::StepOptions best = found_.front().options;
-    const PlanShape shape{best.order, best.update, best.recompute};
-    std::optional<Places> narrower;
-    for (const Shape& next : narrowed(shape, places)) {
-      if (!found_.would_be_better(next.least.seconds)) break;
-      const double before = found_.front().seconds;
-      try_shape(next);
-      if (found_.front().seconds < before) narrower = next.places;
+    std::optional<Start> best;
+    for (const Shape& next : narrowed(start.shape)) {
+      if (next.least.seconds > start.plan.seconds) break;
+      const std::optional<Shortlist::Found> plan = try_shape(next);
+      if (plan && plan->seconds < (best ? best : start).plan.seconds) best = Start{next, *plan};
     }
-    if (!narrower) return;
-    places = *narrower;
+    if (!best) return start;
+    start = *best;
+  }
+  return start;
+}
+
+// Coarse times are a few percent off and the search is greedy, so it starts at the few fastest
+// shapes.
+void Search::search(std::vector<Start> starts) {
+  if (starts.empty()) return;
+  std::stable_sort(starts.begin(), starts.end(),
+                   [](const Start& a, const Start& b) { return a.plan.seconds < b.plan.seconds; });
+  const std::uint64_t first = trials_.instructions();
+  const std::uint64_t most =
+      kTrialInstructions + kTrialSteps * step_size(model_, starts.front().plan.options);
+  for (std::size_t i = 0; i < std::min(starts.size(), kStarts); ++i) {
+    if (starts[i].plan.seconds > starts.front().plan.seconds * kNearStart) break;
+    if (i > 0 && trials_.instructions() - first > most) break;
+    improver_.improve(narrow(starts[i]).plan);
   }
 }
 
@@ -164,8 +185,8 @@ schedule::StepOptions Search::base_options(const PlanShape& shape) const {
 }
 
 // Activations that leave the device: the first items of a choice, up to the share that leaves it.
-schedule::StepOptions Search::placed(const PlanShape& shape, const Relaxed& places) const {
-  schedule::StepOptions options = base_options(shape);
+schedule::StepOptions Search::placed(const Shape& shape, const Relaxed& places) const {
+  schedule::StepOptions options = base_options(shape.shape);
   options.placement.weight = spread_shares(places.weight, model_);
   options.placement.gradient = spread_shares(places.gradient, model_);
   options.placement.optimizer = spread_shares(places.optimizer, model_);
@@ -177,38 +198,42 @@ schedule::StepOptions Search::placed(const PlanShape& shape, const Relaxed& plac
     options.placement.optimizer[unit] = Tier::kPinned;
   }
   const auto slots = static_cast<double>(weight_slots_of_all(model_, options.chunk_bytes));
-  options.weight_slots = static_cast<std::uint64_t>(std::floor(std::max(places.cached, 0.0) * slots));
+  options.weight_slots =
+      static_cast<std::uint64_t>(std::floor(std::max(places.cached, 0.0) * slots));
   if (config_.memory.place.activation != config::Config::Place::kAuto) return options;
   const double away = 1 - std::min(places.saved[0], places.outputs[0]);
   if (away < 1e-6) return options;
-  const double to_storage = std::max(places.saved[2], places.outputs[2]);
-  const SpillChoice choice(config_, model_, options,
-                           to_storage > 1e-6 ? Tier::kStorage : Tier::kPinned);
+  const bool to_storage = std::max(places.saved[2], places.outputs[2]) > 1e-6;
+  const SpillChoice choice(config_, model_, options, to_storage ? Tier::kStorage : Tier::kPinned);
   return choice.with_share(away);
 }
 
-void Search::try_shape(const Shape& shape) {
+std::optional<Shortlist::Found> Search::try_shape(const Shape& shape) {
   TierBytes extra{};
-  std::optional<double> best;
+  std::optional<Shortlist::Found> best;
   Relaxed places = shape.least;
   schedule::StepOptions options;
   for (int round = 0; round < kRounds; ++round) {
-    options = placed(shape.shape, places);
-    const Trial& trial = trials_.coarse(options);
-    if (found_.consider(options)) best = std::min(best.value_or(trial.seconds), trial.seconds);
-    const TierBytes now = beyond(trial.need, relaxation_.accounted_bytes(options));
+    options = placed(shape, places);
+    const std::optional<double> seconds = found_.consider(options);
+    if (seconds && (!best || *seconds < best->seconds)) best = {options, *seconds};
+    const TierBytes now =
+        beyond(trials_.coarse(options).need, relaxation_.accounted_bytes(options));
     if (now == extra && round > 0) break;
     // Rounding to whole units leaves some room, so the bytes beyond may shrink again.
     for (std::size_t tier = 0; tier < kTierCount; ++tier) {
       extra[tier] = best ? now[tier] : std::max(extra[tier], now[tier]);
     }
-    const std::optional<Relaxed> next = relaxation_.solve(shape.shape, shape.places, found_.room(), extra);
+    const std::optional<Relaxed> next =
+        relaxation_.solve(shape.shape, shape.places, found_.room(), extra);
     if (!next) break;
     places = *next;
   }
   if (!best) best = spill_least(options);
   if (!best) best = spill_least(frugal_options(shape));
-  tried_.push_back({shape.text(), shape.least.seconds, best});
+  tried_.push_back(
+      {shape.text(), shape.least.seconds, best ? std::optional(best->seconds) : std::nullopt});
+  return best;
 }
 
 // The most frugal candidate's places with the shape's passes.
@@ -220,21 +245,23 @@ schedule::StepOptions Search::frugal_options(const Shape& shape) const {
   return options;
 }
 
-// From the least bound on, as long as it is below the best plan.
-void Search::try_shapes(const std::vector<Shape>& shapes) {
+// From the least bound on, as long as it is below the best plan. Returns the plans that fit.
+std::vector<Search::Start> Search::try_shapes(const std::vector<Shape>& shapes) {
+  std::vector<Start> starts;
   tried_.clear();
   for (const Shape& shape : shapes) {
-    if (found_.would_be_better(shape.least.seconds)) {
-      try_shape(shape);
-    } else {
+    if (!found_.would_be_better(shape.least.seconds)) {
       tried_.push_back({shape.text(), shape.least.seconds, std::nullopt});
+    } else if (const auto plan = try_shape(shape)) {
+      starts.push_back({shape, *plan});
     }
   }
+  return starts;
 }
 
-// The fewest activations off the device that let a placement fit, by coarse trials. Returns the
-// time of the step; nothing if it does not fit.
-std::optional<double> Search::spill_least(const schedule::StepOptions& options) {
+// The fewest activations off the device that let a placement fit, by coarse trials. Nothing
+// if none is enough.
+std::optional<Shortlist::Found> Search::spill_least(const schedule::StepOptions& options) {
   if (config_.memory.place.activation != Place::kAuto) return std::nullopt;
   for (const Tier tier : {Tier::kPinned, Tier::kStorage}) {
     const SpillChoice choice(config_, model_, options, tier);
@@ -245,7 +272,8 @@ std::optional<double> Search::spill_least(const schedule::StepOptions& options) 
       const std::size_t count = too_few + (enough - too_few) / 2;
       (found_.consider(choice.with(count)) ? enough : too_few) = count;
     }
-    return trials_.coarse(choice.with(enough)).seconds;
+    const schedule::StepOptions least = choice.with(enough);
+    return Shortlist::Found{least, trials_.coarse(least).seconds};
   }
   return std::nullopt;
 }
@@ -262,80 +290,10 @@ void Search::try_groups() {
   }
 }
 
-// Promotes as many units as the room that is left takes. Other needs of a plan may grow or shrink
-// with them, so fewer units are tried where these do not fit.
-bool Search::promote(const Promotion& promotion) {
-  const schedule::StepOptions best = found_.front().options;
-  const std::vector<std::size_t> units = promotable_units(best.placement, promotion);
-  const auto tier = static_cast<std::size_t>(promotion.to);
-  const std::uint64_t needed = trials_.coarse(best).need[tier];
-  if (needed > found_.room()[tier]) return false;
-  std::size_t count = units_that_fit(model_, best, promotion, units, found_.room()[tier] - needed);
-  for (int tries = 0; count > 0 && tries < kPromotionTries; ++tries, count = count * 3 / 4) {
-    schedule::StepOptions options = best;
-    options.placement = promoted(best.placement, promotion, units, count);
-    const double before = found_.front().seconds;
-    if (found_.consider(options)) return found_.front().seconds < before;
-  }
-  return false;
-}
-
-// Options that differ from `from` in one setting.
-std::vector<schedule::StepOptions> Search::changes(const schedule::StepOptions& from) const {
-  std::vector<schedule::StepOptions> list;
-  const auto add = [&](const auto& change) {
-    list.push_back(from);
-    change(list.back());
-  };
-  for (const schedule::StepOptions& update : update_variants(config_, from)) list.push_back(update);
-  const auto most = static_cast<std::int32_t>(config_.memory.prefetch);
-  for (std::int32_t prefetch = 0; prefetch <= most; ++prefetch) {
-    if (prefetch != from.prefetch) add([&](auto& to) { to.prefetch = prefetch; });
-  }
-  constexpr std::array<std::int32_t, 3> kLookaheads{2, 4, 8};
-  for (const std::int32_t lookahead : kLookaheads) {
-    if (lookahead != from.stream_lookahead) {
-      add([&](auto& to) { to.stream_lookahead = lookahead; });
-    }
-  }
-  if (from.weight_slots > 0) add([](auto& to) { to.weight_slots = 0; });
-  for (const schedule::Recomputation& recompute : search_recomputations(config_, model_)) {
-    if (recompute != from.recompute) add([&](auto& to) { to.recompute = recompute; });
-  }
-  for (const schedule::Recomputation& less : less_recomputed(from.recompute)) {
-    if (config_.recompute.policy != config::Config::Recompute::kAuto) break;
-    add([&](auto& to) { to.recompute = less; });
-  }
-  if (config_.train.order == config::Config::Order::kAuto && from.microbatches > 1) {
-    add([](auto& to) {
-      to.order = to.order == schedule::ComputeOrder::kUnit ? schedule::ComputeOrder::kMicrobatch
-                                                           : schedule::ComputeOrder::kUnit;
-    });
-  }
-  add([](auto& to) { to.shares_device = !to.shares_device; });
-  return list;
-}
-
-// Single changes, as long as one of them makes the step shorter; promotions fill the room that is
-// left.
-void Search::improve() {
-  const std::size_t first = trials_.count();
-  bool changed = true;
-  while (changed && trials_.count() - first < kMostChanges) {
-    changed = false;
-    for (const Promotion& promotion : possible_promotions(config_)) changed |= promote(promotion);
-    for (const schedule::StepOptions& options : changes(found_.front().options)) {
-      if (trials_.count() - first >= kMostChanges) break;
-      changed |= found_.better(options);
-    }
-  }
-}
-
 Compiled Search::confirm(const std::vector<Shape>& shapes) {
   for (int round = 0; round < kRounds; ++round) {
     if (std::optional<Compiled> best = found_.confirm()) return std::move(*best);
-    try_shapes(shapes);
-    if (!found_.empty()) improve();
+    search(try_shapes(shapes));
   }
   Compiled frugal = trials_.exact(feasibility_.frugal());
   SLUICE_CHECK(planner::fits(frugal.need.peak_bytes(), budgets_));
@@ -346,12 +304,9 @@ Compiled Search::confirm(const std::vector<Shape>& shapes) {
 Compiled Search::fastest() {
   const std::vector<Shape> all = shapes();
   bound_s_ = all.empty() ? 0 : all.front().least.seconds;
-  try_shapes(all);
+  search(try_shapes(all));
   if (found_.empty()) try_groups();
-  if (!found_.empty()) {
-    dive();
-    improve();
-  }
+  if (!found_.empty()) improver_.improve(found_.front());
   Compiled best = confirm(all);
   if (spills_activations(best.options)) {
     best.need = at_least(best.need, trials_.exact_need(feasibility_.frugal()));

@@ -17,7 +17,7 @@
 #include "engine/config/config.hpp"
 #include "engine/planner/candidates.hpp"
 #include "engine/planner/feasibility.hpp"
-#include "engine/planner/promote.hpp"
+#include "engine/planner/improve.hpp"
 #include "engine/planner/refusal.hpp"
 #include "engine/planner/relaxation.hpp"
 #include "engine/planner/shortlist.hpp"
@@ -60,20 +60,24 @@ class Search {
     std::string text() const;
   };
 
+  // A plan that the search goes on from.
+  struct Start {
+    Shape shape;
+    Shortlist::Found plan;
+  };
+
   std::vector<Shape> shapes() const;
-  std::vector<Shape> narrowed(const PlanShape& shape, const Places& places) const;
+  std::vector<Shape> narrowed(const Shape& shape) const;
   static void sort_by_bound(std::vector<Shape>& shapes);
-  void dive();
   schedule::StepOptions base_options(const PlanShape& shape) const;
-  void try_shape(const Shape& shape);
-  void try_shapes(const std::vector<Shape>& shapes);
-  schedule::StepOptions placed(const PlanShape& shape, const Relaxed& places) const;
-  void try_groups();
-  void improve();
-  bool promote(const Promotion& promotion);
-  std::optional<double> spill_least(const schedule::StepOptions& options);
+  schedule::StepOptions placed(const Shape& shape, const Relaxed& places) const;
   schedule::StepOptions frugal_options(const Shape& shape) const;
-  std::vector<schedule::StepOptions> changes(const schedule::StepOptions& from) const;
+  std::optional<Shortlist::Found> spill_least(const schedule::StepOptions& options);
+  std::optional<Shortlist::Found> try_shape(const Shape& shape);
+  std::vector<Start> try_shapes(const std::vector<Shape>& shapes);
+  Start narrow(Start start);
+  void search(std::vector<Start> starts);
+  void try_groups();
   Compiled confirm(const std::vector<Shape>& shapes);
 
   const config::Config& config_;
@@ -83,6 +87,7 @@ class Search {
   Relaxation relaxation_;
   Feasibility feasibility_;
   Shortlist found_;
+  Improver improver_;
   double bound_s_ = 0;
   std::vector<Tried> tried_;
 };

@@ -27,28 +27,23 @@ bool same_passes(const schedule::StepOptions& a, const schedule::StepOptions& b)
 
 }  // namespace
 
-bool Shortlist::consider(const schedule::StepOptions& options) {
-  if (!planner::fits(home_bytes(model_, options), room_)) return false;
-  if (step_size(model_, options) > kMostStepInstructions) return false;
+std::optional<double> Shortlist::consider(const schedule::StepOptions& options) {
+  if (!planner::fits(home_bytes(model_, options), room_)) return std::nullopt;
+  if (step_size(model_, options) > kMostStepInstructions) return std::nullopt;
   const Trial& trial = trials_.coarse(options);
-  if (!planner::fits(trial.need, room_)) return false;
+  if (!planner::fits(trial.need, room_)) return std::nullopt;
   const bool known = std::any_of(found_.begin(), found_.end(),
                                  [&](const Found& found) { return found.options == options; });
-  if (known) return true;
+  if (known) return trial.seconds;
   const auto after = std::find_if(found_.begin(), found_.end(), [&](const Found& found) {
     return trial.seconds < found.seconds;
   });
   found_.insert(after, {options, trial.seconds});
-  return true;
+  return trial.seconds;
 }
 
 bool Shortlist::would_be_better(double seconds) const {
   return found_.empty() || seconds < found_.front().seconds * kFaster;
-}
-
-bool Shortlist::better(const schedule::StepOptions& options) {
-  const double best = found_.front().seconds;
-  return consider(options) && found_.front().seconds < best * kFaster;
 }
 
 std::vector<Shortlist::Found> Shortlist::finalists() const {

@@ -22,11 +22,9 @@ class Shortlist {
   Shortlist(const schedule::StepModel& model, const TierBytes& budgets, Trials& trials)
       : model_(model), budgets_(budgets), room_(budgets), trials_(trials) {}
 
-  // Keeps the plan if it fits. Returns whether it does.
-  bool consider(const schedule::StepOptions& options);
-  // Whether the plan is faster than the best so far by enough to be taken.
-  bool better(const schedule::StepOptions& options);
-  // Whether a plan that takes so long would be.
+  // Keeps the plan if it fits. Returns its time; nothing if it does not fit.
+  std::optional<double> consider(const schedule::StepOptions& options);
+  // Whether a plan that takes so long would be faster than the best so far by enough to be taken.
   bool would_be_better(double seconds) const;
 
   bool empty() const { return found_.empty(); }

@@ -170,14 +170,14 @@ TierBytes Trials::measure_need(const schedule::StepOptions& options) const {
 Trial Trials::measure(const schedule::StepOptions& options) {
   constexpr auto kEffort = packing::PackingEffort::kCoarse;
   const bool by_unit = options.order == schedule::ComputeOrder::kUnit;
-  const std::int32_t few =
-      std::min(options.microbatches, by_unit ? kFewOfAUnit : kFewMicrobatches);
+  const std::int32_t few = std::min(options.microbatches, by_unit ? kFewOfAUnit : kFewMicrobatches);
   const std::int32_t missing = options.microbatches - few;
   schedule::Schedule training = coarse_step(options, few);
   schedule::link(training);
   shrink_staging(options, training);
   schedule::pack(training, kTensorAlignmentBytes, kEffort);
   Trial trial{need_of_all(options, need_of(training), few, kEffort), 0};
+  instructions_ += training.instructions.size();
   costs_.apply(training);
   if (by_unit && missing > 0) {
     lengthen_microbatches(training, few, 1 + static_cast<double>(missing) / (few - 2));

@@ -49,6 +49,8 @@ class Trials {
   void simulate(Compiled& compiled) const;
   // Trials made so far, without repeats.
   std::size_t count() const { return known_.size(); }
+  // And the instructions of their schedules: the work that they took.
+  std::uint64_t instructions() const { return instructions_; }
 
  private:
   Trial measure(const schedule::StepOptions& options);
@@ -62,6 +64,7 @@ class Trials {
   const schedule::StepModel& model_;
   CostModel& costs_;
   std::uint64_t log_bytes_;
+  std::uint64_t instructions_ = 0;
   std::map<std::string, Trial> known_;
   std::map<std::string, TierBytes> known_needs_;
 };
