@@ -149,7 +149,7 @@ Search::Start Search::narrow(Start start) {
     for (const Shape& next : narrowed(start.shape)) {
       if (next.least.seconds > start.plan.seconds) break;
       const std::optional<Shortlist::Found> plan = try_shape(next);
-      if (plan && plan->seconds < (best ? best : start).plan.seconds) best = Start{next, *plan};
+      if (plan && plan->seconds < (best ? *best : start).plan.seconds) best = Start{next, *plan};
     }
     if (!best) return start;
     start = *best;
