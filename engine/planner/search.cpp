@@ -25,10 +25,9 @@ constexpr int kDepth = 4;   // kinds of state with one tier each
 // Starts of the search: the fastest shapes, as far as they come near the first one.
 constexpr std::size_t kStarts = 3;
 constexpr double kNearStart = 1.25;
-// No further start once trials have made so many instructions, about a second's worth, and as many
-// as the exact step some times over: a long step takes longer to compile anyway.
-constexpr std::uint64_t kTrialInstructions = 600'000;
-constexpr std::uint64_t kTrialSteps = 2;
+// No further start once trials have made so many instructions, half a second's worth, and as many as
+// the exact step: a long step takes longer to compile anyway.
+constexpr std::uint64_t kTrialInstructions = 500'000;
 
 // The need, but at least `least` in every tier. A plan that spills may take less of a tier than the
 // most frugal candidate. With a budget between the two the configuration would be refused, so the
@@ -163,13 +162,14 @@ void Search::search(std::vector<Start> starts) {
   if (starts.empty()) return;
   std::stable_sort(starts.begin(), starts.end(),
                    [](const Start& a, const Start& b) { return a.plan.seconds < b.plan.seconds; });
-  const std::uint64_t first = trials_.instructions();
   const std::uint64_t most =
-      kTrialInstructions + kTrialSteps * step_size(model_, starts.front().plan.options);
+      trials_.instructions() + kTrialInstructions + step_size(model_, starts.front().plan.options);
   for (std::size_t i = 0; i < std::min(starts.size(), kStarts); ++i) {
-    if (starts[i].plan.seconds > starts.front().plan.seconds * kNearStart) break;
-    if (i > 0 && trials_.instructions() - first > most) break;
-    improver_.improve(narrow(starts[i]).plan);
+    const Start& start = starts[i];
+    if (start.plan.seconds > starts.front().plan.seconds * kNearStart) break;
+    if (trials_.instructions() > most) break;
+    improver_.improve(start.plan);
+    improver_.improve(narrow(start).plan);
   }
 }
 
