@@ -23,11 +23,11 @@ namespace {
 constexpr int kRounds = 5;  // for one shape
 constexpr int kDepth = 4;   // kinds of state with one tier each
 // Starts of the search: the fastest shapes, as far as they come near the first one.
-constexpr std::size_t kStarts = 3;
+constexpr std::size_t kStarts = 2;
 constexpr double kNearStart = 1.25;
-// No further start once trials have made so many instructions, half a second's worth, and as many as
+// No further start once trials have made so many instructions, a third of a second's worth, and as many as
 // the exact step: a long step takes longer to compile anyway.
-constexpr std::uint64_t kTrialInstructions = 500'000;
+constexpr std::uint64_t kTrialInstructions = 350'000;
 
 // The need, but at least `least` in every tier. A plan that spills may take less of a tier than the
 // most frugal candidate. With a budget between the two the configuration would be refused, so the
@@ -229,8 +229,9 @@ std::optional<Shortlist::Found> Search::try_shape(const Shape& shape) {
     if (!next) break;
     places = *next;
   }
-  if (!best) best = spill_least(options);
-  if (!best) best = spill_least(frugal_options(shape));
+  // Costly, so only as long as nothing fits.
+  if (!best && found_.empty()) best = spill_least(options);
+  if (!best && found_.empty()) best = spill_least(frugal_options(shape));
   tried_.push_back(
       {shape.text(), shape.least.seconds, best ? std::optional(best->seconds) : std::nullopt});
   return best;

@@ -16,7 +16,7 @@ namespace {
 constexpr double kFaster = 0.999;  // a plan must be faster by this much to be taken
 constexpr std::size_t kFinalists = 3;
 // From this many instructions on, one finalist takes about a second, and there is no other.
-constexpr std::uint64_t kLargeStep = 500'000;
+constexpr std::uint64_t kLargeStep = 250'000;
 constexpr double kAlike = 0.003;           // times of plans that hardly differ
 constexpr double kNear = 1.05;             // a finalist's time by that of the fastest
 constexpr double kRefinementSlack = 1.02;  // refined() accepts a step this much longer

@@ -217,7 +217,8 @@ Compiled Trials::exact(const schedule::StepOptions& options) const {
 void Trials::simulate(Compiled& compiled) const {
   schedule::Schedule& training = compiled.schedules[schedule::StepKind::kTraining];
   costs_.apply(training);
-  compiled.simulation = schedule::simulate(training, costs_.simulation_model());
+  compiled.simulation =
+      schedule::simulate(training, costs_.simulation_model(), nullptr, 0, &compiled.times);
 }
 
 }  // namespace sluice::planner

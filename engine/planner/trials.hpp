@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "allocator/packing/arena_packing.hpp"
 #include "engine/planner/cost_model.hpp"
@@ -24,7 +25,9 @@ struct Compiled {
   schedule::StepOptions options;
   schedule::StepSchedules schedules;
   runtime::MemoryNeed need;
-  schedule::Simulation simulation;  // of one training step; empty until it is simulated
+  // Of one training step; empty until it is simulated.
+  schedule::Simulation simulation;
+  std::vector<schedule::InstructionTimes> times;
 };
 
 struct Trial {
