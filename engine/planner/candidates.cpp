@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/units.hpp"
+#include "engine/planner/piece_sizes.hpp"
 #include "engine/planner/placement_presets.hpp"
 #include "engine/planner/recompute_choice.hpp"
 #include "engine/planner/spill_choice.hpp"
@@ -24,57 +25,6 @@ constexpr TierShare kOnDevice{};
 bool on_device(const std::vector<Tier>& tiers) {
   return std::all_of(tiers.begin(), tiers.end(), [](Tier tier) { return tier == Tier::kDevice; });
 }
-
-// The fewest elements of a piece: 256 KiB of fp32 state.
-constexpr std::uint64_t kLeastPieceElems = 65536;
-// The same for 8-bit moments. Smaller pieces would begin inside a page of storage.
-constexpr std::uint64_t kLeastBlock8PieceElems = 131072;
-static_assert(bytes_of(DType::kBlock8, kLeastBlock8PieceElems) % 4096 == 0);
-// The most pieces of a model. Each makes about a dozen instructions of a step, and the time to plan
-// grows with them.
-constexpr std::uint64_t kMostPieces = 32768;
-
-// The least piece, doubled from `piece` on, that cuts the model into at most `most` pieces.
-std::uint64_t few_pieces(const schedule::StepModel& model, std::uint64_t piece,
-                         std::uint64_t most = kMostPieces) {
-  std::uint64_t total = 0;
-  for (const schedule::UnitFootprint& unit : model.units) total += unit.elems;
-  while (total / piece > most) piece *= 2;
-  return piece;
-}
-
-// The usual piece: about a sixteenth of the largest unit, and 1 to 4 MiB of fp32 state except in
-// the largest models. A unit then has enough pieces to overlap, and a transfer is long enough for a
-// storage device to approach its bandwidth with few transfers in flight.
-std::uint64_t usual_piece_elems(const schedule::StepModel& model) {
-  std::uint64_t largest = 0;
-  for (const schedule::UnitFootprint& unit : model.units) largest = std::max(largest, unit.elems);
-  std::uint64_t piece = 4 * kLeastPieceElems;
-  while (piece < 16 * kLeastPieceElems && piece * 16 < largest) piece *= 2;
-  return few_pieces(model, piece);
-}
-
-// The piece for plans that are short of memory.
-std::uint64_t small_piece_elems(const schedule::StepModel& model) {
-  const std::uint64_t least =
-      model.optimizer.moments == DType::kBlock8 ? kLeastBlock8PieceElems : kLeastPieceElems;
-  return few_pieces(model, std::max(least, usual_piece_elems(model) / 4));
-}
-
-// Doubles the pieces until the step has few enough instructions, or until each unit is one piece.
-void grow_pieces(const schedule::StepModel& model, schedule::StepOptions& options) {
-  std::uint64_t largest = 0;
-  for (const schedule::UnitFootprint& unit : model.units) largest = std::max(largest, unit.elems);
-  while (step_size(model, options) > kMostStepInstructions && options.piece_elems < largest) {
-    options.piece_elems *= 2;
-  }
-}
-
-// Pieces of an update that storage feeds: 2 MiB of fp32 state each if memory allows, the number of
-// them in its ring, and the most pieces of a model, which bounds the time to plan.
-constexpr std::uint64_t kUpdatePieceElems = 8 * kLeastPieceElems;
-constexpr std::uint64_t kUpdateRingPieces = 12;
-constexpr std::uint64_t kMostUpdatePieces = 8192;
 
 std::uint64_t state_bytes_of(const schedule::StepModel& model, std::size_t unit, StateKind kind) {
   const kernels::StateLayout layout = kernels::state_layout(model.optimizer, kind);
@@ -195,39 +145,6 @@ std::vector<CandidateGroup> plan_candidates(const config::Config& config,
   }
   std::move(sharing.begin(), sharing.end(), std::back_inserter(groups));
   return groups;
-}
-
-// A ring of three pieces of 256 K elements would take as many bytes. But a piece's memory is reused
-// only when all of its writes have ended, and the storage device idles meanwhile: steps took up to
-// a third longer.
-std::vector<schedule::StepOptions> update_piece_variants(const schedule::StepModel& model,
-                                                         const schedule::StepOptions& options) {
-  const std::vector<Tier>& homes = options.placement.optimizer;
-  const bool streams = std::find(homes.begin(), homes.end(), Tier::kStorage) != homes.end();
-  // Rules for whole tensors update unit by unit and do not use pieces.
-  if (kernels::needs_whole_tensors(model.optimizer)) return {};
-  if (!streams || options.stream_lookahead == 0) return {};
-  std::vector<schedule::StepOptions> variants;
-  const auto add = [&](std::uint64_t elems, std::uint64_t ring) {
-    schedule::StepOptions variant = options;
-    variant.update_piece_elems = elems;
-    variant.update_lookahead =
-        std::max(options.stream_lookahead, static_cast<std::int32_t>(ring) - 1);
-    variants.push_back(std::move(variant));
-  };
-  const std::uint64_t least =
-      model.optimizer.moments == DType::kBlock8 ? kLeastBlock8PieceElems : kLeastPieceElems;
-  const std::uint64_t small =
-      std::min(few_pieces(model, least, kMostUpdatePieces), options.piece_elems);
-  // First twice as many. Lanes retire in order, and on a disk of several GB/s a ring of twelve was
-  // read, updated and written in turns (docs/results).
-  if (kUpdatePieceElems > small) add(kUpdatePieceElems, 2 * kUpdateRingPieces);
-  for (std::uint64_t elems = kUpdatePieceElems; elems > small; elems /= 2) {
-    add(elems, kUpdateRingPieces);
-  }
-  // Last a ring that takes the bytes of three usual pieces.
-  add(small, std::min(kUpdateRingPieces, options.piece_elems * 3 / small));
-  return variants;
 }
 
 bool spills_activations(const schedule::StepOptions& options) {

@@ -34,12 +34,6 @@ bool spills_activations(const schedule::StepOptions& options);
 std::vector<schedule::StepOptions> update_variants(const config::Config& config,
                                                    const schedule::StepOptions& options);
 
-// The same options with other pieces for an update that storage feeds: many in a ring, the largest
-// first. The last variant takes no more memory than the given options. Each variant costs time to
-// plan, so this is for the chosen plan only.
-std::vector<schedule::StepOptions> update_piece_variants(const schedule::StepModel& model,
-                                                         const schedule::StepOptions& options);
-
 // Slots that the weights of all units take.
 std::uint64_t weight_slots_of_all(const schedule::StepModel& model, std::uint64_t chunk_bytes);
 // Bytes of a unit's optimizer state of all kinds.

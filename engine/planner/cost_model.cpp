@@ -118,7 +118,7 @@ double CostModel::recompute_s(const schedule::Recomputation& recompute) {
     if (!recompute.recomputes(unit)) continue;
     const schedule::UnitRecompute& of = recompute.units[i];
     const auto run_s = [&](bool makes_output) {
-      return pass_s(unit, schedule::Op::kRecompute, of.parts, makes_output);
+      return least_overhead_s() + pass_s(unit, schedule::Op::kRecompute, of.parts, makes_output);
     };
     if (of.parts_run > 1) seconds += (of.parts_run - 1) * run_s(true);
     seconds += run_s(of.output_run >= of.parts_run);
@@ -262,6 +262,11 @@ double CostModel::overhead_s(const schedule::Schedule& schedule,
   return woken ? hardware.hand_over_s : hardware.launch_overhead_s;
 }
 
+// Of a pass: what overhead_s() adds to it whatever it waits for.
+double CostModel::least_overhead_s() const {
+  return std::min(device_.launch_overhead_s, device_.hand_over_s);
+}
+
 // Work on state per element is cheapest at some size of piece; the least rate bounds every plan.
 StepRates::StateWork CostModel::state_work(PricedKernels& kernels) {
   constexpr std::int64_t kSmallest = std::int64_t{1} << 16;
@@ -300,7 +305,7 @@ StepRates CostModel::rates() {
     const auto unit = static_cast<std::int32_t>(i);
     const model::Unit& of = model_.units()[i];
     const auto add = [&](double& seconds, schedule::Op pass) {
-      seconds += pass_s(unit, pass, 0, true);
+      seconds += least_overhead_s() + pass_s(unit, pass, 0, true);
     };
     add(rates.forward_s, of.is_head ? schedule::Op::kLoss : schedule::Op::kForward);
     if (of.has_input) add(rates.backward_s, schedule::Op::kBackwardInput);

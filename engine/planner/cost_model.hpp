@@ -16,7 +16,8 @@
 
 namespace sluice::planner {
 
-// Seconds of a step's work where each kind of it runs best: in large pieces, without a start.
+// Seconds of a step's work where each kind of it runs best: in large pieces, with no start but that
+// of a pass.
 struct StepRates {
   // Of all units, for one micro-batch.
   double forward_s = 0;  // with the loss
@@ -74,6 +75,7 @@ class CostModel {
                        const schedule::Instruction& instruction);
   double overhead_s(const schedule::Schedule& schedule,
                     const schedule::Instruction& instruction) const;
+  double least_overhead_s() const;
 
   const config::Config& config_;
   const model::Model& model_;

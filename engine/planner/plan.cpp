@@ -85,11 +85,10 @@ Plan finish_plan(Compiled compiled, const schedule::StepModel& step, const model
   plan.evaluation_bytes = moved(StepKind::kEvaluation);
   plan.saving_bytes = moved(StepKind::kSaving);
   plan.saving_bytes += moved(StepKind::kDrain);  // comes before it
-  std::vector<schedule::InstructionTimes> times;
-  plan.simulation = schedule::simulate(plan.training(), machine, nullptr, 0, &times);
-  plan.critical_path = critical_path(plan.training(), times);
+  plan.simulation = std::move(compiled.simulation);
+  plan.critical_path = critical_path(plan.training(), compiled.times);
   plan.bound_by = std::string(resource_name(plan.critical_path.longest()));
-  plan.activation_peak_bytes = activation_peak_bytes(plan.training(), times);
+  plan.activation_peak_bytes = activation_peak_bytes(plan.training(), compiled.times);
   plan.profile = hardware.cpu_name;
   plan.parameters = model.parameter_count();
   plan.kind_bytes = kind_bytes(plan.training());

@@ -9,10 +9,10 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
 
 #include "base/error.hpp"
 #include "base/units.hpp"
+#include "engine/planner/piece_sizes.hpp"
 #include "engine/planner/plan_steps.hpp"
 #include "engine/planner/recompute_choice.hpp"
 #include "engine/planner/step_size.hpp"
@@ -20,39 +20,44 @@
 namespace sluice::planner {
 namespace {
 
-constexpr int kRounds = 5;             // for one shape
-constexpr std::size_t kFinalists = 3;  // compiled exactly
-// From this many instructions on, one finalist takes about a second.
-constexpr std::uint64_t kLargeStep = 500'000;
-constexpr std::size_t kMostChanges = 48;  // trials of single changes to the best plan
-constexpr int kPromotionTries = 4;
-constexpr double kDearHiddenWork = 0.2;    // of a mixture that prefers recomputation to transfers
-constexpr int kDepth = 3;                  // kinds of state with one tier each
-constexpr double kRefinementSlack = 1.02;  // refine() accepts a step this much longer
+constexpr int kRounds = 5;  // for one shape
+constexpr int kDepth = 4;   // kinds of state with one tier each
+// Starts of the search: the fastest shapes, as far as they come near the first one.
+constexpr std::size_t kStarts = 2;
+constexpr double kNearStart = 1.25;
+// No further start once trials have made so many instructions, a third of a second's worth, and as
+// many as the exact step: a long step takes longer to compile anyway.
+constexpr std::uint64_t kTrialInstructions = 350'000;
+constexpr double kDearHiddenWork = 0.2;  // of a mixture that prefers recomputation to transfers
+// Starts of other recomputations are improved too if they are at most this much slower and a trial
+// takes milliseconds, as that of so many instructions does.
+constexpr double kNearPolicy = 1.05;
+constexpr std::uint64_t kSmallStep = 20'000;
 
 // The need, but at least `least` in every tier. A plan that spills may take less of a tier than the
 // most frugal candidate. With a budget between the two the configuration would be refused, so the
 // plan states the larger need.
-runtime::MemoryNeed at_least(runtime::MemoryNeed need, const runtime::MemoryNeed& least) {
-  const std::uint64_t device = need.peak_bytes().front();
-  const std::uint64_t wanted = least.peak_bytes().front();
+runtime::MemoryNeed at_least(runtime::MemoryNeed need, const TierBytes& least) {
+  const std::uint64_t device = need.peak_bytes()[0];
+  const std::uint64_t wanted = least[0];
   if (device < wanted) {
     need.device_arena_bytes =
         need.shares_device ? wanted
                            : round_up(need.device_arena_bytes, kPageBytes) + (wanted - device);
   }
-  need.pinned_bytes = std::max(need.pinned_bytes, least.pinned_bytes);
-  need.storage_bytes = std::max(need.storage_bytes, least.storage_bytes);
+  need.pinned_bytes = std::max(need.pinned_bytes, least[1]);
+  need.storage_bytes = std::max(need.storage_bytes, least[2] - std::min(least[2], need.log_bytes));
   return need;
 }
 
 using Place = config::Config::Place;
 using Places = config::Config::Places;
 
-constexpr std::array<std::pair<Place Places::*, const char*>, 3> kKinds{{
+constexpr std::array<std::pair<Place Places::*, const char*>, 4> kKinds{{
     {&Places::weight, "weights"},
     {&Places::gradient, "gradients"},
     {&Places::optimizer, "optimizer state"},
+    {&Places::activation, "activations"},
 }};
 
 std::string place_text(const char* name, Place place) {
@@ -69,82 +74,28 @@ Search::Search(const config::Config& config, const schedule::StepModel& model,
     : config_(config),
       model_(model),
       budgets_(budgets),
-      room_(budgets),
       trials_(model, costs, log_bytes),
       relaxation_(config, model, costs),
       activations_(config, model, costs),
-      groups_(std::move(groups)),
-      needs_(groups_.size()) {}
+      feasibility_(model, budgets, trials_, std::move(groups)),
+      found_(model, budgets, trials_),
+      improver_(config, model, trials_, found_, relaxation_, activations_) {}
 
-// A group's need is the larger of the coarse and the exact one of its most frugal candidate, so
-// that a group that does not fit coarsely need not be compiled exactly.
-bool Search::may_fit(std::size_t group) {
-  const schedule::StepOptions& frugal = groups_[group].back();
-  return planner::fits(home_bytes(model_, frugal), budgets_) &&
-         planner::fits(frugal_need(group), budgets_);
-}
-
-const TierBytes& Search::frugal_need(std::size_t group) {
-  return trials_.coarse_need(groups_[group].back());
-}
-
-const TierBytes& Search::group_need(std::size_t group) {
-  std::optional<TierBytes>& need = needs_[group];
-  if (need) return *need;
-  Compiled frugal = trials_.exact(groups_[group].back());
-  need = frugal.need.peak_bytes();
-  const TierBytes& coarse = frugal_need(group);
-  for (std::size_t tier = 0; tier < kTierCount; ++tier) {
-    (*need)[tier] = std::max((*need)[tier], coarse[tier]);
+std::string Search::policy_of(const PlanShape& shape) const {
+  if (shape.recompute_is_free) {
+    return shape.hidden_price == PlanShape{}.hidden_price ? "auto" : "auto, few transfers";
   }
-  if (!frugal_ && planner::fits(*need, budgets_)) frugal_ = std::move(frugal);
-  return *need;
-}
-
-bool Search::fits() {
-  for (std::size_t group = 0; group < groups_.size(); ++group) {
-    if (may_fit(group) && planner::fits(group_need(group), budgets_)) return true;
-  }
-  return false;
-}
-
-// A refusal asks for the least need by several measures. By each of them a group's exact need is
-// no smaller than its coarse one, so a group is compiled exactly only if its coarse need could be
-// the least.
-Refusal Search::refusal() {
-  Refuser refuser(budgets_);
-  std::vector<std::size_t> open(groups_.size());
-  std::iota(open.begin(), open.end(), std::size_t{0});
-  for (std::size_t group = 0; group < groups_.size(); ++group) {
-    if (needs_[group]) refuser.consider(*needs_[group]);
-  }
-  std::erase_if(open, [&](std::size_t group) { return needs_[group].has_value(); });
-  while (true) {
-    const auto next = std::find_if(open.begin(), open.end(), [&](std::size_t group) {
-      return refuser.could_matter(frugal_need(group));
-    });
-    if (next == open.end()) return refuser.refusal();
-    // The least coarse need of those that matter comes first.
-    std::size_t best = *next;
-    for (const std::size_t group : open) {
-      const TierBytes& coarse = frugal_need(group);
-      if (refuser.shortfall(coarse) < refuser.shortfall(frugal_need(best)) &&
-          refuser.could_matter(coarse)) {
-        best = group;
-      }
-    }
-    refuser.consider(group_need(best));
-    std::erase(open, best);
-  }
+  return schedule::summarize(model_, shape.recompute).policy;
 }
 
 std::vector<Search::Shape> Search::shapes() const {
   using Order = config::Config::Order;
   std::vector<Shape> list;
-  const schedule::StepOptions& base = groups_.front().front();
+  const schedule::StepOptions& base = feasibility_.groups().front().front();
   std::vector<schedule::StepOptions> updates = update_variants(config_, base);
   updates.insert(updates.begin(), base);
-  const auto add = [&](const PlanShape& shape, const Places& places) {
+  const auto add = [&](const PlanShape& shape) {
+    const Places& places = config_.memory.place;
     if (const auto least = relaxation_.solve(shape, places, budgets_, {})) {
       list.push_back({shape, places, *least, policy_of(shape)});
     }
@@ -156,13 +107,13 @@ std::vector<Search::Shape> Search::shapes() const {
       continue;
     for (const schedule::StepOptions& update : updates) {
       for (const schedule::Recomputation& recompute : search_recomputations(config_, model_)) {
-        add({order, update.update, recompute}, config_.memory.place);
+        add({order, update.update, recompute});
       }
       if (!activations_.is_free()) continue;
       PlanShape mixture{order, update.update, {}, true};
-      add(mixture, config_.memory.place);
+      add(mixture);
       mixture.hidden_price = kDearHiddenWork;
-      add(mixture, config_.memory.place);
+      add(mixture);
     }
   }
   sort_by_bound(list);
@@ -184,15 +135,22 @@ std::string Search::Shape::text() const {
 }
 
 // The shape with one more kind of state on one tier.
-std::vector<Search::Shape> Search::narrowed(const PlanShape& shape, const Places& places) const {
+std::vector<Search::Shape> Search::narrowed(const Shape& shape) const {
   std::vector<Shape> list;
   for (const auto& [kind, name] : kKinds) {
-    if (places.*kind != Place::kAuto) continue;
+    if (shape.places.*kind != Place::kAuto) continue;
     for (const Place place : {Place::kDevice, Place::kPinned, Place::kStorage}) {
-      Places narrower = places;
-      narrower.*kind = place;
-      if (const auto least = relaxation_.solve(shape, narrower, room_, {})) {
-        list.push_back({shape, narrower, *least, policy_of(shape)});
+      Shape narrower = shape;
+      narrower.places.*kind = place;
+      // Other places leave other room, and so another mixture.
+      if (activations_.is_free()) {
+        narrower.shape = {shape.shape.order, shape.shape.update, {}, true};
+        narrower.policy = policy_of(narrower.shape);
+      }
+      if (const auto least =
+              relaxation_.solve(narrower.shape, narrower.places, found_.room(), {})) {
+        narrower.least = *least;
+        list.push_back(std::move(narrower));
       }
     }
   }
@@ -200,41 +158,70 @@ std::vector<Search::Shape> Search::narrowed(const PlanShape& shape, const Places
   return list;
 }
 
-// The relaxation may mix places that the schedule cannot use well together. So the best shape is
-// tried with all state of a kind on one tier, then the best of these with one more kind.
-void Search::dive() {
-  Places places = config_.memory.place;
+// The relaxation may mix places that the schedule cannot use well together. So a shape is tried with
+// all state of a kind on one tier, then the best of these with one more kind. Returns the best plan.
+Search::Start Search::narrow(Start start) {
   for (int depth = 0; depth < kDepth; ++depth) {
-    const schedule::StepOptions best = found_.front().options;
-    PlanShape shape{best.order, best.update, best.recompute};
-    // Other places leave other room, and so another mixture.
-    if (activations_.is_free()) shape = {best.order, best.update, {}, true};
-    std::optional<Places> narrower;
-    for (const Shape& next : narrowed(shape, places)) {
-      const double before = found_.front().seconds;
-      if (next.least.seconds > before * kFaster) break;
-      try_shape(next);
-      if (found_.front().seconds < before) narrower = next.places;
+    std::optional<Start> best;
+    for (const Shape& next : narrowed(start.shape)) {
+      if (next.least.seconds > start.plan.seconds) break;
+      const std::optional<Shortlist::Found> plan = try_shape(next);
+      if (plan && plan->seconds < (best ? *best : start).plan.seconds) best = Start{next, *plan};
     }
-    if (!narrower) return;
-    places = *narrower;
+    if (!best) return start;
+    start = *best;
+  }
+  return start;
+}
+
+// Coarse times are a few percent off and the search is greedy, so it starts at the few fastest
+// shapes.
+void Search::search(std::vector<Start> starts) {
+  if (starts.empty()) return;
+  std::stable_sort(starts.begin(), starts.end(),
+                   [](const Start& a, const Start& b) { return a.plan.seconds < b.plan.seconds; });
+  const std::uint64_t most =
+      trials_.instructions() + kTrialInstructions + step_size(model_, starts.front().plan.options);
+  for (std::size_t i = 0; i < std::min(starts.size(), kStarts); ++i) {
+    const Start& start = starts[i];
+    if (start.plan.seconds > starts.front().plan.seconds * kNearStart) break;
+    if (trials_.instructions() > most) break;
+    improver_.improve(start.plan);
+    improver_.improve(narrow(start).plan);
+  }
+  if (activations_.is_free()) improve_policies(starts);
+}
+
+// Single changes lead to a near minimum, so a plan that was slower before them may be faster after
+// them. The best starts of other recomputations are improved by themselves, as far as trials are
+// cheap. Precondition: the starts are sorted.
+void Search::improve_policies(const std::vector<Start>& starts) {
+  if (step_size(model_, found_.front().options) > kSmallStep) return;
+  std::vector<std::string> improved;
+  for (const Start& start : starts) {
+    if (start.plan.seconds > starts.front().plan.seconds * kNearPolicy) return;
+    const std::string& policy = start.shape.policy;
+    if (std::find(improved.begin(), improved.end(), policy) != improved.end()) continue;
+    improved.push_back(policy);
+    if (improved.size() > 1) improver_.improve(start.plan);  // the search began at the first
   }
 }
 
 schedule::StepOptions Search::base_options(const PlanShape& shape) const {
-  schedule::StepOptions options = groups_.front().front();
+  schedule::StepOptions options = feasibility_.groups().front().front();
   options.order = shape.order;
   options.update = shape.update;
   options.recompute = shape.recompute;
   options.weight_slots = 0;
   options.prefetch = static_cast<std::int32_t>(config_.memory.prefetch);
+  make_staging_roomy(model_, budgets_[static_cast<std::size_t>(Tier::kPinned)], options);
   return options;
 }
 
 // Activations that leave the device: the first items of a choice, up to the share that leaves it.
-schedule::StepOptions Search::placed(const PlanShape& shape, const Relaxed& places,
+schedule::StepOptions Search::placed(const Shape& shape, const Relaxed& places,
                                      const TierBytes& extra) const {
-  schedule::StepOptions options = base_options(shape);
+  schedule::StepOptions options = base_options(shape.shape);
   options.placement.weight = spread_shares(places.weight, model_);
   options.placement.gradient = spread_shares(places.gradient, model_);
   options.placement.optimizer = spread_shares(places.optimizer, model_);
@@ -246,224 +233,109 @@ schedule::StepOptions Search::placed(const PlanShape& shape, const Relaxed& plac
     options.placement.optimizer[unit] = Tier::kPinned;
   }
   const auto slots = static_cast<double>(weight_slots_of_all(model_, options.chunk_bytes));
-  options.weight_slots = static_cast<std::uint64_t>(std::floor(places.cached * slots));
-  if (shape.recompute_is_free) return with_activations(options, extra);
-  if (config_.memory.place.activation != config::Config::Place::kAuto) return options;
+  options.weight_slots =
+      static_cast<std::uint64_t>(std::floor(std::max(places.cached, 0.0) * slots));
+  if (shape.shape.recompute_is_free) return improver_.mixed(options, extra);
+  if (config_.memory.place.activation != Place::kAuto) return options;
   const double away = 1 - std::min(places.saved[0], places.outputs[0]);
   if (away < 1e-6) return options;
-  const double to_storage = std::max(places.saved[2], places.outputs[2]);
-  const SpillChoice choice(config_, model_, options,
-                           to_storage > 1e-6 ? Tier::kStorage : Tier::kPinned);
+  const bool to_storage = std::max(places.saved[2], places.outputs[2]) > 1e-6;
+  const SpillChoice choice(config_, model_, options, to_storage ? Tier::kStorage : Tier::kPinned);
   return choice.with_share(away);
 }
 
-// Keeps the plan if it fits. Returns whether it does.
-bool Search::consider(const schedule::StepOptions& options) {
-  if (!planner::fits(home_bytes(model_, options), room_)) return false;
-  if (step_size(model_, options) > kMostStepInstructions) return false;
-  const Trial& trial = trials_.coarse(options);
-  if (!planner::fits(trial.need, room_)) return false;
-  if (is_known(options)) return true;
-  const auto after = std::find_if(found_.begin(), found_.end(), [&](const Found& found) {
-    return trial.seconds < found.seconds;
-  });
-  found_.insert(after, {options, trial.seconds});
-  return true;
-}
-
-// Whether the plan is faster than the best so far.
-bool Search::better(const schedule::StepOptions& options) {
-  const double best = found_.front().seconds;
-  return consider(options) && found_.front().seconds < best * kFaster;
-}
-
-void Search::try_shape(const Shape& shape) {
+std::optional<Shortlist::Found> Search::try_shape(const Shape& shape) {
   TierBytes extra{};
-  std::optional<double> best;
-  std::optional<Found> fitting;  // the fastest of the rounds
+  std::optional<Shortlist::Found> best;
   Relaxed places = shape.least;
   schedule::StepOptions options;
   for (int round = 0; round < kRounds; ++round) {
-    options = placed(shape.shape, places, extra);
-    const Trial& trial = trials_.coarse(options);
-    if (consider(options)) {
-      best = std::min(best.value_or(trial.seconds), trial.seconds);
-      if (!fitting || trial.seconds < fitting->seconds) fitting = Found{options, trial.seconds};
-    }
-    const TierBytes now = beyond(trial.need, relaxation_.accounted_bytes(options));
+    options = placed(shape, places, extra);
+    const std::optional<double> seconds = found_.consider(options);
+    if (seconds && (!best || *seconds < best->seconds)) best = {options, *seconds};
+    const TierBytes now =
+        beyond(trials_.coarse(options).need, relaxation_.accounted_bytes(options));
     if (now == extra && round > 0) break;
     // Rounding to whole units leaves some room, so the bytes beyond may shrink again.
     for (std::size_t tier = 0; tier < kTierCount; ++tier) {
       extra[tier] = best ? now[tier] : std::max(extra[tier], now[tier]);
     }
-    const std::optional<Relaxed> next = relaxation_.solve(shape.shape, shape.places, room_, extra);
+    const std::optional<Relaxed> next =
+        relaxation_.solve(shape.shape, shape.places, found_.room(), extra);
     if (!next) break;
     places = *next;
   }
-  if (!best) best = spill_least(options);
-  if (!best) best = spill_least(frugal_options(shape));
-  attempts_.push_back({{shape.text(), shape.least.seconds, best}, shape.policy, fitting});
+  // Costly, so only as long as nothing fits.
+  if (!best && found_.empty()) best = spill_least(options);
+  if (!best && found_.empty()) best = spill_least(frugal_options(shape));
+  tried_.push_back(
+      {shape.text(), shape.least.seconds, best ? std::optional(best->seconds) : std::nullopt});
+  return best;
 }
 
 // The most frugal candidate's places with the shape's passes.
 schedule::StepOptions Search::frugal_options(const Shape& shape) const {
-  schedule::StepOptions options = frugal_->options;
+  schedule::StepOptions options = feasibility_.frugal();
   options.order = shape.shape.order;
   options.update = shape.shape.update;
   options.recompute = shape.shape.recompute;
   return options;
 }
 
-// From the least bound on, as long as it is below the best plan.
-void Search::try_shapes(const std::vector<Shape>& shapes) {
-  attempts_.clear();
+// From the least bound on, as long as it is below the best plan. Returns the plans that fit.
+std::vector<Search::Start> Search::try_shapes(const std::vector<Shape>& shapes) {
+  std::vector<Start> starts;
+  tried_.clear();
   for (const Shape& shape : shapes) {
-    if (found_.empty() || shape.least.seconds < found_.front().seconds * kFaster) {
-      try_shape(shape);
-    } else {
-      attempts_.push_back({{shape.text(), shape.least.seconds, std::nullopt}, {}, {}});
+    if (!found_.would_be_better(shape.least.seconds)) {
+      tried_.push_back({shape.text(), shape.least.seconds, std::nullopt});
+    } else if (const auto plan = try_shape(shape)) {
+      starts.push_back({shape, *plan});
     }
   }
+  return starts;
+}
+
+// The fewest activations off the device that let a placement fit, by coarse trials. Nothing
+// if none is enough.
+std::optional<Shortlist::Found> Search::spill_least(const schedule::StepOptions& options) {
+  if (config_.memory.place.activation != Place::kAuto) return std::nullopt;
+  for (const Tier tier : {Tier::kPinned, Tier::kStorage}) {
+    const SpillChoice choice(config_, model_, options, tier);
+    if (choice.count() == 0 || !found_.consider(choice.with(choice.count()))) continue;
+    std::size_t too_few = 0;
+    std::size_t enough = choice.count();
+    while (enough - too_few > 1) {
+      const std::size_t count = too_few + (enough - too_few) / 2;
+      (found_.consider(choice.with(count)) ? enough : too_few) = count;
+    }
+    const schedule::StepOptions least = choice.with(enough);
+    return Shortlist::Found{least, trials_.coarse(least).seconds};
+  }
+  return std::nullopt;
 }
 
 // The candidates of the first groups that fit, for configurations that leave little room.
 void Search::try_groups() {
-  constexpr std::size_t kEnough = 4;
-  for (std::size_t i = 0; i < groups_.size() && found_.size() < kEnough; ++i) {
-    if (!may_fit(i) || !planner::fits(group_need(i), budgets_)) continue;
-    for (const schedule::StepOptions& options : groups_[i]) consider(options);
+  constexpr std::size_t kEnough = 2;
+  const std::vector<CandidateGroup>& groups = feasibility_.groups();
+  std::size_t fitting = 0;
+  for (std::size_t i = 0; i < groups.size() && fitting < kEnough; ++i) {
+    if (!feasibility_.group_fits(i)) continue;
+    ++fitting;
+    for (const schedule::StepOptions& options : groups[i]) found_.consider(options);
   }
-}
-
-// Promotes as many units as the room that is left takes. Other needs of a plan may grow or shrink
-// with them, so fewer units are tried where these do not fit.
-bool Search::promote(const Promotion& promotion) {
-  const schedule::StepOptions best = found_.front().options;
-  const std::vector<std::size_t> units = promotable_units(best.placement, promotion);
-  const auto tier = static_cast<std::size_t>(promotion.to);
-  const std::uint64_t needed = trials_.coarse(best).need[tier];
-  if (needed > room_[tier]) return false;
-  std::size_t count = units_that_fit(model_, best, promotion, units, room_[tier] - needed);
-  for (int tries = 0; count > 0 && tries < kPromotionTries; ++tries, count = count * 3 / 4) {
-    schedule::StepOptions options = best;
-    options.placement = promoted(best.placement, promotion, units, count);
-    const double before = found_.front().seconds;
-    if (consider(options)) return found_.front().seconds < before;
-  }
-  return false;
-}
-
-// Options that differ from `from` in one setting.
-std::vector<schedule::StepOptions> Search::changes(const schedule::StepOptions& from) const {
-  std::vector<schedule::StepOptions> list;
-  const auto add = [&](const auto& change) {
-    list.push_back(from);
-    change(list.back());
-  };
-  for (const schedule::StepOptions& update : update_variants(config_, from)) list.push_back(update);
-  const auto most = static_cast<std::int32_t>(config_.memory.prefetch);
-  for (std::int32_t prefetch = 0; prefetch <= most; ++prefetch) {
-    if (prefetch != from.prefetch) add([&](auto& to) { to.prefetch = prefetch; });
-  }
-  if (from.weight_slots > 0) add([](auto& to) { to.weight_slots = 0; });
-  for (const schedule::Recomputation& recompute : search_recomputations(config_, model_)) {
-    if (recompute != from.recompute) add([&](auto& to) { to.recompute = recompute; });
-  }
-  for (const schedule::Recomputation& less : less_recomputed(from.recompute)) {
-    if (config_.recompute.policy != config::Config::Recompute::kAuto) break;
-    add([&](auto& to) { to.recompute = less; });
-  }
-  if (config_.train.order == config::Config::Order::kAuto && from.microbatches > 1) {
-    add([](auto& to) {
-      to.order = to.order == schedule::ComputeOrder::kUnit ? schedule::ComputeOrder::kMicrobatch
-                                                           : schedule::ComputeOrder::kUnit;
-    });
-  }
-  add([](auto& to) { to.shares_device = !to.shares_device; });
-  return list;
-}
-
-// Single changes, as long as one of them makes the step shorter; promotions fill the room that is
-// left.
-void Search::improve() {
-  const std::size_t first = trials_.count();
-  bool changed = true;
-  while (changed && trials_.count() - first < kMostChanges) {
-    changed = false;
-    for (const Promotion& promotion : possible_promotions(config_)) changed |= promote(promotion);
-    changed |= mix_recomputation();
-    changed |= cut_segments();
-    for (const schedule::StepOptions& options : changes(found_.front().options)) {
-      if (trials_.count() - first >= kMostChanges) break;
-      changed |= better(options);
-    }
-  }
-}
-
-// The fastest of the first finalists that fit exactly. If the first does not fit, the room shrinks.
-std::optional<Compiled> Search::confirm_found() {
-  std::optional<Compiled> best;
-  std::size_t confirmed = 0;
-  for (const Found& found : found_) {
-    const std::uint64_t size = step_size(model_, found.options);
-    if (confirmed == (size > kLargeStep ? 1 : kFinalists)) break;
-    if (best && found.seconds > best->simulation.total_s) break;
-    Compiled compiled = trials_.exact(found.options);
-    const TierBytes need = compiled.need.peak_bytes();
-    if (!planner::fits(need, budgets_)) {
-      if (best) continue;
-      // Its coarse need fitted the room, so the room shrinks below it and the plan goes.
-      const TierBytes& coarse = trials_.coarse(found.options).need;
-      for (std::size_t tier = 0; tier < kTierCount; ++tier) {
-        if (need[tier] <= budgets_[tier]) continue;
-        const std::uint64_t over = need[tier] - budgets_[tier];
-        room_[tier] = coarse[tier] - std::min(coarse[tier], over);
-      }
-      return std::nullopt;
-    }
-    trials_.simulate(compiled);
-    ++confirmed;
-    if (!best || compiled.simulation.total_s < best->simulation.total_s) best = std::move(compiled);
-  }
-  return best;
 }
 
 Compiled Search::confirm(const std::vector<Shape>& shapes) {
   for (int round = 0; round < kRounds; ++round) {
-    if (std::optional<Compiled> best = confirm_found()) return std::move(*best);
-    std::erase_if(found_, [&](const Found& found) {
-      return !planner::fits(trials_.coarse(found.options).need, room_);
-    });
-    try_shapes(shapes);
-    if (!found_.empty()) improve();
+    if (std::optional<Compiled> best = found_.confirm()) return std::move(*best);
+    search(try_shapes(shapes));
   }
-  trials_.simulate(*frugal_);
-  return std::move(*frugal_);
-}
-
-// Other pieces for an update that storage feeds. Pieces that make copies to and from the device too
-// short are slower and rejected. The simulation does not know all that they gain, so a slightly
-// longer simulated step is accepted.
-void Search::refine(Compiled& best) {
-  const double longest_s = best.simulation.total_s * kRefinementSlack;
-  const auto accept = [&](const schedule::StepOptions& options) {
-    if (step_size(model_, options) > kMostStepInstructions) return false;
-    Compiled compiled = trials_.exact(options);
-    if (!planner::fits(compiled.need.peak_bytes(), budgets_)) return false;
-    trials_.simulate(compiled);
-    if (compiled.simulation.total_s > longest_s) return false;
-    best = std::move(compiled);
-    return true;
-  };
-  // Pieces one by one only if memory is short of more.
-  schedule::StepOptions ahead = best.options;
-  ahead.stream_lookahead = schedule::StepOptions{}.stream_lookahead;
-  while (best.options.stream_lookahead == 0 && ahead.stream_lookahead > 0 && !accept(ahead)) {
-    --ahead.stream_lookahead;
-  }
-  for (const schedule::StepOptions& options : update_piece_variants(model_, best.options)) {
-    if (accept(options)) return;
-  }
+  Compiled frugal = trials_.exact(feasibility_.frugal());
+  SLUICE_CHECK(planner::fits(frugal.need.peak_bytes(), budgets_));
+  trials_.simulate(frugal);
+  return frugal;
 }
 
 double Search::least_step_s() const {
@@ -471,33 +343,16 @@ double Search::least_step_s() const {
   return all.empty() ? 0 : all.front().least.seconds;
 }
 
-double Search::bound_s() const {
-  double least_s = attempts_.empty() ? 0 : attempts_.front().tried.bound_s;
-  for (const Attempt& attempt : attempts_) least_s = std::min(least_s, attempt.tried.bound_s);
-  return least_s;
-}
-
-std::vector<Tried> Search::tried() const {
-  std::vector<Tried> list;
-  for (const Attempt& attempt : attempts_) list.push_back(attempt.tried);
-  return list;
-}
-
 Compiled Search::fastest() {
-  SLUICE_CHECK(frugal_.has_value());
-  const runtime::MemoryNeed least = frugal_->need;
   const std::vector<Shape> all = shapes();
-  try_shapes(all);
+  bound_s_ = all.empty() ? 0 : all.front().least.seconds;
+  search(try_shapes(all));
   if (found_.empty()) try_groups();
-  if (!found_.empty()) {
-    improve();
-    dive();
-    improve();
-    if (activations_.is_free()) improve_others();
-  }
+  if (!found_.empty()) improver_.improve(found_.front());
   Compiled best = confirm(all);
-  refine(best);
-  if (spills_activations(best.options)) best.need = at_least(best.need, least);
+  if (spills_activations(best.options)) {
+    best.need = at_least(best.need, trials_.exact_need(feasibility_.frugal()));
+  }
   return best;
 }
 

@@ -1,6 +1,6 @@
 // The search for the fastest plan of a configuration.
 //
-// Whether the configuration fits is settled first, by the candidate groups alone (candidates.hpp).
+// Whether the configuration fits is settled first, by the candidate groups alone (feasibility.hpp).
 // Then every shape of a plan gets its least possible time and the places that would reach it
 // (relaxation.hpp). Shapes are tried from the fastest on: their places are rounded to whole units,
 // compiled coarsely, corrected by the memory that the schedule turns out to need, and simulated. A
@@ -17,9 +17,11 @@
 #include "engine/config/config.hpp"
 #include "engine/planner/activation_choice.hpp"
 #include "engine/planner/candidates.hpp"
-#include "engine/planner/promote.hpp"
+#include "engine/planner/feasibility.hpp"
+#include "engine/planner/improve.hpp"
 #include "engine/planner/refusal.hpp"
 #include "engine/planner/relaxation.hpp"
+#include "engine/planner/shortlist.hpp"
 #include "engine/planner/spill_choice.hpp"
 #include "engine/planner/trials.hpp"
 
@@ -39,21 +41,19 @@ class Search {
          CostModel& costs, std::uint64_t log_bytes, std::vector<CandidateGroup> groups);
 
   // Whether any group has a candidate that fits.
-  bool fits();
+  bool fits() { return feasibility_.fits(); }
   // Precondition: fits() returned false.
-  Refusal refusal();
+  Refusal refusal() { return feasibility_.refusal(); }
 
   // The bound of the fastest shape; 0: no shape has room. Needs no trial.
   double least_step_s() const;
   // The fastest plan found. Precondition: fits() returned true.
   Compiled fastest();
   // No plan takes less, of the shapes that the configuration leaves open. Valid after fastest().
-  double bound_s() const;
-  std::vector<Tried> tried() const;
+  double bound_s() const { return bound_s_; }
+  const std::vector<Tried>& tried() const { return tried_; }
 
  private:
-  static constexpr double kFaster = 0.999;  // a change must be faster by this much to be taken
-
   using Places = config::Config::Places;
   struct Shape {
     PlanShape shape;
@@ -62,62 +62,41 @@ class Search {
     std::string policy;  // of recomputation
     std::string text() const;
   };
-  struct Found {
-    schedule::StepOptions options;
-    double seconds = 0;
-  };
-  // A shape that was tried or passed over.
-  struct Attempt {
-    Tried tried;
-    std::string policy;
-    std::optional<Found> start;  // the fastest plan, before any single change
-  };
 
-  const TierBytes& frugal_need(std::size_t group);
-  const TierBytes& group_need(std::size_t group);
-  bool may_fit(std::size_t group);
+  // A plan that the search goes on from.
+  struct Start {
+    Shape shape;
+    Shortlist::Found plan;
+  };
 
   std::string policy_of(const PlanShape& shape) const;
   std::vector<Shape> shapes() const;
-  std::vector<Shape> narrowed(const PlanShape& shape, const Places& places) const;
+  std::vector<Shape> narrowed(const Shape& shape) const;
   static void sort_by_bound(std::vector<Shape>& shapes);
-  void dive();
   schedule::StepOptions base_options(const PlanShape& shape) const;
-  void try_shape(const Shape& shape);
-  void try_shapes(const std::vector<Shape>& shapes);
-  schedule::StepOptions placed(const PlanShape& shape, const Relaxed& places,
+  schedule::StepOptions placed(const Shape& shape, const Relaxed& places,
                                const TierBytes& extra) const;
-  schedule::StepOptions with_activations(const schedule::StepOptions& options,
-                                         const TierBytes& extra) const;
-  bool mix_recomputation();
-  bool cut_segments();
-  void try_groups();
-  bool consider(const schedule::StepOptions& options);
-  bool better(const schedule::StepOptions& options);
-  bool is_known(const schedule::StepOptions& options) const;
-  void improve();
-  void improve_others();
-  bool promote(const Promotion& promotion);
-  std::optional<double> spill_least(const schedule::StepOptions& options);
   schedule::StepOptions frugal_options(const Shape& shape) const;
-  std::vector<schedule::StepOptions> changes(const schedule::StepOptions& from) const;
-  std::optional<Compiled> confirm_found();
+  std::optional<Shortlist::Found> spill_least(const schedule::StepOptions& options);
+  std::optional<Shortlist::Found> try_shape(const Shape& shape);
+  std::vector<Start> try_shapes(const std::vector<Shape>& shapes);
+  Start narrow(Start start);
+  void search(std::vector<Start> starts);
+  void improve_policies(const std::vector<Start>& starts);
+  void try_groups();
   Compiled confirm(const std::vector<Shape>& shapes);
-  void refine(Compiled& best);
 
   const config::Config& config_;
   const schedule::StepModel& model_;
   const TierBytes& budgets_;
-  // The budgets, less the bytes that exact trials needed beyond their coarse ones.
-  TierBytes room_;
   Trials trials_;
   Relaxation relaxation_;
   ActivationChoice activations_;
-  std::vector<CandidateGroup> groups_;
-  std::vector<std::optional<TierBytes>> needs_;  // exact, of each group's most frugal candidate
-  std::optional<Compiled> frugal_;               // of the first group that fits
-  std::vector<Found> found_;                     // plans that fit, the fastest first
-  std::vector<Attempt> attempts_;
+  Feasibility feasibility_;
+  Shortlist found_;
+  Improver improver_;
+  double bound_s_ = 0;
+  std::vector<Tried> tried_;
 };
 
 }  // namespace sluice::planner

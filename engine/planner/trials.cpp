@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <utility>
 #include <vector>
 
@@ -19,6 +20,11 @@ namespace {
 
 // A unit has at least this many coarse pieces, so that its rings fill.
 constexpr std::uint64_t kCoarsePiecesPerUnit = 6;
+// A first, a last, and one that stands for all between them.
+constexpr std::int32_t kFewMicrobatches = 3;
+// In the order "unit" a micro-batch's gradient may wait for the memory of the one before. With three
+// micro-batches between the first and the last, times are within a few percent.
+constexpr std::int32_t kFewOfAUnit = 5;
 
 // Options with equal keys make equal schedules.
 std::string key_of(const schedule::StepOptions& options) {
@@ -69,67 +75,134 @@ bool is_staging(const schedule::StepOptions& options, const schedule::Buffer& bu
          buffer.role == schedule::BufferRole::kState && !buffer.per_tensor && !waits;
 }
 
+void shrink_staging(const schedule::StepOptions& options, schedule::Schedule& training) {
+  for (schedule::Buffer& buffer : training.buffers) {
+    const std::uint64_t exact = bytes_of(buffer.dtype, options.piece_elems);
+    if (is_staging(options, buffer)) buffer.bytes = std::min(buffer.bytes, exact);
+  }
+}
+
+// Lets each micro-batch between the first and the last stand for `times` of them, by longer
+// instructions. In the order "unit" the work of all micro-batches on a unit overlaps one transfer
+// of its state. The longer of the two decides, so fewer micro-batches would tell nothing of all.
+void lengthen_microbatches(schedule::Schedule& training, std::int32_t microbatches, double times) {
+  for (schedule::Instruction& instruction : training.instructions) {
+    if (instruction.microbatch < 1 || instruction.microbatch + 1 >= microbatches) continue;
+    instruction.cost_s *= times;
+    instruction.bytes =
+        static_cast<std::uint64_t>(std::llround(static_cast<double>(instruction.bytes) * times));
+  }
+}
+
+// From the end of the first micro-batch to the end of the second, in the order "microbatch".
+double period_s(const schedule::Schedule& training,
+                const std::vector<schedule::InstructionTimes>& times) {
+  std::array<double, 2> ends{};
+  for (const schedule::Instruction& instruction : training.instructions) {
+    const auto microbatch = static_cast<std::size_t>(instruction.microbatch);
+    const bool pass = instruction.op == schedule::Op::kBackwardWeight;
+    if (!pass || microbatch >= ends.size()) continue;
+    ends[microbatch] = std::max(ends[microbatch], times[instruction.id].end_s);
+  }
+  return ends[1] - ends[0];
+}
+
 }  // namespace
 
 const Trial& Trials::coarse(const schedule::StepOptions& options) {
   const auto [found, fresh] = known_.try_emplace(key_of(options));
-  if (fresh) found->second = measure(options, Wanted::kAll);
+  if (fresh) found->second = measure(options);
   return found->second;
 }
 
 const TierBytes& Trials::coarse_need(const schedule::StepOptions& options) {
   const auto [found, fresh] = known_needs_.try_emplace(key_of(options));
-  if (fresh) found->second = measure(options, Wanted::kNeed);
-  return found->second.need;
+  if (fresh) found->second = measure_need(options);
+  return found->second;
 }
 
-Trial Trials::measure(const schedule::StepOptions& options, Wanted wanted) const {
-  const bool all = wanted == Wanted::kAll;
+schedule::Schedule Trials::coarse_step(const schedule::StepOptions& options,
+                                       std::int32_t microbatches) const {
   schedule::StepOptions coarse = options;
+  coarse.microbatches = microbatches;
   coarse.piece_elems = coarse_piece_elems(model_, options.piece_elems);
-  // The pieces of the update are settled last (Search::refine).
-  coarse.update_piece_elems = 0;
-  const auto trial = [&](std::int32_t microbatches) {
-    coarse.microbatches = microbatches;
-    schedule::Schedule training = schedule::generate(model_, coarse, schedule::StepKind::kTraining);
-    schedule::link(training);
-    for (schedule::Buffer& buffer : training.buffers) {
-      const std::uint64_t exact = bytes_of(buffer.dtype, options.piece_elems);
-      if (is_staging(options, buffer)) buffer.bytes = std::min(buffer.bytes, exact);
-    }
-    schedule::pack(training, kTensorAlignmentBytes,
-                   all ? packing::PackingEffort::kCoarse : packing::PackingEffort::kQuick);
-    const std::array<const schedule::Schedule*, 1> schedules{&training};
-    runtime::MemoryNeed need = runtime::memory_need(schedules, runtime::StateStore::kWindowBytes);
-    need.log_bytes = log_bytes_;
-    Trial measured{need.peak_bytes(), 0};
-    if (!all) return measured;
-    costs_.apply(training);
-    measured.seconds = schedule::simulate(training, costs_.simulation_model()).total_s;
-    return measured;
-  };
-  constexpr std::int32_t kAlike = 3;
-  if (options.microbatches <= kAlike + 1) return trial(options.microbatches);
-  Trial whole = trial(kAlike + 1);
-  const auto missing = static_cast<std::uint64_t>(options.microbatches - kAlike - 1);
-  if (!all && options.order == schedule::ComputeOrder::kMicrobatch) {
-    // Tokens and loss of each micro-batch have homes of their own.
+  return schedule::generate(model_, coarse, schedule::StepKind::kTraining);
+}
+
+TierBytes Trials::need_of(const schedule::Schedule& training) const {
+  const std::array<const schedule::Schedule*, 1> schedules{&training};
+  runtime::MemoryNeed need = runtime::memory_need(schedules, runtime::StateStore::kWindowBytes);
+  need.log_bytes = log_bytes_;
+  return need.peak_bytes();
+}
+
+// The need of all micro-batches, from that of `few` of them.
+TierBytes Trials::need_of_all(const schedule::StepOptions& options, TierBytes need,
+                              std::int32_t few, packing::PackingEffort effort) const {
+  const auto missing = static_cast<std::uint64_t>(options.microbatches - few);
+  if (missing == 0) return need;
+  if (options.order == schedule::ComputeOrder::kMicrobatch) {
+    // Only tokens and loss of each micro-batch have homes of their own.
     const std::uint64_t each = round_up(model_.token_bytes, schedule::kDirectAlignmentBytes) +
                                schedule::kDirectAlignmentBytes;
-    whole.need[static_cast<std::size_t>(Tier::kPinned)] += missing * each;
-    return whole;
+    need[static_cast<std::size_t>(Tier::kPinned)] += missing * each;
+    return need;
   }
-  const Trial fewer = trial(kAlike);
+  schedule::Schedule fewer = coarse_step(options, 2);
+  shrink_staging(options, fewer);
+  schedule::place_buffers(fewer, kTensorAlignmentBytes, effort);
+  const TierBytes less = need_of(fewer);
   for (std::size_t tier = 0; tier < kTierCount; ++tier) {
-    // Activations of one micro-batch at a time do not grow with their number.
-    const bool grows =
-        options.order == schedule::ComputeOrder::kUnit || static_cast<Tier>(tier) != Tier::kDevice;
-    if (grows && whole.need[tier] > fewer.need[tier]) {
-      whole.need[tier] += missing * (whole.need[tier] - fewer.need[tier]);
-    }
+    const std::uint64_t more = need[tier] - std::min(need[tier], less[tier]);
+    need[tier] += ceil_div(missing * more, static_cast<std::uint64_t>(few - 2));
   }
-  whole.seconds += static_cast<double>(missing) * (whole.seconds - fewer.seconds);
-  return whole;
+  return need;
+}
+
+TierBytes Trials::measure_need(const schedule::StepOptions& options) const {
+  constexpr auto kEffort = packing::PackingEffort::kQuick;
+  const std::int32_t few = std::min(options.microbatches, kFewMicrobatches);
+  schedule::Schedule training = coarse_step(options, few);
+  shrink_staging(options, training);
+  schedule::place_buffers(training, kTensorAlignmentBytes, kEffort);
+  return need_of_all(options, need_of(training), few, kEffort);
+}
+
+Trial Trials::measure(const schedule::StepOptions& options) {
+  constexpr auto kEffort = packing::PackingEffort::kCoarse;
+  const bool by_unit = options.order == schedule::ComputeOrder::kUnit;
+  const std::int32_t few = std::min(options.microbatches, by_unit ? kFewOfAUnit : kFewMicrobatches);
+  const std::int32_t missing = options.microbatches - few;
+  schedule::Schedule training = coarse_step(options, few);
+  schedule::link(training);
+  shrink_staging(options, training);
+  schedule::pack(training, kTensorAlignmentBytes, kEffort);
+  Trial trial{need_of_all(options, need_of(training), few, kEffort), 0};
+  instructions_ += training.instructions.size();
+  costs_.apply(training);
+  if (by_unit && missing > 0) {
+    lengthen_microbatches(training, few, 1 + static_cast<double>(missing) / (few - 2));
+  }
+  std::vector<schedule::InstructionTimes> times;
+  trial.seconds =
+      schedule::simulate(training, costs_.simulation_model(), nullptr, 0, &times).total_s;
+  if (!by_unit && missing > 0) trial.seconds += missing * period_s(training, times);
+  return trial;
+}
+
+// Compiled without deps, which take half of the time.
+TierBytes Trials::exact_need(const schedule::StepOptions& options) const {
+  schedule::StepSchedules schedules;
+  for (const schedule::StepKind kind : schedule::kStepKinds) {
+    if (!schedule::has_step(options, kind)) continue;
+    schedules[kind] = schedule::generate(model_, options, kind);
+    schedule::place_buffers(schedules[kind]);
+    schedules[kind].instructions.clear();
+  }
+  runtime::MemoryNeed need =
+      runtime::memory_need(schedules.of(options), runtime::StateStore::kWindowBytes);
+  need.log_bytes = log_bytes_;
+  return need.peak_bytes();
 }
 
 Compiled Trials::exact(const schedule::StepOptions& options) const {
@@ -145,7 +218,8 @@ Compiled Trials::exact(const schedule::StepOptions& options) const {
 void Trials::simulate(Compiled& compiled) const {
   schedule::Schedule& training = compiled.schedules[schedule::StepKind::kTraining];
   costs_.apply(training);
-  compiled.simulation = schedule::simulate(training, costs_.simulation_model());
+  compiled.simulation =
+      schedule::simulate(training, costs_.simulation_model(), nullptr, 0, &compiled.times);
 }
 
 }  // namespace sluice::planner

@@ -1,15 +1,17 @@
 // Compiles plans and measures them: exactly, or coarsely in a fraction of the time.
 //
-// A coarse trial stands for a step that would have far more instructions. It has at most four
+// A coarse trial stands for a step that would have far more instructions. It has at most three
 // micro-batches, since those between the first and the last are alike, and large pieces of state.
-// Times and bytes of the missing micro-batches are added in proportion. An exact trial
-// confirms a coarse one before a plan is taken.
+// Times and bytes of the missing micro-batches are added. An exact trial confirms a coarse one
+// before a plan is taken.
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <string>
+#include <vector>
 
+#include "allocator/packing/arena_packing.hpp"
 #include "engine/planner/cost_model.hpp"
 #include "engine/planner/tier_bytes.hpp"
 #include "engine/runtime/run_memory.hpp"
@@ -23,7 +25,9 @@ struct Compiled {
   schedule::StepOptions options;
   schedule::StepSchedules schedules;
   runtime::MemoryNeed need;
-  schedule::Simulation simulation;  // of one training step; empty until it is simulated
+  // Of one training step; empty until it is simulated.
+  schedule::Simulation simulation;
+  std::vector<schedule::InstructionTimes> times;
 };
 
 struct Trial {
@@ -42,20 +46,30 @@ class Trials {
   const Trial& coarse(const schedule::StepOptions& options);
   // The need alone, from a coarse schedule that is packed as an exact one is.
   const TierBytes& coarse_need(const schedule::StepOptions& options);
+  // The need of exact(), in half of its time.
+  TierBytes exact_need(const schedule::StepOptions& options) const;
   Compiled exact(const schedule::StepOptions& options) const;
   void simulate(Compiled& compiled) const;
   // Trials made so far, without repeats.
   std::size_t count() const { return known_.size(); }
+  // And the instructions of their schedules: the work that they took.
+  std::uint64_t instructions() const { return instructions_; }
 
  private:
-  enum class Wanted { kAll, kNeed };
-  Trial measure(const schedule::StepOptions& options, Wanted wanted) const;
+  Trial measure(const schedule::StepOptions& options);
+  TierBytes measure_need(const schedule::StepOptions& options) const;
+  schedule::Schedule coarse_step(const schedule::StepOptions& options,
+                                 std::int32_t microbatches) const;
+  TierBytes need_of(const schedule::Schedule& training) const;
+  TierBytes need_of_all(const schedule::StepOptions& options, TierBytes need, std::int32_t few,
+                        packing::PackingEffort effort) const;
 
   const schedule::StepModel& model_;
   CostModel& costs_;
   std::uint64_t log_bytes_;
+  std::uint64_t instructions_ = 0;
   std::map<std::string, Trial> known_;
-  std::map<std::string, Trial> known_needs_;
+  std::map<std::string, TierBytes> known_needs_;
 };
 
 }  // namespace sluice::planner

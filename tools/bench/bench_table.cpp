@@ -211,7 +211,50 @@ std::string copy_table(const json& figures) {
                    figures["ratio_to_device"].get<double>());
 }
 
+std::string by_hand_line(const json& of) {
+  return formatted("  %d of %d fit; the best is %+.1f%% faster; at most %.2f CPU s each; ",
+                   of["fits"].get<int>(), of["settings"].get<int>(),
+                   100 * of["most_gain"].get<double>(), of["worst_cpu_s"].get<double>()) +
+         of["setting"].get<std::string>() + "\n";
+}
+
+std::string plan_quality_table(const json& figures) {
+  std::string text;
+  for (const json& of : figures["pairs"]) {
+    text += formatted("%s: a step of %.2f s, planned in %.2f CPU s\n",
+                      of["pair"].get_ref<const std::string&>().c_str(), of["step_s"].get<double>(),
+                      of["cpu_s"].get<double>());
+    text += "complete settings" + by_hand_line(of["complete"]);
+    text += "two settings     " + by_hand_line(of["two"]);
+  }
+  return text + formatted(
+                    "\nworst: %+.1f%% by complete settings, %+.1f%% by two; a complete one planned "
+                    "in %.2f CPU s\n",
+                    100 * figures["complete_most_gain"].get<double>(),
+                    100 * figures["two_most_gain"].get<double>(),
+                    figures["complete_worst_cpu_s"].get<double>());
+}
+
+std::string small_plans_table(const json& figures) {
+  std::string text =
+      formatted("%d small models, %d of them fit by exhaustive search; refused wrongly: %s\n",
+                figures["count"].get<int>(), figures["fits"].get<int>(),
+                figures["refused_wrongly"].dump().c_str());
+  if (!figures.contains("worst")) return text;
+  const json& worst = figures["worst"];
+  return text +
+         formatted("automatic plans take %+.2f%% (median), %+.2f%% (worst, model %d)\n",
+                   100 * figures["median_gain"].get<double>(), 100 * worst["gain"].get<double>(),
+                   worst["model"].get<int>()) +
+         "its plan: " + worst["plan"].get<std::string>() +
+         "\nits best: " + worst["best"].get<std::string>() + "\n";
+}
+
 std::string plan_table(const json& figures) {
+  std::string checks;
+  if (figures.contains("quality")) checks += plan_quality_table(figures["quality"]);
+  if (figures.contains("small")) checks += small_plans_table(figures["small"]);
+  if (!figures.contains("cases")) return checks;
   std::string text = formatted("%-36s %8s %8s %10s %10s %9s\n", "case", "CPU s", "outcome",
                                "step s", "bound s", "tokens/s");
   for (const json& of : figures["cases"]) {

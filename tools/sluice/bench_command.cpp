@@ -23,6 +23,7 @@
 #include "tools/bench/bench_step.hpp"
 #include "tools/bench/bench_storage.hpp"
 #include "tools/bench/bench_table.hpp"
+#include "tools/bench/plan_quality.hpp"
 #include "tools/sluice/arguments.hpp"
 #include "tools/sluice/commands.hpp"
 
@@ -226,9 +227,23 @@ void add_copy(CLI::App& bench, Command& chosen) {
 }
 
 void add_plan(CLI::App& bench, Command& chosen) {
-  CLI::App* command = bench.add_subcommand("plan", "The time to plan, and plans beside bounds");
+  CLI::App* command =
+      bench.add_subcommand("plan", "The time to plan; or plans beside settings by hand");
   const auto options = std::make_shared<bench::PlanBenchOptions>();
   command->add_option("--shapes", options->shapes, "Random models to plan; 0: none")
+      ->capture_default_str()
+      ->check(whole_number(0, 100'000));
+  command->add_flag("--quality", options->quality,
+                    "Compare automatic plans with random settings by hand");
+  command->add_option("--pairs", options->pairs, "Of a model and a machine, with --quality")
+      ->capture_default_str()
+      ->check(whole_number(1, bench::plan_quality_pairs()));
+  command->add_option("--settings", options->settings, "Of each kind, with --quality")
+      ->capture_default_str()
+      ->check(whole_number(1, 100'000));
+  command
+      ->add_option("--small", options->small,
+                   "Compare this many small models with exhaustive search")
       ->capture_default_str()
       ->check(whole_number(0, 100'000));
   choose(*command, chosen, [options] { return bench::run_plan_bench(*options); });

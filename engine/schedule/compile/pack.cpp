@@ -116,7 +116,7 @@ class Packer {
         effort_(effort),
         lives_(lives_of(schedule)) {}
 
-  void run() {
+  void place_buffers() {
     schedule_.slot_count = 0;
     schedule_.device_arena_bytes = 0;
     schedule_.pinned_arena_bytes = 0;
@@ -129,7 +129,24 @@ class Packer {
           std::max(storage_bytes, pack_arena(rank, Tier::kStorage, kDirectAlignmentBytes));
     }
     schedule_.peak_bytes = packed_bytes(schedule_, storage_bytes);
-    order_reuse();
+  }
+
+  // Memory passes from buffer to buffer. A buffer's writers wait for the Release of its immediate
+  // predecessors in memory; these have waited for theirs.
+  void order_reuse() {
+    const Holders before = holders_before();
+    LaneClocks clocks(schedule_);
+    std::vector<InstructionId> candidates;
+    for (Instruction& instruction : schedule_.instructions) {
+      if (instruction.op != Op::kRelease) {
+        for (const Use& use : instruction.writes) {
+          for (const BufferId holder : before.of(use.buffer)) {
+            candidates.push_back(lives_[holder].release);
+          }
+        }
+      }
+      add_deps(clocks, instruction, candidates);
+    }
   }
 
  private:
@@ -326,24 +343,6 @@ class Packer {
     return ends;
   }
 
-  // Memory passes from buffer to buffer. A buffer's writers wait for the Release of its immediate
-  // predecessors in memory; these have waited for theirs.
-  void order_reuse() {
-    const Holders before = holders_before();
-    LaneClocks clocks(schedule_);
-    std::vector<InstructionId> candidates;
-    for (Instruction& instruction : schedule_.instructions) {
-      if (instruction.op != Op::kRelease) {
-        for (const Use& use : instruction.writes) {
-          for (const BufferId holder : before.of(use.buffer)) {
-            candidates.push_back(lives_[holder].release);
-          }
-        }
-      }
-      add_deps(clocks, instruction, candidates);
-    }
-  }
-
   // The last holders of each buffer's memory, in one list.
   struct Holders {
     struct Part {
@@ -403,7 +402,15 @@ std::array<std::uint64_t, kTierCount> packed_bytes(const Schedule& schedule,
 
 void pack(Schedule& schedule, std::uint64_t alignment_bytes, packing::PackingEffort effort) {
   SLUICE_CHECK(alignment_bytes > 0);
-  Packer(schedule, alignment_bytes, effort).run();
+  Packer packer(schedule, alignment_bytes, effort);
+  packer.place_buffers();
+  packer.order_reuse();
+}
+
+void place_buffers(Schedule& schedule, std::uint64_t alignment_bytes,
+                   packing::PackingEffort effort) {
+  SLUICE_CHECK(alignment_bytes > 0);
+  Packer(schedule, alignment_bytes, effort).place_buffers();
 }
 
 }  // namespace sluice::schedule

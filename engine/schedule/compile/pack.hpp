@@ -7,7 +7,7 @@
 
 namespace sluice::schedule {
 
-// Runs after link (ids set). Precondition: `schedule.slot_bytes` is set if there are windows.
+// Runs after link. Precondition: `schedule.slot_bytes` is set if there are windows.
 //
 // Windows get chunk slots; other device buffers get offsets in the device arena, in multiples of
 // `alignment_bytes`. With `schedule.shares_device` both are packed into one memory. Pinned buffers
@@ -20,6 +20,11 @@ namespace sluice::schedule {
 // ranks each is the largest of all ranks.
 void pack(Schedule& schedule, std::uint64_t alignment_bytes = kTensorAlignmentBytes,
           packing::PackingEffort effort = packing::PackingEffort::kQuick);
+
+// The places alone, for schedules whose memory is asked for and that nobody runs: they need no link
+// before, and reuse of their memory is not ordered.
+void place_buffers(Schedule& schedule, std::uint64_t alignment_bytes = kTensorAlignmentBytes,
+                   packing::PackingEffort effort = packing::PackingEffort::kQuick);
 
 // Bytes per tier that the places need: slots and whole arena pages of the device, 4 KiB pages of
 // pinned memory, storage.

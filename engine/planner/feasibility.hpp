@@ -1,0 +1,48 @@
+// Whether a configuration fits its budgets: the needs of the candidate groups (candidates.hpp).
+//
+// A group counts only if its most frugal candidate fits. A group's need is the larger of that
+// candidate's coarse and exact one (trials.hpp), and does not depend on the budgets. So more memory
+// never turns a plan into a refusal, and the least budget that fits is a minimum over the groups.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <vector>
+
+#include "engine/planner/candidates.hpp"
+#include "engine/planner/refusal.hpp"
+#include "engine/planner/trials.hpp"
+
+namespace sluice::planner {
+
+class Feasibility {
+ public:
+  // All arguments but the groups must outlive it. Precondition: there is a group.
+  Feasibility(const schedule::StepModel& model, const TierBytes& budgets, Trials& trials,
+              std::vector<CandidateGroup> groups);
+
+  // Whether any group fits.
+  bool fits();
+  // Precondition: fits() returned false.
+  Refusal refusal();
+
+  const std::vector<CandidateGroup>& groups() const { return groups_; }
+  bool group_fits(std::size_t group);
+  // The most frugal candidate of a group that fits. Precondition: fits() returned true.
+  const schedule::StepOptions& frugal() const;
+
+ private:
+  const TierBytes& coarse_need(std::size_t group);
+  const TierBytes& need(std::size_t group);
+  bool may_fit(std::size_t group);
+  bool surely_fits(std::size_t group);
+
+  const schedule::StepModel& model_;
+  const TierBytes& budgets_;
+  Trials& trials_;
+  std::vector<CandidateGroup> groups_;
+  std::vector<std::optional<TierBytes>> needs_;  // as far as they were asked for
+  std::optional<std::size_t> fitting_;           // a group that fits
+};
+
+}  // namespace sluice::planner

@@ -1,0 +1,53 @@
+// The plans that a search has found to fit by coarse trials, the fastest first, and the choice among
+// them by exact ones.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <vector>
+
+#include "engine/planner/tier_bytes.hpp"
+#include "engine/planner/trials.hpp"
+
+namespace sluice::planner {
+
+class Shortlist {
+ public:
+  struct Found {
+    schedule::StepOptions options;
+    double seconds = 0;  // of a coarse trial
+  };
+
+  // All arguments must outlive it.
+  Shortlist(const schedule::StepModel& model, const TierBytes& budgets, Trials& trials)
+      : model_(model), budgets_(budgets), room_(budgets), trials_(trials) {}
+
+  // Keeps the plan if it fits. Returns its time; nothing if it does not fit.
+  std::optional<double> consider(const schedule::StepOptions& options);
+  // Whether a plan that takes so long would be faster than the best so far by enough to be taken.
+  bool would_be_better(double seconds) const;
+
+  bool empty() const { return found_.empty(); }
+  const Found& front() const { return found_.front(); }
+  // The budgets, less the bytes that exact trials needed beyond their coarse ones.
+  const TierBytes& room() const { return room_; }
+
+  // The fastest of a few finalists, compiled and simulated exactly, with the best pieces for its
+  // update. Nothing: the fastest plan found does not fit; the room has shrunk below its need, and
+  // plans that do not fit the room are gone.
+  std::optional<Compiled> confirm();
+
+ private:
+  std::vector<Found> finalists() const;
+  std::optional<Compiled> compile(const Found& found);
+  schedule::StepOptions refined(schedule::StepOptions options);
+  void shrink_room(const schedule::StepOptions& options, const TierBytes& need);
+
+  const schedule::StepModel& model_;
+  const TierBytes& budgets_;
+  TierBytes room_;
+  Trials& trials_;
+  std::vector<Found> found_;
+};
+
+}  // namespace sluice::planner

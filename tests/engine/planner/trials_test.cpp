@@ -1,0 +1,99 @@
+// Coarse trials beside exact ones: the time and the need of steps with many micro-batches.
+#include "engine/planner/trials.hpp"
+
+#include <gtest/gtest.h>
+
+#include "engine/config/shapes.hpp"
+#include "engine/planner/candidates.hpp"
+#include "engine/planner/cost_model.hpp"
+#include "engine/planner/footprint.hpp"
+#include "engine/planner/spill_choice.hpp"
+
+namespace sluice::testing {
+namespace {
+
+class TrialsTest : public ::testing::Test {
+ protected:
+  TrialsTest()
+      : model_(config::model_shape(config_)),
+        batch_(config::batch_shape(config_)),
+        kernels_(kernels::make_host_kernels({1})),
+        step_model_(planner::make_step_model(
+            model_, batch_, config::parameter_table(config_, model_), *kernels_, *kernels_)),
+        costs_(config_, model_, batch_, hardware_),
+        trials_(step_model_, costs_, 0) {}
+
+  static config::Config small_model() {
+    config::Config config;
+    config.model.layers = 6;
+    config.model.hidden = 128;
+    config.model.heads = config.model.kv_heads = 4;
+    config.model.ffn = 512;
+    config.model.max_seq = config.train.seq = 64;
+    config.train.accumulate = 12;
+    return config;
+  }
+
+  schedule::StepOptions options(schedule::ComputeOrder order, Tier state, Tier activation) const {
+    schedule::StepOptions options = planner::plan_candidates(config_, step_model_).front().front();
+    options.order = order;
+    options.weight_slots = 0;
+    const std::vector<Tier> tiers(step_model_.units.size(), state);
+    options.placement = {tiers, tiers, tiers,
+                         std::vector<Tier>(step_model_.units.size(), activation)};
+    options.placement.saved =
+        planner::saved_places(config_, step_model_, options.placement.activation);
+    return options;
+  }
+
+  std::vector<schedule::StepOptions> examples() const {
+    std::vector<schedule::StepOptions> list;
+    for (const auto order : {schedule::ComputeOrder::kMicrobatch, schedule::ComputeOrder::kUnit}) {
+      for (const Tier state : {Tier::kDevice, Tier::kPinned, Tier::kStorage}) {
+        for (const Tier activation : {Tier::kDevice, Tier::kPinned}) {
+          list.push_back(options(order, state, activation));
+        }
+      }
+    }
+    return list;
+  }
+
+  config::Config config_ = small_model();
+  planner::HardwareProfile hardware_;
+  model::Model model_;
+  model::BatchShape batch_;
+  std::unique_ptr<kernels::Kernels> kernels_;
+  schedule::StepModel step_model_;
+  planner::CostModel costs_;
+  planner::Trials trials_;
+};
+
+TEST_F(TrialsTest, AFewMicrobatchesTellTheTimeOfAll) {
+  for (const schedule::StepOptions& options : examples()) {
+    planner::Compiled exact = trials_.exact(options);
+    trials_.simulate(exact);
+    EXPECT_NEAR(trials_.coarse(options).seconds / exact.simulation.total_s, 1.0, 0.1)
+        << exact.simulation.total_s;
+  }
+}
+
+// A need that is too small would be found out only after an exact trial.
+TEST_F(TrialsTest, AFewMicrobatchesTellTheNeedOfAll) {
+  for (const schedule::StepOptions& options : examples()) {
+    const planner::TierBytes exact = trials_.exact(options).need.peak_bytes();
+    const planner::TierBytes coarse = trials_.coarse_need(options);
+    for (std::size_t tier = 0; tier < kTierCount; ++tier) {
+      const auto bytes = static_cast<double>(exact[tier]);
+      EXPECT_NEAR(static_cast<double>(coarse[tier]), bytes, 0.1 * bytes + 1.0 * kMiB) << tier;
+    }
+  }
+}
+
+TEST_F(TrialsTest, AnExactNeedIsThatOfTheExactTrial) {
+  for (const schedule::StepOptions& options : examples()) {
+    EXPECT_EQ(trials_.exact_need(options), trials_.exact(options).need.peak_bytes());
+  }
+}
+
+}  // namespace
+}  // namespace sluice::testing

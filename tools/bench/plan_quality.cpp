@@ -1,0 +1,223 @@
+// Settings go through the configuration as a user's do, so a plan by hand has every freedom that
+// its keys leave, and its time is that of its exact schedule.
+#include "tools/bench/plan_quality.hpp"
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "base/error.hpp"
+#include "base/rng.hpp"
+#include "engine/planner/bundled_profiles.hpp"
+#include "engine/planner/machine_check.hpp"
+#include "engine/train/prepare.hpp"
+#include "tools/bench/plan_cases.hpp"
+#include "tools/bench/storage_rates.hpp"
+
+namespace sluice::bench {
+namespace {
+
+using nlohmann::json;
+using Settings = std::vector<std::string>;
+
+struct Pair {
+  const char* name;
+  const char* machine;
+  Settings model;
+};
+
+Settings llama(const char* layers, const char* hidden, const char* ffn, const char* heads,
+               const char* kv_heads, Settings more = {}) {
+  Settings settings{"model.family=llama",
+                    std::string("model.layers=") + layers,
+                    std::string("model.hidden=") + hidden,
+                    std::string("model.ffn=") + ffn,
+                    std::string("model.heads=") + heads,
+                    std::string("model.kv_heads=") + kv_heads,
+                    "model.vocab=32000",
+                    "train.seq=4096",
+                    "train.micro_batch=1",
+                    "optimizer.states=split"};
+  settings.insert(settings.end(), more.begin(), more.end());
+  return settings;
+}
+
+Settings gpt2(const char* layers, const char* hidden, const char* heads, Settings more) {
+  Settings settings{"model.family=gpt2",
+                    std::string("model.layers=") + layers,
+                    std::string("model.hidden=") + hidden,
+                    std::string("model.heads=") + heads,
+                    "model.vocab=50257",
+                    "train.seq=1024",
+                    "train.micro_batch=1",
+                    "optimizer.states=split"};
+  settings.insert(settings.end(), more.begin(), more.end());
+  return settings;
+}
+
+const std::vector<Pair>& all_pairs() {
+  static const std::vector<Pair> pairs{
+      {"7 B, 4090", "rtx4090-64g-1nvme", llama("32", "4096", "11008", "32", "32")},
+      {"8 B, 4090, 12 drives", "rtx4090-256g-12nvme", llama("32", "4096", "14336", "32", "8")},
+      {"1.56 B x 16, 4090, 6/12 GiB", "rtx4090-64g-1nvme",
+       gpt2("48", "1600", "25",
+            {"train.accumulate=16", "memory.device=6GiB", "memory.pinned=12GiB"})},
+      {"1.56 B x 4, 4090, 3/4 GiB", "rtx4090-64g-1nvme",
+       gpt2("48", "1600", "25",
+            {"train.accumulate=4", "memory.device=3GiB", "memory.pinned=4GiB"})},
+      {"7 B, 5090", "rtx5090-192g-1nvme", llama("32", "4096", "11008", "32", "32")},
+      {"0.36 B x 4, no clipping, 4090, 1/2 GiB", "rtx4090-64g-1nvme",
+       gpt2("24", "1024", "16",
+            {"train.accumulate=4", "train.clip=0", "memory.device=1GiB", "memory.pinned=2GiB"})},
+      {"7 B x 4, H200", "h200-128g-1nvme",
+       llama("32", "4096", "11008", "32", "32", {"train.accumulate=4"})},
+      {"13 B, 4090", "rtx4090-64g-1nvme", llama("40", "5120", "13824", "40", "40")},
+      {"1.56 B x 8, 5090, 12/24 GiB", "rtx5090-192g-1nvme",
+       gpt2("48", "1600", "25",
+            {"train.accumulate=8", "memory.device=12GiB", "memory.pinned=24GiB"})},
+      {"32 B, H100", "h100-512g-4nvme", llama("60", "6656", "17920", "52", "52")},
+  };
+  return pairs;
+}
+
+// A key of a setting and its values but "auto".
+struct Choice {
+  const char* key;
+  std::vector<const char*> values;
+};
+
+const std::vector<Choice>& choices() {
+  static const std::vector<Choice> list{
+      {"memory.place.weight", {"device", "pinned", "storage"}},
+      {"memory.place.gradient", {"device", "pinned", "storage"}},
+      {"memory.place.optimizer", {"device", "pinned", "storage"}},
+      {"memory.place.activation", {"device", "pinned", "storage"}},
+      {"recompute.policy", {"none", "selective", "attention", "unit", "sqrt"}},
+      {"train.order", {"microbatch", "unit"}},
+      {"optimizer.placement", {"after_backward", "next_forward", "in_backward"}},
+      {"memory.prefetch", {"0", "1", "2", "3"}},
+  };
+  return list;
+}
+
+class Draws {
+ public:
+  Draws(std::uint64_t seed, const char* purpose) : random_(seed, stream_of(purpose)) {}
+  std::size_t below(std::size_t bound) { return random_.below(drawn_++, bound); }
+
+ private:
+  CounterRng random_;
+  std::uint64_t drawn_ = 0;
+};
+
+std::string drawn_value(const Choice& choice, Draws& draws) {
+  return std::string(choice.key) + "=" + choice.values[draws.below(choice.values.size())];
+}
+
+Settings complete_setting(Draws& draws) {
+  Settings setting;
+  for (const Choice& choice : choices()) setting.push_back(drawn_value(choice, draws));
+  return setting;
+}
+
+Settings two_settings(Draws& draws) {
+  const std::size_t first = draws.below(choices().size());
+  std::size_t second = draws.below(choices().size() - 1);
+  if (second >= first) ++second;
+  return {drawn_value(choices()[first], draws), drawn_value(choices()[second], draws)};
+}
+
+struct Planned {
+  double step_s = 0;
+  double cpu_s = 0;
+};
+
+// Nothing: the configuration is refused or makes no sense.
+std::optional<Planned> plan_with(const Pair& pair, const Settings& setting) {
+  const planner::HardwareProfile hardware =
+      planner::load_named_profile(pair.machine, planner::bundled_profile_directory());
+  Settings all = pair.model;
+  all.insert(all.end(), setting.begin(), setting.end());
+  try {
+    config::Config config =
+        config::parse_config("", pair.name, all, planner::default_budgets(hardware));
+    config::check_supported(config);
+    train::settle_described_backend(config, hardware);
+    config.train.threads = hardware.cores;
+    planner::settle_budgets_elsewhere(config);
+    train::Backend backend = train::make_described_backend(config, hardware);
+    const double begin_s = process_cpu_seconds();
+    train::Prepared prepared = train::prepare_with(config, hardware, std::move(backend));
+    const double cpu_s = process_cpu_seconds() - begin_s;
+    const planner::Plan* plan = prepared.plan();
+    if (plan == nullptr) return std::nullopt;
+    return Planned{plan->simulation.total_s, cpu_s};
+  } catch (const InputError&) {
+    return std::nullopt;
+  }
+}
+
+json compare(const Pair& pair, const Planned& automatic, int count, const char* purpose,
+             Settings (*draw)(Draws&)) {
+  Draws draws(0, purpose);
+  int fits = 0;
+  double most_gain = -1;
+  double worst_cpu_s = 0;
+  std::string best;
+  for (int i = 0; i < count; ++i) {
+    const Settings setting = draw(draws);
+    const std::optional<Planned> by_hand = plan_with(pair, setting);
+    if (!by_hand) continue;
+    ++fits;
+    worst_cpu_s = std::max(worst_cpu_s, by_hand->cpu_s);
+    const double gain = automatic.step_s / by_hand->step_s - 1;
+    if (gain <= most_gain) continue;
+    most_gain = gain;
+    best.clear();
+    for (const std::string& text : setting) best += (best.empty() ? "" : " ") + text;
+  }
+  return {{"settings", count},
+          {"fits", fits},
+          {"most_gain", most_gain},
+          {"setting", best},
+          {"worst_cpu_s", worst_cpu_s}};
+}
+
+}  // namespace
+
+int plan_quality_pairs() {
+  return static_cast<int>(all_pairs().size());
+}
+
+json measure_plan_quality(int pairs, int settings) {
+  json list = json::array();
+  double complete_gain = -1;
+  double complete_cpu_s = 0;
+  double two_gain = -1;
+  for (int i = 0; i < pairs; ++i) {
+    const Pair& pair = all_pairs()[static_cast<std::size_t>(i)];
+    const std::optional<Planned> automatic = plan_with(pair, {});
+    if (!automatic) throw InternalError(std::string("bench plan: no plan for ") + pair.name);
+    json complete = compare(pair, *automatic, settings, "bench/plan/complete", complete_setting);
+    json two = compare(pair, *automatic, settings, "bench/plan/two", two_settings);
+    complete_gain = std::max(complete_gain, complete["most_gain"].get<double>());
+    complete_cpu_s = std::max(complete_cpu_s, complete["worst_cpu_s"].get<double>());
+    two_gain = std::max(two_gain, two["most_gain"].get<double>());
+    list.push_back({{"pair", pair.name},
+                    {"step_s", automatic->step_s},
+                    {"cpu_s", automatic->cpu_s},
+                    {"complete", std::move(complete)},
+                    {"two", std::move(two)}});
+  }
+  return {{"pairs", std::move(list)},
+          {"complete_most_gain", complete_gain},
+          {"complete_worst_cpu_s", complete_cpu_s},
+          {"two_most_gain", two_gain}};
+}
+
+}  // namespace sluice::bench

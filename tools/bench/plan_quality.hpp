@@ -1,0 +1,18 @@
+// `sluice bench plan --quality`: automatic plans beside plans with settings fixed by hand.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+
+namespace sluice::bench {
+
+// The models and machines that measure_plan_quality knows.
+int plan_quality_pairs();
+
+// For each of the first `pairs` models with a machine (share/hardware): the automatic plan beside
+// `settings` random complete settings, and beside as many random pairs of single ones. Seeded.
+// {"pairs":[{pair, step_s, complete:{settings, fits, most_gain, setting, worst_cpu_s},
+//   two:{the same}}], and of all pairs complete_most_gain, complete_worst_cpu_s, two_most_gain}. A
+// gain is the share by which the automatic plan takes longer than the fastest by hand.
+nlohmann::json measure_plan_quality(int pairs, int settings);
+
+}  // namespace sluice::bench
