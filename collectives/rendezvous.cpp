@@ -141,8 +141,9 @@ class Host {
   Host(const RendezvousPlace& place, const std::string& message, Deadline deadline)
       : place_(place), message_(message), deadline_(deadline) {}
 
-  std::vector<std::string> gather() {
-    listener_ = listen_at(place_.address, place_.port);
+  Meeting gather() {
+    listener_ = place_.listener >= 0 ? share_socket(place_.listener)
+                                     : listen_at(place_.address, place_.port);
     while (missing() > 0) {
       if (deadline_.passed()) {
         const std::string why = describe_missing();
@@ -152,7 +153,13 @@ class Host {
       wait();
       meet();
     }
-    return messages();
+    Meeting meeting;
+    meeting.messages = messages();
+    meeting.sockets.resize(static_cast<std::size_t>(place_.size));
+    for (Guest& guest : guests_) {
+      if (guest.greeted()) meeting.sockets[guest.hello->rank] = std::move(guest.socket);
+    }
+    return meeting;
   }
 
  private:
@@ -215,8 +222,8 @@ class Host {
     const Hello& hello = *guest.hello;
     if (hello.job != place_.job) {
       refuse(guest, Verdict::kDisagrees,
-             "rank 0 of another job listens at " + place_name(place_) + " ('" + place_.job +
-                 "', not '" + hello.job + "'); give each job a MASTER_PORT of its own");
+             "rank 0 of another job listens at " + place_name(place_) +
+                 "; give each job a MASTER_PORT of its own");
       guest.gone = true;
       guest.hello.reset();
       return;
@@ -294,9 +301,9 @@ std::vector<std::string> messages_in(const Bytes& body, int size) {
 }
 
 // One attempt. Returns nothing if rank 0 was not there, or if another program answered.
-std::optional<std::vector<std::string>> ask(const RendezvousPlace& place,
-                                            const std::string& message, Deadline deadline) {
-  const Socket socket = connect_to(place.address, place.port, deadline);
+std::optional<Meeting> ask(const RendezvousPlace& place, const std::string& message,
+                           Deadline deadline) {
+  Socket socket = connect_to(place.address, place.port, deadline);
   if (!socket) return std::nullopt;
   Bytes hello;
   put(hello, kHello);
@@ -317,26 +324,33 @@ std::optional<std::vector<std::string>> ask(const RendezvousPlace& place,
   if (!receive_all(socket, body, deadline)) return std::nullopt;
   if (verdict == Verdict::kDisagrees) throw InputError(text_at(body.data(), body.size()));
   if (verdict == Verdict::kTooLate) throw TimeoutError(text_at(body.data(), body.size()));
-  return messages_in(body, place.size);
+  Meeting meeting;
+  meeting.messages = messages_in(body, place.size);
+  meeting.sockets.push_back(std::move(socket));
+  return meeting;
 }
 
 }  // namespace
 
-std::vector<std::string> exchange_messages(const RendezvousPlace& place, const std::string& message,
-                                           Deadline deadline) {
+Meeting meet_ranks(const RendezvousPlace& place, const std::string& message, Deadline deadline) {
   SLUICE_CHECK(place.size >= 1 && place.size <= kMostRanks);
   SLUICE_CHECK(place.rank >= 0 && place.rank < place.size);
   SLUICE_CHECK(message.size() <= kMostRendezvousBytes && place.job.size() <= kMostJobBytes);
-  if (place.size == 1) return {message};
+  if (place.size == 1) return {{message}, {}};
   if (place.rank == 0) return Host(place, message, deadline).gather();
   while (true) {
-    if (auto messages = ask(place, message, deadline)) return *messages;
+    if (auto meeting = ask(place, message, deadline)) return std::move(*meeting);
     if (deadline.passed()) {
       throw TimeoutError("rank 0's answer to rank " + std::to_string(place.rank) + " at " +
                          place_name(place) + " (MASTER_ADDR must be a name of its machine)");
     }
     std::this_thread::sleep_for(kRetryPause);
   }
+}
+
+std::vector<std::string> exchange_messages(const RendezvousPlace& place, const std::string& message,
+                                           Deadline deadline) {
+  return meet_ranks(place, message, deadline).messages;
 }
 
 }  // namespace sluice::collectives

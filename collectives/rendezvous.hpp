@@ -8,10 +8,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "base/deadline.hpp"
+#include "collectives/socket.hpp"
 
 namespace sluice::collectives {
 
@@ -20,25 +22,47 @@ struct RendezvousPlace {
   int size = 1;
   std::string address = "127.0.0.1";  // host name or address of rank 0
   std::uint16_t port = 0;
-  std::string job;  // equal on all ranks; at most 256 bytes
+  std::string job;  // equal on all ranks, a secret token at best; at most 256 bytes
+  // On rank 0: a socket that a launcher has opened at the port and keeps open, or -1. It is shared,
+  // not owned.
+  int listener = -1;
+  // This rank among those of its node.
+  int local_rank = 0;
+  int local_size = 1;
 };
 
-// Longest message of a rank.
-inline constexpr std::uint32_t kMostRendezvousBytes = 4096;
+// Longest message of a rank: the addresses of a communicator's connections to 400 ranks.
+inline constexpr std::uint32_t kMostRendezvousBytes = 1 << 16;
+
+// A meeting, and the connections that it leaves open: on rank 0 one for each other rank, at its
+// index; on the others one to rank 0, at index 0.
+struct Meeting {
+  std::vector<std::string> messages;  // of all ranks, in rank order
+  std::vector<Socket> sockets;
+};
 
 // Returns every rank's message in rank order, the same on all ranks. A group of one uses no
 // network. Throws TimeoutError, which names the missing ranks (on rank 0) or the awaited answer (on
 // others). Throws InputError if ranks disagree about size or job, or if two claim the same rank.
 // All ranks that had joined throw it, with the same text.
+Meeting meet_ranks(const RendezvousPlace& place, const std::string& message, Deadline deadline);
+// The same without the connections.
 std::vector<std::string> exchange_messages(const RendezvousPlace& place, const std::string& message,
                                            Deadline deadline);
 
-// Reads a rank's place from torchrun's variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and
-// TORCHELASTIC_RUN_ID as the job. If TORCHELASTIC_USE_AGENT_STORE is True, torchrun's agent itself
-// serves at MASTER_PORT, and the next port is used. SLUICE_MASTER_PORT, if set, is the port.
-// Without RANK and WORLD_SIZE it returns a group of one. Throws InputError that names the variable.
+// A way to exchange messages among the ranks of a group that is about to form: a rendezvous, or the
+// control plane. Returns every rank's message in rank order.
+using MessageExchange =
+    std::function<std::vector<std::string>(const std::string& message, Deadline deadline)>;
+
+// Reads a rank's place from the variables of its launcher: those of torchrun and `sluice launch`
+// (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, and as the job
+// TORCHELASTIC_RUN_ID or SLUICE_JOB), else Open MPI's (OMPI_COMM_WORLD_RANK, ...), else those of a
+// step of Slurm's srun (SLURM_PROCID, ...). Without any it returns a group of one.
+//
+// If TORCHELASTIC_USE_AGENT_STORE is True, torchrun's agent itself serves at MASTER_PORT, and the
+// next port is used. mpirun and srun name no port: it is derived from the job's number. MASTER_ADDR
+// and SLUICE_MASTER_PORT, if set, go before all. Throws InputError that names the variable.
 RendezvousPlace place_from_environment();
-// LOCAL_RANK, the index of this rank's device on its node; 0 if it is not set.
-int local_rank_from_environment();
 
 }  // namespace sluice::collectives

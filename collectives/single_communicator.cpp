@@ -1,8 +1,6 @@
 // The group of one rank: every reduction is the identity, so only copies remain.
-#include <cstring>
-#include <string>
-
 #include "base/error.hpp"
+#include "collectives/abort_reason.hpp"
 #include "collectives/communicator.hpp"
 
 namespace sluice::collectives {
@@ -10,42 +8,24 @@ namespace {
 
 class SingleCommunicator final : public Communicator {
  public:
-  int rank() const override { return 0; }
-  int size() const override { return 1; }
+  SingleCommunicator() : Communicator(0, 1) {}
+  void barrier() override { check_usable("barrier"); }
+  std::unique_ptr<Communicator> split(std::span<const int> members) override {
+    check_usable("split");
+    check_members(members);
+    return make_single_communicator();
+  }
+  void abort(const std::string& why) noexcept override { reason_.set(why); }
 
-  void all_gather(const void* source, void* destination, std::uint64_t count,
-                  DType dtype) override {
-    copy(source, destination, count, dtype);
+ protected:
+  void check_usable(const char* call) override { reason_.check(call); }
+  void transfer(const char* call, int /*tag*/, std::span<const Outgoing> /*outgoing*/,
+                std::span<const Incoming> /*incoming*/) override {
+    throw InternalError(std::string(call) + " in a group of one rank: nothing can match it");
   }
-  std::uint64_t reduce_scatter_workspace_bytes(std::uint64_t, DType) const override { return 0; }
-  void reduce_scatter(const void* source, void* destination, std::uint64_t count, DType dtype,
-                      void* /*workspace*/) override {
-    copy(source, destination, count, dtype);
-  }
-  std::uint64_t all_reduce_workspace_bytes(std::uint64_t, DType) const override { return 0; }
-  void all_reduce(void* /*data*/, std::uint64_t /*count*/, DType /*dtype*/,
-                  void* /*workspace*/) override {}
-  void broadcast(void* /*data*/, std::uint64_t /*count*/, DType /*dtype*/, int root) override {
-    SLUICE_CHECK(root == 0);
-  }
-  void send(const void* /*data*/, std::uint64_t /*bytes*/, int peer, int tag) override {
-    refuse("send", peer, tag);
-  }
-  void receive(void* /*data*/, std::uint64_t /*bytes*/, int peer, int tag) override {
-    refuse("receive", peer, tag);
-  }
-  void barrier() override {}
 
  private:
-  // In place (source == destination) moves nothing. Other overlaps break the contract.
-  static void copy(const void* source, void* destination, std::uint64_t count, DType dtype) {
-    if (source == destination || count == 0) return;
-    std::memcpy(destination, source, count * dtype_bytes(dtype));
-  }
-  [[noreturn]] static void refuse(const char* call, int peer, int tag) {
-    throw InternalError(std::string(call) + " with peer " + std::to_string(peer) + ", tag " +
-                        std::to_string(tag) + " in a group of one rank: nothing can match it");
-  }
+  AbortReason reason_;
 };
 
 }  // namespace

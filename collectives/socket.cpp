@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <chrono>
 #include <memory>
@@ -102,6 +103,15 @@ Socket listen_at(const std::string& address, std::uint16_t port) {
   throw IoError("listen", name, 0, 0, error);
 }
 
+Socket share_socket(int descriptor) {
+  Socket shared(::fcntl(descriptor, F_DUPFD_CLOEXEC, 0));
+  // An accept must not block: the other holders of the socket may have set it to.
+  if (!shared || ::fcntl(shared.descriptor(), F_SETFL, O_NONBLOCK) != 0) {
+    throw IoError("share", "descriptor " + std::to_string(descriptor), 0, 0, errno);
+  }
+  return shared;
+}
+
 std::uint16_t port_of(const Socket& listener) {
   sockaddr_storage address{};
   socklen_t bytes = sizeof address;
@@ -137,6 +147,24 @@ Socket connect_to(const std::string& address, std::uint16_t port, Deadline deadl
     return socket;
   }
   return Socket();
+}
+
+std::string local_address_towards(const std::string& address) {
+  // Connecting a datagram socket only looks up the route. The port does not matter.
+  const Addresses addresses = addresses_of(address, 9);
+  for (const addrinfo* info = addresses.get(); info != nullptr; info = info->ai_next) {
+    const Socket socket(::socket(info->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    if (!socket || ::connect(socket.descriptor(), info->ai_addr, info->ai_addrlen) != 0) continue;
+    sockaddr_storage own{};
+    socklen_t bytes = sizeof own;
+    std::array<char, NI_MAXHOST> name{};
+    if (::getsockname(socket.descriptor(), reinterpret_cast<sockaddr*>(&own), &bytes) == 0 &&
+        ::getnameinfo(reinterpret_cast<const sockaddr*>(&own), bytes, name.data(), name.size(),
+                      nullptr, 0, NI_NUMERICHOST) == 0) {
+      return name.data();
+    }
+  }
+  return {};
 }
 
 bool send_all(const Socket& socket, std::span<const std::byte> bytes, Deadline deadline) {

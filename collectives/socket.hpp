@@ -29,12 +29,18 @@ class Socket {
 // Listens at `address`. If that is not an address of this machine (a translated name), listens at
 // all addresses. port 0: any free port. Throws IoError.
 Socket listen_at(const std::string& address, std::uint16_t port);
+// Another descriptor of a listening socket that this process inherited. Throws IoError.
+Socket share_socket(int descriptor);
 std::uint16_t port_of(const Socket& listener);
 // Returns an empty socket if no connection is pending.
 Socket accept_from(const Socket& listener);
 // Returns an empty socket if the attempt should be repeated: it was refused, not answered before
 // the deadline, or the name is unknown (a job's names may appear after its ranks start).
 Socket connect_to(const std::string& address, std::uint16_t port, Deadline deadline);
+
+// The address of this machine that packets to `address` leave from. Sends nothing. Empty if
+// `address` is unknown or cannot be reached.
+std::string local_address_towards(const std::string& address);
 
 // Both return false if the connection broke or the deadline passed.
 bool send_all(const Socket& socket, std::span<const std::byte> bytes, Deadline deadline);

@@ -1,7 +1,7 @@
 // A group of GPUs that communicate with NCCL, on the comm lane's stream.
 //
 // NCCL only moves bytes here. Its own sums depend on its algorithm and on the number of ranks. A
-// reduction therefore exchanges parts into the workspace and adds them in rank order with our own
+// reduction therefore exchanges parts into the workspace and adds them along the tree with our own
 // kernel (kernels/cuda/gradients.hpp). An all_reduce then gathers the sums.
 //
 // Calls are made inside Stream::launch of that stream, like kernels, and return once NCCL has
@@ -10,9 +10,10 @@
 //
 // No call blocks forever. If NCCL does not accept a call by its deadline, or a queued call has not
 // finished by then, the communicator is aborted, which ends its kernels on the GPU, and
-// TimeoutError names the call. The next call, barrier() and check() notice overdue calls. After an
-// abort every call throws DeviceError with the reason. The destructor aborts calls that have not
-// finished.
+// TimeoutError names the call. The next call, barrier() and check() notice overdue calls, and carry
+// out an abort() of another thread. After an abort every call throws CommunicationError with the
+// reason. The destructor aborts calls that have not finished. A group that was split off shares the
+// stream and the scratch memory, and must not outlive its parent.
 #pragma once
 
 #include <cstdint>

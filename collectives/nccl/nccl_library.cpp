@@ -17,6 +17,7 @@ NcclFunctions open_library() {
   library.find("ncclGetVersion", nccl.get_version);
   library.find("ncclGetUniqueId", nccl.get_unique_id);
   library.find("ncclCommInitRankConfig", nccl.init_rank);
+  library.find("ncclCommSplit", nccl.split);
   library.find("ncclCommFinalize", nccl.finalize);
   library.find("ncclCommDestroy", nccl.destroy);
   library.find("ncclCommAbort", nccl.abort);
@@ -30,7 +31,7 @@ NcclFunctions open_library() {
   library.find("ncclSend", nccl.send);
   library.find("ncclRecv", nccl.receive);
   if (!library.missing().empty()) {
-    throw DeviceError("libnccl.so.2 has no " + library.missing() + "; install NCCL 2.14 or newer");
+    throw DeviceError("libnccl.so.2 has no " + library.missing() + "; install NCCL 2.18 or newer");
   }
   return nccl;
 }

@@ -10,6 +10,7 @@ struct NcclFunctions {
   decltype(&ncclGetVersion) get_version;
   decltype(&ncclGetUniqueId) get_unique_id;
   decltype(&ncclCommInitRankConfig) init_rank;
+  decltype(&ncclCommSplit) split;
   decltype(&ncclCommFinalize) finalize;
   decltype(&ncclCommDestroy) destroy;
   decltype(&ncclCommAbort) abort;
@@ -25,7 +26,7 @@ struct NcclFunctions {
 };
 
 // Opens libnccl.so.2 once and keeps it open. Throws DeviceError if it is missing or lacks a
-// function (before 2.14: non-blocking communicators).
+// function (before 2.18: groups that are split off).
 const NcclFunctions& nccl_library();
 
 }  // namespace sluice::collectives

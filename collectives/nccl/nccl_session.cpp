@@ -9,6 +9,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <fstream>
@@ -74,12 +75,13 @@ void refuse_shared_gpus(const std::vector<Introduction>& ranks) {
 
 NcclSession::NcclSession(const NcclOptions& options)
     : nccl_(options.nccl != nullptr ? *options.nccl : nccl_library()),
+      device_(*options.device),
       stream_(*options.stream),
       rank_(options.place.rank),
       size_(options.place.size),
       call_seconds_(options.call_seconds) {
   const Deadline deadline = Deadline::after_seconds(options.start_seconds);
-  for (Watched& watched : watched_) watched.event = options.device->create_event();
+  for (Watched& watched : watched_) watched.event = device_.create_event();
   Introduction own{machine_id(), machine_name(), options.gpu, {}};
   if (rank_ == 0) {
     ncclUniqueId id{};
@@ -97,6 +99,16 @@ NcclSession::NcclSession(const NcclOptions& options)
   }
   std::memcpy(id.internal, ranks[0].unique_id.data(), sizeof id.internal);
   start(id, deadline);
+}
+
+NcclSession::NcclSession(const NcclSession& parent, int rank, int size)
+    : nccl_(parent.nccl_),
+      device_(parent.device_),
+      stream_(parent.stream_),
+      rank_(rank),
+      size_(size),
+      call_seconds_(parent.call_seconds_) {
+  for (Watched& watched : watched_) watched.event = device_.create_event();
 }
 
 NcclSession::~NcclSession() {
@@ -158,7 +170,7 @@ void NcclSession::require(ncclResult_t result, const char* function) const {
 
 void NcclSession::abort(const std::string& why) noexcept {
   if (handle_ == nullptr) return;
-  aborted_because_ = why;
+  reason_.set(why);
   static_cast<void>(nccl_.abort(handle_));
   handle_ = nullptr;
   count_ = 0;
@@ -168,7 +180,7 @@ void NcclSession::fail(ncclResult_t state, const char* call) {
   const std::string why =
       std::string(call) + " failed on rank " + std::to_string(rank_) + ": " + text_of(state);
   abort(why);
-  throw DeviceError("NCCL: " + why);
+  throw CommunicationError(-1, call, "NCCL: " + why);
 }
 
 void NcclSession::time_out(const std::string& awaited) {
@@ -180,6 +192,7 @@ void NcclSession::time_out(const std::string& awaited) {
 
 void NcclSession::settle(const char* call, Deadline deadline) {
   while (true) {
+    end_if_requested(call);
     ncclResult_t state = ncclSuccess;
     require(nccl_.async_error(handle_, &state), "ncclCommGetAsyncError");
     if (state == ncclSuccess) return;
@@ -197,10 +210,14 @@ void NcclSession::watch(const char* call) {
   stream_.record(*newest.event);
 }
 
-void NcclSession::check() {
-  if (handle_ == nullptr) {
-    throw DeviceError("the NCCL communicator was aborted: " + aborted_because_);
-  }
+void NcclSession::end_if_requested(const char* call) {
+  if (!reason_.is_set()) return;
+  abort("");  // the reason is set
+  reason_.check(call);
+}
+
+void NcclSession::check(const char* call) {
+  end_if_requested(call);
   while (count_ > 0 && watched_[first_].event->done()) {
     first_ = (first_ + 1) % kMostWatched;
     --count_;
@@ -215,7 +232,7 @@ void NcclSession::check() {
 }
 
 void NcclSession::group(const char* call, const std::function<void()>& queue) {
-  check();
+  check(call);
   const Deadline deadline = Deadline::after_seconds(call_seconds_);
   require(nccl_.group_start(), "ncclGroupStart");
   try {
@@ -232,9 +249,25 @@ void NcclSession::group(const char* call, const std::function<void()>& queue) {
   watch(call);
 }
 
+std::unique_ptr<NcclSession> NcclSession::split(std::span<const int> members) {
+  check("split");
+  const auto own = std::find(members.begin(), members.end(), rank_) - members.begin();
+  std::unique_ptr<NcclSession> group(
+      new NcclSession(*this, static_cast<int>(own), static_cast<int>(members.size())));
+  const Deadline deadline = Deadline::after_seconds(call_seconds_);
+  const int color = members.size() > 1 ? members.front() : NCCL_SPLIT_NOCOLOR;
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  require(nccl_.split(handle_, color, group->rank_, &group->handle_, &config), "ncclCommSplit");
+  // The parent has the new handle once it has accepted the call. That starts on its own then.
+  settle("split", deadline);
+  if (group->handle_ != nullptr) group->settle("split", deadline);
+  return group;
+}
+
 void NcclSession::wait() {
   while (count_ > 0) {
-    check();
+    check("barrier");
     if (count_ > 0) std::this_thread::sleep_for(kPollPause);
   }
 }

@@ -2,7 +2,9 @@
 // in the host's group of one.
 #include "collectives/nccl/single_gpu_communicator.hpp"
 
+#include "base/error.hpp"
 #include "base/units.hpp"
+#include "collectives/abort_reason.hpp"
 #include "collectives/nccl/nccl_communicator.hpp"
 
 namespace sluice::collectives {
@@ -10,42 +12,34 @@ namespace {
 
 class SingleGpuCommunicator final : public Communicator {
  public:
-  explicit SingleGpuCommunicator(device::Stream& stream)
-      : stream_(stream), single_(make_single_communicator()) {}
+  explicit SingleGpuCommunicator(device::Stream& stream) : Communicator(0, 1), stream_(stream) {}
 
-  int rank() const override { return 0; }
-  int size() const override { return 1; }
-  void all_gather(const void* source, void* destination, std::uint64_t count,
-                  DType dtype) override {
-    copy(source, destination, bytes_of(dtype, count));
+  void barrier() override { check_usable("barrier"); }
+  std::unique_ptr<Communicator> split(std::span<const int> members) override {
+    check_usable("split");
+    check_members(members);
+    return make_single_gpu_communicator(stream_);
   }
-  std::uint64_t reduce_scatter_workspace_bytes(std::uint64_t, DType) const override { return 0; }
-  void reduce_scatter(const void* source, void* destination, std::uint64_t count, DType dtype,
-                      void* /*workspace*/) override {
-    copy(source, destination, bytes_of(dtype, count));
+  void abort(const std::string& why) noexcept override { reason_.set(why); }
+  // Such a fold would change the type of its values, for which there is no kernel here.
+  void fold_parts(const RankParts& /*parts*/, ReductionTypes /*types*/, void* /*out*/,
+                  std::uint64_t /*elems*/) override {
+    throw InternalError("a group of one GPU does not convert values");
   }
-  std::uint64_t all_reduce_workspace_bytes(std::uint64_t, DType) const override { return 0; }
-  void all_reduce(void* /*data*/, std::uint64_t /*count*/, DType /*dtype*/,
-                  void* /*workspace*/) override {}
-  void broadcast(void* data, std::uint64_t count, DType dtype, int root) override {
-    single_->broadcast(data, count, dtype, root);
+
+ protected:
+  void check_usable(const char* call) override { reason_.check(call); }
+  void transfer(const char* call, int /*tag*/, std::span<const Outgoing> /*outgoing*/,
+                std::span<const Incoming> /*incoming*/) override {
+    throw InternalError(std::string(call) + " in a group of one rank: nothing can match it");
   }
-  void send(const void* data, std::uint64_t bytes, int peer, int tag) override {
-    single_->send(data, bytes, peer, tag);
+  void copy(void* to, const void* from, std::uint64_t bytes) override {
+    stream_.copy(to, from, bytes, device::CopyKind::kDeviceToDevice);
   }
-  void receive(void* data, std::uint64_t bytes, int peer, int tag) override {
-    single_->receive(data, bytes, peer, tag);
-  }
-  void barrier() override {}
 
  private:
-  void copy(const void* source, void* destination, std::uint64_t bytes) {
-    if (source == destination || bytes == 0) return;
-    stream_.copy(destination, source, bytes, device::CopyKind::kDeviceToDevice);
-  }
-
   device::Stream& stream_;
-  const std::unique_ptr<Communicator> single_;
+  AbortReason reason_;
 };
 
 }  // namespace

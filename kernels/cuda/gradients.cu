@@ -177,48 +177,62 @@ template <class T>
 struct RankSum<T, float> {
   static __device__ float load(T number) { return load_float(number); }
   static __device__ float add(float a, float b) { return __fadd_rn(a, b); }
-  static __device__ T store(float sum) { return from_float<T>(sum); }
 };
 template <>
 struct RankSum<double, double> {
   static __device__ double load(double number) { return number; }
   static __device__ double add(double a, double b) { return __dadd_rn(a, b); }
-  static __device__ double store(double sum) { return sum; }
 };
 // Integers are unsigned, so sums wrap.
 template <class T>
 struct RankSum<T, T> {
   static __device__ T load(T number) { return number; }
   static __device__ T add(T a, T b) { return a + b; }
-  static __device__ T store(T sum) { return sum; }
 };
 template <>
 struct RankSum<float, float> {
   static __device__ float load(float number) { return number; }
   static __device__ float add(float a, float b) { return __fadd_rn(a, b); }
-  static __device__ float store(float sum) { return sum; }
 };
 
-template <class T, class Sum>
-__global__ void fold_ranks_kernel(const RankParts parts, T* out, std::int64_t elems) {
-  using Of = RankSum<T, Sum>;
-  const auto* const own = static_cast<const T*>(parts.own);
-  const auto* const others = static_cast<const T*>(parts.others);
-  const auto part = [&](int rank, std::int64_t i) {
-    return Of::load(rank == parts.own_rank ? own[i] : others[rank * elems + i]);
-  };
-  for (std::int64_t i = grid_thread(); i < elems; i += grid_threads()) {
-    Sum sum = part(0, i);
-    for (int rank = 1; rank < parts.ranks; ++rank) sum = Of::add(sum, part(rank, i));
-    out[i] = Of::store(sum);
+template <class Sum, class Out>
+__device__ Out rounded_sum(Sum sum) {
+  if constexpr (std::is_same_v<Sum, Out>) {
+    return sum;
+  } else {
+    return from_float<Out>(sum);
   }
 }
 
-template <class T, class Sum>
+// Partial sums of at most 2^17 - 1 ranks.
+constexpr int kMostRankSums = 17;
+
+// Adds along law 2's tree, which splits n parts at the largest power of two below n. Parts come in
+// order, so partial sums carry like a binary counter (collectives/fold.hpp has the host's).
+template <class T, class Sum, class Out>
+__global__ void fold_ranks_kernel(const RankParts parts, Out* out, std::int64_t elems) {
+  using Of = RankSum<T, Sum>;
+  const auto* const own = static_cast<const T*>(parts.own);
+  const auto* const others = static_cast<const T*>(parts.others);
+  for (std::int64_t i = grid_thread(); i < elems; i += grid_threads()) {
+    Sum sums[kMostRankSums];
+    int held = 0;
+    for (int rank = 0; rank < parts.ranks; ++rank) {
+      Sum sum = Of::load(rank == parts.own_rank ? own[i] : others[rank * elems + i]);
+      for (int carry = rank; (carry & 1) != 0; carry >>= 1) sum = Of::add(sums[--held], sum);
+      sums[held++] = sum;
+    }
+    Sum sum = sums[--held];
+    while (held > 0) sum = Of::add(sums[--held], sum);
+    out[i] = rounded_sum<Sum, Out>(sum);
+  }
+}
+
+template <class T, class Sum, class Out>
 void launch_fold_ranks(StreamHandle stream, const RankParts& parts, void* out, std::int64_t elems) {
   const std::int64_t items = (elems + kThreads - 1) / kThreads;
   launch(stream, dim3(grid_stride_blocks(items, kThreads)), dim3(kThreads), 0,
-         fold_ranks_kernel<T, Sum>, parts, static_cast<T*>(out), elems);
+         fold_ranks_kernel<T, Sum, Out>, parts, static_cast<Out*>(out), elems);
 }
 
 }  // namespace
@@ -280,21 +294,28 @@ void squared_norm_blocks(StreamHandle stream, const void* grad, DType dtype, DTy
   }
 }
 
-void fold_ranks(StreamHandle stream, const RankParts& parts, void* out, DType dtype,
-                std::int64_t elems) {
+void fold_ranks(StreamHandle stream, const RankParts& parts, DType dtype, void* out,
+                DType out_dtype, std::int64_t elems) {
   SLUICE_CHECK(parts.ranks >= 1 && parts.own_rank >= 0 && parts.own_rank < parts.ranks);
+  SLUICE_CHECK(parts.ranks < 1 << kMostRankSums);
   if (elems == 0) return;
+  if (!is_act_dtype(dtype)) SLUICE_CHECK(out_dtype == dtype);
   switch (dtype) {
     case DType::kF64:
-      return launch_fold_ranks<double, double>(stream, parts, out, elems);
+      return launch_fold_ranks<double, double, double>(stream, parts, out, elems);
     case DType::kI64:
-      return launch_fold_ranks<std::uint64_t, std::uint64_t>(stream, parts, out, elems);
+      return launch_fold_ranks<std::uint64_t, std::uint64_t, std::uint64_t>(stream, parts, out,
+                                                                            elems);
     case DType::kI32:
-      return launch_fold_ranks<std::uint32_t, std::uint32_t>(stream, parts, out, elems);
+      return launch_fold_ranks<std::uint32_t, std::uint32_t, std::uint32_t>(stream, parts, out,
+                                                                            elems);
     default:
       SLUICE_CHECK_MSG(is_act_dtype(dtype), "ranks add fp32, bf16, fp16, fp64, i32 or i64");
       with_act_type(dtype, [&](auto as) {
-        launch_fold_ranks<typename decltype(as)::type, float>(stream, parts, out, elems);
+        with_act_type(out_dtype, [&](auto out_as) {
+          launch_fold_ranks<typename decltype(as)::type, float, typename decltype(out_as)::type>(
+              stream, parts, out, elems);
+        });
       });
   }
 }

@@ -221,63 +221,38 @@ TEST(Rendezvous, AnUnknownHostIsRetriedUntilTheDeadlineAndNamed) {
   EXPECT_TRUE(testing::mentions(outcome.timeout, "no-such-machine.invalid"));
 }
 
-class LaunchEnvironment : public ::testing::Test {
- protected:
-  void SetUp() override {
-    for (const char* name : kNames) ::unsetenv(name);
+// A launcher binds the port before any rank starts, so no other program can take it.
+TEST(Rendezvous, RankZeroServesAtASocketThatItInherited) {
+  const Socket listener = listen_at("127.0.0.1", 0);
+  RendezvousPlace first = place_of(0, 2, port_of(listener));
+  first.listener = listener.descriptor();
+  // Twice: the socket stays open between meetings.
+  for (int round = 0; round < 2; ++round) {
+    const auto outcomes = join_all({first, place_of(1, 2, first.port)}, 20);
+    for (const Outcome& outcome : outcomes) {
+      EXPECT_EQ(outcome.messages, (std::vector<std::string>{"of 0", "of 1"}));
+    }
   }
-  void TearDown() override { SetUp(); }
-  static void set(const char* name, const char* value) { ::setenv(name, value, 1); }
-  static std::string refusal() {
-    return testing::refusal_of([&] { place_from_environment(); });
-  }
-  static constexpr const char* kNames[] = {
-      "RANK",       "WORLD_SIZE",          "MASTER_ADDR",        "MASTER_PORT",
-      "LOCAL_RANK", "TORCHELASTIC_RUN_ID", "SLUICE_MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"};
-};
-
-TEST_F(LaunchEnvironment, WithoutALauncherThereIsOneRank) {
-  const RendezvousPlace place = place_from_environment();
-  EXPECT_EQ(place.rank, 0);
-  EXPECT_EQ(place.size, 1);
-  EXPECT_EQ(local_rank_from_environment(), 0);
 }
 
-TEST_F(LaunchEnvironment, IsTorchruns) {
-  const std::pair<const char*, const char*> given[] = {{"RANK", "3"},
-                                                       {"WORLD_SIZE", "8"},
-                                                       {"LOCAL_RANK", "1"},
-                                                       {"MASTER_ADDR", "node0"},
-                                                       {"MASTER_PORT", "29500"},
-                                                       {"TORCHELASTIC_RUN_ID", "abc"}};
-  for (const auto& [name, value] : given) set(name, value);
-  RendezvousPlace place = place_from_environment();
-  EXPECT_EQ(place.rank, 3);
-  EXPECT_EQ(place.size, 8);
-  EXPECT_EQ(place.address, "node0");
-  EXPECT_EQ(place.port, 29500);
-  EXPECT_EQ(place.job, "abc");
-  EXPECT_EQ(local_rank_from_environment(), 1);
-  set("TORCHELASTIC_USE_AGENT_STORE", "True");
-  EXPECT_EQ(place_from_environment().port, 29501);
-  set("SLUICE_MASTER_PORT", "1234");
-  EXPECT_EQ(place_from_environment().port, 1234);
-}
-
-TEST_F(LaunchEnvironment, ErrorsNameTheWrongVariable) {
-  // One after the other.
-  const std::array<const char*, 3> cases[] = {
-      {"RANK", "1", "WORLD_SIZE is not set"},
-      {"WORLD_SIZE", "two", "WORLD_SIZE='two'"},
-      {"WORLD_SIZE", "2", "MASTER_ADDR is not set"},
-      {"MASTER_ADDR", "localhost", "MASTER_PORT is not set"},
-      {"MASTER_PORT", "65536", "MASTER_PORT='65536'"},
-      {"MASTER_PORT", "29500", ""},
-      {"RANK", "2", "RANK='2'"}};
-  for (const auto& [name, value, words] : cases) {
-    set(name, value);
-    EXPECT_TRUE(testing::mentions(refusal(), words));
-    EXPECT_EQ(refusal().empty(), *words == '\0') << name;
+// The connections stay for the control plane.
+TEST(Rendezvous, AMeetingLeavesAConnectionToEachRank) {
+  const std::uint16_t port = free_port();
+  std::vector<std::jthread> others;
+  for (int rank = 1; rank < 3; ++rank) {
+    others.emplace_back([&, rank] {
+      const Meeting meeting = meet_ranks(place_of(rank, 3, port), "", Deadline::after_seconds(20));
+      ASSERT_EQ(meeting.sockets.size(), 1u);
+      const auto own = static_cast<std::byte>(rank);
+      EXPECT_TRUE(send_all(meeting.sockets[0], {&own, 1}, Deadline::after_seconds(20)));
+    });
+  }
+  const Meeting meeting = meet_ranks(place_of(0, 3, port), "", Deadline::after_seconds(20));
+  ASSERT_EQ(meeting.sockets.size(), 3u);
+  for (std::size_t rank = 1; rank < 3; ++rank) {
+    std::byte got{};
+    EXPECT_TRUE(receive_all(meeting.sockets[rank], {&got, 1}, Deadline::after_seconds(20)));
+    EXPECT_EQ(got, static_cast<std::byte>(rank));
   }
 }
 

@@ -2,6 +2,7 @@
 #include "tools/sluice/command_line.hpp"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <iostream>
 #include <memory>
 #include <span>
@@ -77,6 +78,29 @@ void add_train(CLI::App& app, Command& chosen) {
       return train_command(*train);
     };
   });
+}
+
+// The ranks' command stands behind "--", where this program's options end.
+void add_launch(CLI::App& app, Command& chosen, std::span<char* const> rank_words) {
+  const auto launch = std::make_shared<LaunchArguments>();
+  launch->command.assign(rank_words.begin(), rank_words.end());
+  CLI::App* command = app.add_subcommand(
+      "launch", "Start a command as several ranks on this machine: launch -n N -- COMMAND...");
+  command->add_option("-n,--ranks", launch->ranks, "Number of ranks")
+      ->required()
+      ->check(whole_number(1, 1024));
+  command
+      ->add_option("--restarts", launch->restarts,
+                   "Start again after a fault, at most this often; train resumes its run")
+      ->capture_default_str()
+      ->check(whole_number(0, 1'000'000));
+  command
+      ->add_option("--grace", launch->grace_seconds,
+                   "Seconds that the other ranks have to end once one has failed")
+      ->capture_default_str()
+      ->check(seconds_between(0, 86400));
+  command->add_flag("!--no-pin", launch->pins, "Do not bind each rank to cores of its own");
+  choose(*command, chosen, launch, launch_command);
 }
 
 void add_plan(CLI::App& app, Command& chosen) {
@@ -216,6 +240,12 @@ void refuse_unknown_command(const CLI::App& app, std::span<char* const> words) {
 }  // namespace
 
 Command parse_command_line(int argc, char** argv) {
+  std::span<char*const> words(argv, static_cast<std::size_t>(argc)), rank_words;
+  if (argc > 1 && std::string_view(argv[1]) == "launch") {
+    const auto end = std::find(words.begin(), words.end(), std::string_view("--"));
+    if (end != words.end()) rank_words = {end + 1, words.end()};
+    words = {words.begin(), end};
+  }
   CLI::App app{"Sluice trains models larger than GPU memory.", "sluice"};
   app.set_version_flag("--version", "sluice " SLUICE_VERSION);
   app.require_subcommand(0, 1);
@@ -223,15 +253,16 @@ Command parse_command_line(int argc, char** argv) {
   app.add_flag("--help-config", help_config, "Print every configuration key and exit");
   Command chosen;
   add_train(app, chosen);
+  add_launch(app, chosen, rank_words);
   add_plan(app, chosen);
   add_data(app, chosen);
   add_doctor(app, chosen);
   add_bench(app, chosen);
   add_report(app, chosen);
   add_replay(app, chosen);
-  refuse_unknown_command(app, std::span(argv, static_cast<std::size_t>(argc)).subspan(1));
+  refuse_unknown_command(app, words.subspan(1));
   try {
-    app.parse(argc, argv);
+    app.parse(static_cast<int>(words.size()), words.data());
   } catch (const CLI::Success& success) {
     app.exit(success);  // prints --help or --version
     return [] { return 0; };

@@ -32,6 +32,15 @@ struct TrainArguments {
 };
 int train_command(const TrainArguments& arguments);
 
+struct LaunchArguments {
+  std::int64_t ranks = 1;
+  std::int64_t restarts = 0;  // after faults
+  double grace_seconds = 15;  // for the other ranks once one has failed
+  bool pins = true;           // each rank to cores of its own
+  std::vector<std::string> command;
+};
+int launch_command(const LaunchArguments& arguments);
+
 struct PlanArguments {
   ConfigArguments config;
   std::string hardware;  // a profile, by name or path; empty: this machine's

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "collectives/rendezvous.hpp"
 #include "engine/run/run_directory.hpp"
 #include "engine/train/training_run.hpp"
 #include "tools/sluice/commands.hpp"
@@ -154,6 +155,11 @@ void refuse_another_place(const std::vector<std::string>& overrides) {
 }  // namespace
 
 int train_command(const TrainArguments& given) {
+  // Each rank would train the whole model by itself, in one log.dir.
+  if (const int ranks = collectives::place_from_environment().size; ranks > 1) {
+    throw InputError("this version trains on one rank, and its launcher started " +
+                     std::to_string(ranks) + "; start one");
+  }
   TrainArguments arguments = given;
   const Resumed resumed = resumed_run(arguments);
   const auto train_in = [&](const std::string& run) {

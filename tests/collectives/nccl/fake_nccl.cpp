@@ -17,12 +17,21 @@ namespace {
 
 using RawBytes = std::vector<unsigned char>;
 
+struct Hub;
+// The ranks that have come to a split of a communicator.
+struct Split {
+  std::map<int, int> ranks_by_color;
+  std::map<int, std::shared_ptr<Hub>> hubs;  // by color
+  int arrived = 0;
+};
+
 // All ranks of one unique id.
 struct Hub {
   std::mutex mutex;
   std::condition_variable changed;
   std::map<std::pair<int, int>, std::deque<RawBytes>> sent;  // by sender and receiver
   int arrived = 0;
+  std::map<int, Split> splits;  // by their number
 };
 
 struct Call {
@@ -43,7 +52,7 @@ thread_local int group_depth = 0;
 }  // namespace sluice::testing
 
 struct ncclComm {
-  int rank = 0, size = 0;
+  int rank = 0, size = 0, splits = 0;
   std::shared_ptr<sluice::testing::Hub> hub;
   std::atomic<ncclResult_t> state{ncclSuccess};
   std::atomic<bool> aborted{false};
@@ -163,6 +172,31 @@ ncclResult_t init_rank(ncclComm_t* to, int size, ncclUniqueId id, int rank, nccl
   });
   return ncclInProgress;
 }
+// A split is complete once all ranks of the parent have come with their colors.
+ncclResult_t split(ncclComm_t parent, int color, int key, ncclComm_t* to, ncclConfig_t* config) {
+  if (config == nullptr || config->blocking != 0) return ncclInvalidArgument;
+  *to = nullptr;
+  run(*parent, [parent, color, key, to] {
+    Hub& hub = *parent->hub;
+    std::unique_lock lock(hub.mutex);
+    Split& split = hub.splits[++parent->splits];
+    ++split.ranks_by_color[color];
+    ++split.arrived;
+    hub.changed.notify_all();
+    hub.changed.wait(lock, [&] { return parent->aborted || split.arrived >= parent->size; });
+    if (parent->aborted || color == NCCL_SPLIT_NOCOLOR) return ncclSuccess;
+    auto& shared = split.hubs[color];
+    if (shared == nullptr) shared = std::make_shared<Hub>();
+    auto* const comm = new ncclComm;
+    comm->rank = key;
+    comm->size = split.ranks_by_color[color];
+    comm->hub = shared;
+    ++counts.live;
+    *to = comm;
+    return ncclSuccess;
+  });
+  return ncclInProgress;
+}
 ncclResult_t finalize(ncclComm_t) {
   return ncclSuccess;
 }
@@ -228,9 +262,9 @@ ncclResult_t receive(void* destination, std::size_t bytes, ncclDataType_t type, 
 
 const collectives::NcclFunctions& fake_nccl() {
   static const collectives::NcclFunctions table{
-      get_version, get_unique_id, init_rank,    finalize,   destroy,
-      abort_comm,  async_error,   error_string, last_error, group_start,
-      group_end,   all_gather,    broadcast,    send,       receive};
+      get_version, get_unique_id, init_rank,    split,      finalize,    destroy,
+      abort_comm,  async_error,   error_string, last_error, group_start, group_end,
+      all_gather,  broadcast,     send,         receive};
   return table;
 }
 

@@ -118,17 +118,22 @@ float loaded(DType type, const Bytes& bytes, std::uint64_t i) {
   const auto half = static_cast<std::uint16_t>(bits);
   return type == DType::kBF16 ? to_float(bf16{half}) : to_float(f16{half});
 }
-// The sums are made in rank order, in fp32, and rounded once.
+// Along the tree, in fp32.
+float sum_along_tree(DType type, const std::vector<Bytes>& parts, std::size_t begin,
+                     std::size_t end, std::uint64_t i) {
+  if (end - begin == 1) return loaded(type, parts[begin], i);
+  std::size_t left = 1;
+  while (left * 2 < end - begin) left *= 2;
+  return sum_along_tree(type, parts, begin, begin + left, i) +
+         sum_along_tree(type, parts, begin + left, end, i);
+}
+// Rounded once.
 Bytes summed(DType type, int size, std::uint64_t count) {
   std::vector<Bytes> parts;
   for (int rank = 0; rank < size; ++rank) parts.push_back(stored(type, rank, count));
   Bytes sums(count * dtype_bytes(type));
   for (std::uint64_t i = 0; i < count; ++i) {
-    float sum = loaded(type, parts[0], i);
-    for (int rank = 1; rank < size; ++rank) {
-      sum += loaded(type, parts[static_cast<std::size_t>(rank)], i);
-    }
-    store(type, sum, sums, i);
+    store(type, sum_along_tree(type, parts, 0, parts.size(), i), sums, i);
   }
   return sums;
 }
@@ -170,7 +175,7 @@ TEST(NcclCommunicator, GathersBroadcastsAndSends) {
   EXPECT_EQ(fake_nccl_counts().live, 0);
 }
 
-TEST(NcclCommunicator, ReducesInRankOrderToTheBit) {
+TEST(NcclCommunicator, ReducesAlongTheTreeToTheBit) {
   for (const int size : {2, 3, 4, 5}) {
     run_ranks(size, [size](Rank& own) {
       Communicator& group = *own.group;
@@ -229,7 +234,7 @@ TEST(NcclCommunicator, ARankThatStaysAwayEndsTheCallInATimeoutThatNamesIt) {
         // Rank 0 owns the one element and waits for both; rank 1 sends and waits to get it back.
         EXPECT_TRUE(testing::mentions(text, "all_reduce"));
         EXPECT_TRUE(testing::mentions(text, "of 3"));
-        const std::string after = testing::message_of<DeviceError>(
+        const std::string after = testing::message_of<CommunicationError>(
             [&] { own.group->all_gather(&number, workspace, 1, DType::kF32); });
         EXPECT_TRUE(testing::mentions(after, "was aborted"));
         EXPECT_TRUE(testing::mentions(after, "all_reduce"));
@@ -243,8 +248,8 @@ TEST(NcclCommunicator, AFailureThatNcclReportsIsThrownWithItsText) {
     if (own.group->rank() == 1) return;
     fail_next_group(ncclRemoteError);
     int number = 0;
-    const std::string text =
-        testing::message_of<DeviceError>([&] { own.group->broadcast(&number, 1, DType::kI32, 0); });
+    const std::string text = testing::message_of<CommunicationError>(
+        [&] { own.group->broadcast(&number, 1, DType::kI32, 0); });
     EXPECT_TRUE(testing::mentions(text, "broadcast failed on rank 0: remote process exited"));
   });
   EXPECT_EQ(fake_nccl_counts().live, 0);

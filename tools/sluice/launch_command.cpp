@@ -1,0 +1,74 @@
+// `sluice launch`: the ranks of a job on this machine, and its restarts.
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <string>
+
+#include "base/core_shares.hpp"
+#include "base/error.hpp"
+#include "tools/sluice/commands.hpp"
+#include "tools/sluice/rank_processes.hpp"
+
+namespace sluice::cli {
+namespace {
+
+std::string own_program() {
+  std::array<char, 4096> path{};
+  const ssize_t length = ::readlink("/proc/self/exe", path.data(), path.size() - 1);
+  if (length <= 0) throw Error("the path of this program cannot be read from /proc/self/exe");
+  return path.data();
+}
+
+bool has_word(const std::vector<std::string>& words, const std::string& word) {
+  return std::find(words.begin(), words.end(), word) != words.end();
+}
+
+// A word with a slash is a program; anything else is a command of this one.
+std::vector<std::string> command_words(const std::vector<std::string>& command) {
+  std::vector<std::string> words = command;
+  if (words.front().find('/') == std::string::npos) words.insert(words.begin(), own_program());
+  return words;
+}
+
+void print_start(const RankJob& job, const RankJobOptions& options) {
+  std::string cores;
+  for (const cpu_set_t& share : options.cores) {
+    cores += (cores.empty() ? " on processors " : " | ") + describe_cpus(share);
+  }
+  if (cores.empty()) cores = ", not pinned";
+  std::fprintf(stderr, "launch   %d ranks%s, port %d\n", options.ranks, cores.c_str(),
+               static_cast<int>(job.port()));
+}
+
+}  // namespace
+
+int launch_command(const LaunchArguments& arguments) {
+  if (arguments.command.empty()) {
+    throw InputError(
+        "launch needs a command behind --, such as: sluice launch -n 2 -- train demo.toml");
+  }
+  RankJobOptions options;
+  options.ranks = static_cast<int>(arguments.ranks);
+  options.command = command_words(arguments.command);
+  options.grace_seconds = arguments.grace_seconds;
+  options.bare_stdout = has_word(arguments.command, "--json");
+  if (arguments.pins) options.cores = share_cores(options.ranks);
+  for (std::int64_t restart = 0;; ++restart) {
+    RankJob job(options);
+    print_start(job, options);
+    const RankJobEnd end = job.run();
+    // Refused input is refused again, and a person who stops a job wants no other.
+    const bool is_fault = end.status != 0 && end.status != 2 && end.stop_signal == 0;
+    if (!is_fault || restart == arguments.restarts) return end.status;
+    std::fprintf(stderr, "launch   restart %lld of %lld\n", static_cast<long long>(restart + 1),
+                 static_cast<long long>(arguments.restarts));
+    // From the last commit.
+    if (arguments.command.front() == "train" && !has_word(options.command, "--resume")) {
+      options.command.emplace_back("--resume");
+    }
+  }
+}
+
+}  // namespace sluice::cli
