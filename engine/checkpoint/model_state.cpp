@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <string_view>
 #include <unordered_set>
 
@@ -87,21 +88,20 @@ void check_known(const SafetensorsReader& reader, const std::vector<SafetensorsS
   }
 }
 
-// Stores the weight rounded from its master, and the master or its remainder (split_master).
+// Stores the weight rounded from its master, and the master or its remainder (split_master). Either
+// may be null. Weights without a master are the values.
 void store_weights(const kernels::OptimizerOptions& options, std::span<const float> values,
                    std::byte* weight, std::byte* master) {
-  if (master == nullptr) {
+  if (weight != nullptr && options.weight == DType::kF32) {
     std::memcpy(weight, values.data(), values.size_bytes());
-    return;
-  }
-  if (options.weight == DType::kF16) {
+  } else if (weight != nullptr && options.weight == DType::kF16) {
     auto* const rounded = reinterpret_cast<f16*>(weight);
     for (std::size_t i = 0; i < values.size(); ++i) rounded[i] = f16_from_float(values[i]);
-    std::memcpy(master, values.data(), values.size_bytes());
-    return;
+  } else if (weight != nullptr) {
+    auto* const rounded = reinterpret_cast<bf16*>(weight);
+    for (std::size_t i = 0; i < values.size(); ++i) rounded[i] = bf16_weight_from_float(values[i]);
   }
-  auto* const rounded = reinterpret_cast<bf16*>(weight);
-  for (std::size_t i = 0; i < values.size(); ++i) rounded[i] = bf16_weight_from_float(values[i]);
+  if (master == nullptr) return;
   if (!options.split_master) {
     std::memcpy(master, values.data(), values.size_bytes());
     return;
@@ -126,17 +126,26 @@ std::vector<float> ModelState::initial_values(const model::UnitLayout& layout, s
   return values;
 }
 
-// Fills the weight and, if there is one, the master beside it.
+// Fills the weight and, if there is one, the master. They are visited together unless a rank keeps
+// whole weights and a shard of the masters: then the values are made twice.
 void ModelState::fill_weights(std::size_t unit, std::uint64_t seed) {
+  const auto at = static_cast<std::int32_t>(unit);
   const model::UnitLayout& layout = model_.units()[unit].layer->layout();
-  std::vector<StateKind> kinds{StateKind::kWeight};
-  if (options().has_master()) kinds.push_back(StateKind::kMaster);
-  store_.visit(kinds, static_cast<std::int32_t>(unit), 0, layout.elems(),
-               runtime::StateStore::Access::kWrite,
-               [&](std::uint64_t begin, std::uint64_t end, std::span<std::byte* const> data) {
-                 const std::vector<float> values = initial_values(layout, seed, begin, end);
-                 store_weights(options(), values, data[0], data.size() > 1 ? data[1] : nullptr);
-               });
+  const auto fill = [&](const std::vector<StateKind>& kinds) {
+    store_.visit(kinds, at, 0, layout.elems(), runtime::StateStore::Access::kWrite,
+                 [&](std::uint64_t begin, std::uint64_t end, std::span<std::byte* const> data) {
+                   const std::vector<float> values = initial_values(layout, seed, begin, end);
+                   const bool weights = kinds.front() == StateKind::kWeight;
+                   store_weights(options(), values, weights ? data.front() : nullptr,
+                                 kinds.back() == StateKind::kMaster ? data.back() : nullptr);
+                 });
+  };
+  if (!options().has_master()) return fill({StateKind::kWeight});
+  if (store_.range(StateKind::kWeight, at) == store_.range(StateKind::kMaster, at)) {
+    return fill({StateKind::kWeight, StateKind::kMaster});
+  }
+  fill({StateKind::kWeight});
+  fill({StateKind::kMaster});
 }
 
 void ModelState::zero(const StateColumn& column, std::size_t unit, std::uint64_t elems) {
@@ -160,22 +169,23 @@ void ModelState::initialize(std::uint64_t seed) {
 }
 
 void ModelState::write(const std::string& path, const StoredTensors& tensors) {
-  SafetensorsWriter writer(path, tensors.specs(), file_metadata());
+  std::optional<SafetensorsWriter> writer;
+  if (store_.writes_files()) writer.emplace(path, tensors.specs(), file_metadata());
   for (std::size_t unit = 0; unit < model_.units().size(); ++unit) {
     for (std::size_t k = 0; k < tensors.columns().size(); ++k) {
-      const std::array<StateKind, 1> kind{tensors.columns()[k].kind};
-      store_.visit(kind, static_cast<std::int32_t>(unit), 0, tensors.home_elems(unit, k),
-                   runtime::StateStore::Access::kRead,
-                   [&](std::uint64_t begin, std::uint64_t end, std::span<std::byte* const> data) {
-                     tensors.for_parts(
-                         unit, k, begin, end, data[0],
-                         [&](std::size_t spec, std::uint64_t, std::byte* at, std::uint64_t bytes) {
-                           writer.append(spec, {at, bytes});
-                         });
-                   });
+      const StateColumn& column = tensors.columns()[k];
+      store_.visit_whole(
+          column.kind, column.layout, static_cast<std::int32_t>(unit), 0,
+          tensors.home_elems(unit, k),
+          [&](std::uint64_t begin, std::uint64_t end, std::span<std::byte* const> data) {
+            if (!writer) return;
+            tensors.for_parts(unit, k, begin, end, data[0],
+                              [&](std::size_t spec, std::uint64_t, std::byte* at,
+                                  std::uint64_t bytes) { writer->append(spec, {at, bytes}); });
+          });
     }
   }
-  writer.finish();
+  if (writer) writer->finish();
 }
 
 std::uint64_t ModelState::saved_bytes(const model::Model& model,
@@ -197,7 +207,7 @@ void ModelState::save(const std::string& path) {
 void ModelState::export_weights(const std::string& path) {
   const std::string temporary = path + ".tmp";
   write(temporary, StoredTensors(model_, table_, {weight_column(options().weight)}));
-  rename_durably(temporary, path);
+  if (store_.writes_files()) rename_durably(temporary, path);
 }
 
 void ModelState::check_weights(const SafetensorsReader& reader, const model::Model& model,
@@ -257,7 +267,7 @@ std::string ModelState::weights_hash_in(const SafetensorsReader& reader, const m
 
 std::string ModelState::weights_hash() {
   WeightsHasher hasher;
-  const std::array<StateKind, 1> weight{StateKind::kWeight};
+  const kernels::StateLayout layout_of_weights = weight_column(options().weight).layout;
   const std::uint64_t bytes = dtype_bytes(options().weight);
   for (std::size_t unit = 0; unit < model_.units().size(); ++unit) {
     const model::UnitLayout& layout = model_.units()[unit].layer->layout();
@@ -265,9 +275,9 @@ std::string ModelState::weights_hash() {
       hasher.begin_tensor(tensor.spec.name, options().weight, tensor.spec.shape);
       const std::uint64_t end = tensor.first_elem + tensor.spec.elems();
       const std::uint64_t visit_begin = tensor.first_elem / kLawBlockElems * kLawBlockElems;
-      store_.visit(
-          weight, static_cast<std::int32_t>(unit), visit_begin, round_up(end, kLawBlockElems),
-          runtime::StateStore::Access::kRead,
+      store_.visit_whole(
+          StateKind::kWeight, layout_of_weights, static_cast<std::int32_t>(unit), visit_begin,
+          round_up(end, kLawBlockElems),
           [&](std::uint64_t begin, std::uint64_t piece_end, std::span<std::byte* const> data) {
             const Overlap part = overlap(tensor, begin, piece_end);
             if (part.empty()) return;

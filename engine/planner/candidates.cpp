@@ -83,6 +83,7 @@ std::vector<CandidateGroup> plan_candidates(const config::Config& config,
     CandidateGroup shared;
     schedule::StepOptions base;
     base.microbatches = static_cast<std::int32_t>(config.train.accumulate);
+    base.fold_groups = static_cast<std::int32_t>(config.train.fold_groups);
     base.order = config.train.order == config::Config::Order::kUnit
                      ? schedule::ComputeOrder::kUnit
                      : schedule::ComputeOrder::kMicrobatch;

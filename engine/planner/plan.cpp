@@ -12,6 +12,7 @@
 #include "engine/checkpoint/model_state.hpp"
 #include "engine/config/shapes.hpp"
 #include "engine/planner/candidates.hpp"
+#include "engine/parallel/partition.hpp"
 #include "engine/planner/cost_model.hpp"
 #include "engine/planner/footprint.hpp"
 #include "engine/planner/outlook.hpp"
@@ -20,6 +21,7 @@
 #include "engine/planner/unit_need.hpp"
 #include "engine/runtime/durable_state.hpp"
 #include "engine/schedule/check/validate.hpp"
+#include "engine/schedule/merge.hpp"
 
 namespace sluice::planner {
 namespace {
@@ -70,6 +72,7 @@ Plan finish_plan(Compiled compiled, const schedule::StepModel& step, const model
                  const HardwareProfile& hardware, const schedule::SimulationModel& machine) {
   Plan plan;
   plan.options = std::move(compiled.options);
+  plan.view = step.view;
   plan.schedules = std::move(compiled.schedules);
   const auto moved = [&](StepKind kind) { return schedule::link_bytes(plan.schedules[kind]); };
   if (plan.speculates()) {
@@ -123,15 +126,23 @@ std::uint64_t Plan::state_bytes_of(StateKind kind) const {
   return std::accumulate(by_tier.begin(), by_tier.end(), std::uint64_t{0});
 }
 
+namespace {
+
 // A breach is a mistake in the passes that made the schedule, never the user's. So it is an
 // internal error, thrown before any memory or file is touched.
+void check_schedule(const schedule::Schedule& schedule, const TierBytes& budgets) {
+  const std::vector<std::string> problems = schedule::validate(schedule, budgets);
+  if (problems.empty()) return;
+  throw InternalError("internal error: the schedule breaks a rule: " + problems.front() +
+                      "; nothing was changed; please report this with the configuration");
+}
+
+}  // namespace
+
 void check_schedules(const schedule::StepSchedules& schedules, const schedule::StepOptions& options,
                      const TierBytes& budgets) {
   for (const schedule::Schedule* schedule : schedules.of(options)) {
-    const std::vector<std::string> problems = schedule::validate(*schedule, budgets);
-    if (problems.empty()) continue;
-    throw InternalError("internal error: the schedule breaks a rule: " + problems.front() +
-                        "; nothing was changed; please report this with the configuration");
+    check_schedule(*schedule, budgets);
   }
 }
 
@@ -147,6 +158,36 @@ double least_step_s(const config::Config& config, const model::Model& model,
   std::vector<CandidateGroup> groups = plan_candidates(config, step_model);
   if (groups.empty()) return 0;
   return Search(config, step_model, budgets, costs, 0, std::move(groups)).least_step_s();
+}
+
+void check_world(const std::vector<const Plan*>& plans, const TierBytes& budgets) {
+  for (const StepKind kind : schedule::kStepKinds) {
+    if (!schedule::has_step(plans.front()->options, kind)) continue;
+    std::vector<schedule::Schedule> lists;
+    for (const Plan* plan : plans) lists.push_back(plan->schedules[kind]);
+    check_schedule(schedule::merge(lists), budgets);
+  }
+}
+
+// Below stage 3 weights are whole on every rank, and kernels read them on the device.
+Plan plan_rank(const config::Config& config, const model::Model& model,
+               const kernels::Kernels& kernels, const HardwareProfile& hardware,
+               const schedule::StepOptions& options, std::int32_t rank,
+               const kernels::Kernels* host_kernels) {
+  const model::BatchShape batch = batch_shape(config);
+  schedule::StepModel step = make_step_model(model, batch, parameter_table(config, model), kernels,
+                                             host_kernels == nullptr ? kernels : *host_kernels);
+  const auto stage = static_cast<std::int32_t>(config.parallel.zero);
+  step.view = parallel::make_rank_view(step, rank, static_cast<std::int32_t>(config.parallel.data),
+                                       stage);
+  CostModel costs(config, model, batch, hardware);
+  const Trials trials(step, costs, log_bytes(config, step));
+  Compiled compiled = trials.exact(options);
+  trials.simulate(compiled);
+  costs.apply(compiled.schedules[StepKind::kRedo]);
+  Plan plan = finish_plan(std::move(compiled), step, model, hardware, costs.simulation_model());
+  add_verbs(plan, config, model);
+  return plan;
 }
 
 std::variant<Plan, Refusal> make_plan(const config::Config& config, const model::Model& model,

@@ -25,6 +25,7 @@ namespace sluice::planner {
 
 struct Plan {
   schedule::StepOptions options;
+  schedule::RankView view;  // whose step it is
   schedule::StepSchedules schedules;
   const schedule::Schedule& training() const { return schedules[schedule::StepKind::kTraining]; }
 
@@ -71,6 +72,18 @@ std::variant<Plan, Refusal> make_plan(const config::Config& config, const model:
 double least_step_s(const config::Config& config, const model::Model& model,
                     const kernels::Kernels& kernels, const HardwareProfile& hardware,
                     const kernels::Kernels* host_kernels = nullptr);
+
+// The plan of one rank of a world with the step options that rank 0 chose. No bound, and no search.
+// rank: below config.parallel.data. Its schedules are a part of the world's: check_world() proves
+// them. Throws InputError if the ZeRO stage has no schedule for the placement.
+Plan plan_rank(const config::Config& config, const model::Model& model,
+               const kernels::Kernels& kernels, const HardwareProfile& hardware,
+               const schedule::StepOptions& options, std::int32_t rank,
+               const kernels::Kernels* host_kernels = nullptr);
+
+// Throws InternalError unless validate() accepts the merged schedules of all ranks' plans, in rank
+// order, each within `budgets`.
+void check_world(const std::vector<const Plan*>& plans, const TierBytes& budgets);
 
 // Throws InternalError, which asks for a report, unless validate() accepts every schedule within
 // `budgets`.

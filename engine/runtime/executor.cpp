@@ -20,6 +20,8 @@ void OperationRunner::run_external(const Program&, const schedule::Instruction& 
   throw InternalError("no host framework is attached to run " + describe(instruction));
 }
 
+void OperationRunner::abort_collectives(const std::string&) noexcept {}
+
 Executor::Executor(device::Device& device, offload::TaggedSpace& storage, OperationRunner& runner,
                    double deadline_seconds, DurableState* durable)
     : device_(device),
@@ -31,6 +33,7 @@ Executor::Executor(device::Device& device, offload::TaggedSpace& storage, Operat
       compute_(device.create_stream("compute")),
       h2d_(device.create_stream("h2d")),
       d2h_(device.create_stream("d2h")),
+      comm_(device.create_stream("comm")),
       storage_read_(schedule::Lane::kStorageRead, device, storage, durable, deadline_seconds),
       storage_write_(schedule::Lane::kStorageWrite, device, storage, durable, deadline_seconds) {}
 
@@ -54,6 +57,7 @@ RunStatistics Executor::run(const Program& program, TraceRecorder* trace, std::u
     } catch (...) {
       pass->fail(std::current_exception());
     }
+    if (pass->failed()) end_collectives(*pass);
   });
   const std::int64_t pass_end_ns = device_.now_ns();
   if (pass->failed()) std::rethrow_exception(pass->error());
@@ -67,6 +71,17 @@ RunStatistics Executor::run(const Program& program, TraceRecorder* trace, std::u
         stalls_of_pass(program.schedule(), pass->trace.times(), pass_begin_ns, pass_end_ns);
   }
   return statistics;
+}
+
+// Ends the collectives that wait for other ranks, or they for this one, with the first failure.
+void Executor::end_collectives(Pass& pass) noexcept {
+  try {
+    std::rethrow_exception(pass.error());
+  } catch (const std::exception& first) {
+    runner_.abort_collectives(first.what());
+  } catch (...) {
+    runner_.abort_collectives("the pass has failed");
+  }
 }
 
 double Executor::read_events(Pass& pass) {
@@ -98,10 +113,11 @@ void Executor::run_lane(Pass& pass, schedule::Lane lane) {
     case schedule::Lane::kStorageWrite:
       return storage_write_.run(pass);
     case schedule::Lane::kComm:
+      return run_device_lane(pass, lane, *comm_);
     case schedule::Lane::kInner:
     case schedule::Lane::kSend:
     case schedule::Lane::kReceive:
-      SLUICE_CHECK_MSG(pass.program().lane(lane).empty(), "a single rank has no messages");
+      SLUICE_CHECK_MSG(pass.program().lane(lane).empty(), "this lane is for later versions");
       return;
   }
 }
@@ -129,6 +145,7 @@ void Executor::run_device_lane(Pass& run, schedule::Lane lane, device::Stream& s
   } catch (...) {
     run.fail(std::current_exception());
   }
+  if (run.failed()) end_collectives(run);
   // Empties the queue also after a failure: nothing may run on when memory goes.
   stream.synchronize(Deadline::after_seconds(deadline_seconds_));
 }

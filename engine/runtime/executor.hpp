@@ -1,7 +1,7 @@
 // Runs a Program: one thread per lane, in lane order, across lanes as `deps` say.
 //
-// Lanes compute, h2d and d2h are streams of the device: their threads only queue, and order among
-// themselves by events. The optimizer lane works on its own thread. The storage lanes submit to the
+// Lanes compute, h2d, d2h and comm are streams of the device: their threads only queue, and order
+// among themselves by events. The optimizer lane works on its own thread. The storage lanes submit to the
 // storage engine and keep several transfers in flight; their completions are published in lane
 // order. A failure anywhere stops every lane; run() returns only when all queues are empty, and
 // then throws the failure.
@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "base/trace.hpp"
 #include "device/device.hpp"
@@ -28,7 +29,7 @@ namespace sluice::runtime {
 class OperationRunner {
  public:
   virtual ~OperationRunner() = default;
-  // Queues the instruction's work on `stream` (compute lane).
+  // Queues the instruction's work on `stream` (compute and comm lanes).
   virtual void run_on_device(const Program& program, const schedule::Instruction& instruction,
                              device::Stream& stream) = 0;
   // Does it before returning (optimizer lane). how: of an update.
@@ -37,6 +38,8 @@ class OperationRunner {
   // kExternal: starts the host framework's compute; any thread calls `signal` when it is done.
   virtual void run_external(const Program& program, const schedule::Instruction& instruction,
                             const std::function<void(std::exception_ptr)>& signal);
+  // The pass has failed on this rank: a collective that waits for other ranks must end. Any thread.
+  virtual void abort_collectives(const std::string& why) noexcept;
 };
 
 struct RunStatistics {
@@ -62,6 +65,7 @@ class Executor {
 
  private:
   void run_lane(Pass& pass, schedule::Lane lane);
+  void end_collectives(Pass& pass) noexcept;
   void run_device_lane(Pass& pass, schedule::Lane lane, device::Stream& stream);
   void run_optimizer_lane(Pass& pass);
   void issue(Pass& pass, const schedule::Instruction& instruction, device::Stream& stream);
@@ -78,6 +82,7 @@ class Executor {
   std::unique_ptr<device::Stream> compute_;
   std::unique_ptr<device::Stream> h2d_;
   std::unique_ptr<device::Stream> d2h_;
+  std::unique_ptr<device::Stream> comm_;
   StorageLane storage_read_;
   StorageLane storage_write_;
   LaneThreads lanes_;  // last: its threads use all of the above

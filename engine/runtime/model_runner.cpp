@@ -62,13 +62,15 @@ std::vector<device::MemoryAccess> accesses_of(const Program& program, schedule::
 
 ModelRunner::ModelRunner(const model::Model& model, const model::BatchShape& batch,
                          std::int32_t microbatches, const model::ParameterTable& parameters,
-                         kernels::Kernels& device_kernels, kernels::Kernels& host_kernels)
+                         kernels::Kernels& device_kernels, kernels::Kernels& host_kernels,
+                         collectives::Communicator& ranks)
     : model_(model),
       batch_(batch),
       microbatches_(microbatches),
       parameters_(parameters),
       device_kernels_(device_kernels),
-      host_kernels_(host_kernels) {}
+      host_kernels_(host_kernels),
+      collectives_(ranks) {}
 
 model::PassBuffers ModelRunner::pass_buffers(const Program& program,
                                              const schedule::Instruction& instruction) const {
@@ -131,6 +133,7 @@ void ModelRunner::run_on_device(const Program& program, const schedule::Instruct
   switch (instruction.op) {
     case schedule::Op::kAccumulateGrad:
     case schedule::Op::kFoldGrad:
+    case schedule::Op::kRoundGrad:
     case schedule::Op::kGradNorm:
     case schedule::Op::kOptimizerStep:
       return stream.launch(
@@ -139,6 +142,10 @@ void ModelRunner::run_on_device(const Program& program, const schedule::Instruct
             run_state_operation(device_kernels_, program, instruction, {});
           },
           accesses);
+    case schedule::Op::kGather:
+    case schedule::Op::kAllToAll:
+      return stream.launch([this, &program, &instruction] { collectives_.run(program, instruction); },
+                           accesses);
     default:
       return stream.launch(
           [this, &instruction, buffers = pass_buffers(program, instruction),
@@ -170,6 +177,8 @@ void ModelRunner::run_state_operation(kernels::Kernels& kernels, const Program& 
       return accumulate(kernels, program, instruction);
     case schedule::Op::kFoldGrad:
       return fold(kernels, program, instruction);
+    case schedule::Op::kRoundGrad:
+      return round(kernels, program, instruction);
     case schedule::Op::kGradNorm:
       return norm(kernels, program, instruction);
     case schedule::Op::kOptimizerStep:
@@ -196,6 +205,15 @@ void ModelRunner::fold(kernels::Kernels& kernels, const Program& program,
   const DType dtype = reads[0].buffer->dtype;
   kernels.fold(reads[0].data, reads[1].data, dtype,
                static_cast<std::int64_t>(reads[0].bytes / dtype_bytes(dtype)));
+}
+
+// A sum is rounded once, to nearest even, as norm and update would round it.
+void ModelRunner::round(kernels::Kernels& kernels, const Program& program,
+                        const schedule::Instruction& instruction) {
+  const Place& sum = program.reads(instruction.id).front();
+  const Place& rounded = program.writes(instruction.id).front();
+  kernels.cast(sum.data, sum.buffer->dtype, rounded.data, rounded.buffer->dtype, false,
+               static_cast<std::int64_t>(sum.bytes / dtype_bytes(sum.buffer->dtype)));
 }
 
 void ModelRunner::norm(kernels::Kernels& kernels, const Program& program,

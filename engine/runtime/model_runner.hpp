@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "engine/model/parameter_table.hpp"
+#include "engine/runtime/collective_runner.hpp"
 #include "engine/runtime/executor.hpp"
 
 namespace sluice::runtime {
@@ -39,10 +40,10 @@ class ModelRunner final : public OperationRunner {
  public:
   // device_kernels run inside the compute stream; host_kernels on the optimizer lane's thread.
   // parameters: of the model. microbatches: of the training step; losses are means over all of its
-  // tokens.
+  // tokens. ranks: the step's data-parallel group.
   ModelRunner(const model::Model& model, const model::BatchShape& batch, std::int32_t microbatches,
               const model::ParameterTable& parameters, kernels::Kernels& device_kernels,
-              kernels::Kernels& host_kernels);
+              kernels::Kernels& host_kernels, collectives::Communicator& ranks);
 
   // Compute that a host framework does (Op::kExternal). The framework starts the instruction's
   // work, on any thread, and calls `signal` once when the work is done, with an exception if it
@@ -67,6 +68,8 @@ class ModelRunner final : public OperationRunner {
   void run_external(const Program& program, const schedule::Instruction& instruction,
                     const std::function<void(std::exception_ptr)>& signal) override;
 
+  void abort_collectives(const std::string& why) noexcept override { collectives_.abort(why); }
+
   // The addresses of a compute instruction, as its layer takes them.
   model::PassBuffers pass_buffers(const Program& program,
                                   const schedule::Instruction& instruction) const;
@@ -78,6 +81,8 @@ class ModelRunner final : public OperationRunner {
                   const schedule::Instruction& instruction) const;
   void fold(kernels::Kernels& kernels, const Program& program,
             const schedule::Instruction& instruction) const;
+  static void round(kernels::Kernels& kernels, const Program& program,
+                    const schedule::Instruction& instruction);
   void norm(kernels::Kernels& kernels, const Program& program,
             const schedule::Instruction& instruction) const;
   void clip_factor(const Program& program, const schedule::Instruction& instruction);
@@ -99,6 +104,7 @@ class ModelRunner final : public OperationRunner {
   const model::ParameterTable& parameters_;
   kernels::Kernels& device_kernels_;
   kernels::Kernels& host_kernels_;
+  CollectiveRunner collectives_;
   StepScalars scalars_;
   StepResults results_;
   Framework framework_;

@@ -49,9 +49,7 @@ Program::Program(const schedule::Schedule& schedule, RunMemory& memory, bool fli
       // Streams are in order by themselves; other lanes wait for their own earlier instructions
       // too.
       const schedule::Lane lane = schedule.instructions[dep].lane;
-      const bool stream = lane == schedule::Lane::kCompute || lane == schedule::Lane::kH2D ||
-                          lane == schedule::Lane::kD2H;
-      if (!stream || lane != instruction.lane) awaited_[dep] = true;
+      if (!is_device_lane(lane) || lane != instruction.lane) awaited_[dep] = true;
     }
   }
   find_storage_conflicts();

@@ -10,6 +10,12 @@
 
 namespace sluice::runtime {
 
+// Lanes that are streams of the device; the others are threads of the host.
+constexpr bool is_device_lane(schedule::Lane lane) {
+  return lane == schedule::Lane::kCompute || lane == schedule::Lane::kH2D ||
+         lane == schedule::Lane::kD2H || lane == schedule::Lane::kComm;
+}
+
 // A resolved Use. On storage: data null; a part of a range of the tagged space, by slot.
 struct Place {
   std::byte* data = nullptr;

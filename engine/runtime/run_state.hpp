@@ -18,11 +18,6 @@ namespace sluice::runtime {
 // Thrown inside a lane when another lane has failed; never leaves the executor.
 struct RunAborted {};
 
-constexpr bool is_device_lane(schedule::Lane lane) {
-  return lane == schedule::Lane::kCompute || lane == schedule::Lane::kH2D ||
-         lane == schedule::Lane::kD2H;
-}
-
 enum class Progress : std::uint8_t { kWaiting, kIssued, kDone };
 
 // Events that passes record anew: no pass after the first creates any. Not thread-safe: a pass

@@ -1,14 +1,17 @@
 #include "engine/runtime/state_store.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 #include "base/error.hpp"
 
 namespace sluice::runtime {
 
 StateStore::StateStore(device::Device& device, RunMemory& memory,
-                       const schedule::Schedule& schedule, DurableState* durable)
+                       const schedule::Schedule& schedule, const Sharing& sharing,
+                       DurableState* durable)
     : memory_(memory),
+      sharing_(sharing),
       durable_(durable),
       stream_(device.create_stream("state")),
       window_offset_(persistent_pinned_bytes(schedule)) {
@@ -28,12 +31,19 @@ StateStore::StateStore(device::Device& device, RunMemory& memory,
 
 const schedule::Buffer* StateStore::home(StateKind kind, std::int32_t unit) const {
   const Homes& homes = flipped_ ? shadows_ : homes_;
+  if (static_cast<std::size_t>(unit) >= homes.size()) return nullptr;
   return homes[static_cast<std::size_t>(unit)][static_cast<std::size_t>(kind)];
+}
+
+schedule::ElemRange StateStore::range(StateKind kind, std::int32_t unit) const {
+  const schedule::Buffer* at = home(kind, unit);
+  if (at == nullptr) return {};
+  return {at->first_elem, at->first_elem + at->elems};
 }
 
 void StateStore::move(const schedule::Buffer& home, std::uint64_t begin, std::uint64_t end,
                       std::byte* window, Access access) {
-  const std::uint64_t offset = bytes_of(home.dtype, begin);
+  const std::uint64_t offset = bytes_of(home.dtype, begin - home.first_elem);
   const std::uint64_t bytes = bytes_of(home.dtype, end - begin);
   if (home.tier == Tier::kStorage) {
     const offload::StorageOp op =
@@ -53,15 +63,18 @@ void StateStore::move(const schedule::Buffer& home, std::uint64_t begin, std::ui
 
 void StateStore::visit(std::span<const StateKind> kinds, std::int32_t unit, std::uint64_t begin,
                        std::uint64_t end, Access access, const Visitor& visitor) {
-  SLUICE_CHECK(kinds.size() <= 4);
+  SLUICE_CHECK(!kinds.empty() && kinds.size() <= 4);
+  const schedule::ElemRange own = range(kinds.front(), unit);
+  for (const StateKind kind : kinds) SLUICE_CHECK(range(kind, unit) == own);
+  begin = std::max(begin, own.begin);
+  end = std::min(end, own.end);
   for (std::uint64_t cursor = begin; cursor < end; cursor += kWindowElems) {
     const std::uint64_t piece_end = std::min(cursor + kWindowElems, end);
     std::array<std::byte*, 4> data{};
     for (std::size_t i = 0; i < kinds.size(); ++i) {
       const schedule::Buffer* at = home(kinds[i], unit);
-      SLUICE_CHECK(at != nullptr);
       if (at->tier == Tier::kPinned) {
-        data[i] = memory_.address(*at) + bytes_of(at->dtype, cursor);
+        data[i] = memory_.address(*at) + bytes_of(at->dtype, cursor - at->first_elem);
       } else {
         data[i] = memory_.io_window(window_offset_, kWindowBytes).data() + i * kWindowElems * 4;
         if (access == Access::kRead) move(*at, cursor, piece_end, data[i], access);
@@ -73,6 +86,52 @@ void StateStore::visit(std::span<const StateKind> kinds, std::int32_t unit, std:
       const schedule::Buffer* at = home(kinds[i], unit);
       if (at->tier != Tier::kPinned) move(*at, cursor, piece_end, data[i], access);
     }
+  }
+}
+
+// The bytes of each rank's part of elements [begin, end). State of whole tensors lies with the owner
+// of the unit.
+std::vector<std::uint64_t> StateStore::part_bytes(StateKind kind,
+                                                  const kernels::StateLayout& layout,
+                                                  std::int32_t unit, std::uint64_t begin,
+                                                  std::uint64_t end) const {
+  const schedule::RankView& view = sharing_.view;
+  std::vector<std::uint64_t> parts;
+  for (const schedule::ElemRange& shard : view.shards[static_cast<std::size_t>(unit)]) {
+    std::uint64_t elems = 0;
+    if (layout.extent == kernels::StateExtent::kPerTensor) {
+      if (shard.elems() > 0) elems = end - begin;
+    } else {
+      elems = std::clamp(shard.end, begin, end) - std::clamp(shard.begin, begin, end);
+    }
+    parts.push_back(bytes_of(layout.dtype, elems));
+  }
+  SLUICE_CHECK(range(kind, unit).elems() == 0 || parts.size() > 1);
+  return parts;
+}
+
+// The window has room for four pieces of fp32: the first holds this rank's part of a piece, the
+// second all of it.
+void StateStore::visit_whole(StateKind kind, const kernels::StateLayout& layout, std::int32_t unit,
+                             std::uint64_t begin, std::uint64_t end, const Visitor& visitor) {
+  const schedule::RankView& view = sharing_.view;
+  const bool sharded = kind == StateKind::kWeight ? view.shards_weights() : view.shards_optimizer();
+  const std::array<StateKind, 1> kinds{kind};
+  if (!sharded) return visit(kinds, unit, begin, end, Access::kRead, visitor);
+  std::byte* const own = window_;
+  std::byte* const whole = window_ + kWindowElems * sizeof(float);
+  for (std::uint64_t cursor = begin; cursor < end; cursor += kWindowElems) {
+    const std::uint64_t piece_end = std::min(cursor + kWindowElems, end);
+    const std::vector<std::uint64_t> parts = part_bytes(kind, layout, unit, cursor, piece_end);
+    visit(kinds, unit, cursor, piece_end, Access::kRead,
+          [&](std::uint64_t, std::uint64_t, std::span<std::byte* const> data) {
+            // A home in pinned memory is visited in place.
+            if (data[0] == own) return;
+            std::memcpy(own, data[0], parts[static_cast<std::size_t>(view.rank)]);
+          });
+    sharing_.group.all_gather(own, whole, parts, DType::kU8);
+    const std::array<std::byte*, 1> pieces{whole};
+    visitor(cursor, piece_end, pieces);
   }
 }
 

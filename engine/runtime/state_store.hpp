@@ -2,7 +2,8 @@
 //
 // Homes in pinned memory are visited where they lie; those on the device and on storage go through
 // the pinned I/O window, a piece at a time, so no more than the window is ever held. Not for use
-// while a schedule runs. Movement here is counted by the device and the storage engine like any
+// while a schedule runs. A rank among others has homes of its own ranges (schedule/rank_view.hpp), and
+// only these are visited. Movement here is counted by the device and the storage engine like any
 // other.
 #pragma once
 
@@ -10,10 +11,14 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <vector>
 
+#include "collectives/communicator.hpp"
 #include "device/device.hpp"
 #include "engine/runtime/durable_state.hpp"
 #include "engine/runtime/run_memory.hpp"
+#include "engine/schedule/rank_view.hpp"
+#include "kernels/optimizer.hpp"
 
 namespace sluice::runtime {
 
@@ -28,31 +33,54 @@ class StateStore {
   using Visitor =
       std::function<void(std::uint64_t begin, std::uint64_t end, std::span<std::byte* const> data)>;
 
+  // The ranks that share the state, and how. Both must outlive the store.
+  struct Sharing {
+    const schedule::RankView& view;
+    collectives::Communicator& group;
+  };
+
   // `schedule`: any of the run's packed schedules (they share the homes). durable: of a durable
   // run, else null.
   StateStore(device::Device& device, RunMemory& memory, const schedule::Schedule& schedule,
-             DurableState* durable = nullptr);
+             const Sharing& sharing, DurableState* durable = nullptr);
 
   // Homes that have a shadow and their shadows change roles: the state between steps is in the
   // others.
   void flip() { flipped_ = !flipped_; }
 
-  DType dtype(StateKind kind, std::int32_t unit) const { return home(kind, unit)->dtype; }
+  // Whether this rank writes files of the whole state: the first of all.
+  bool writes_files() const { return sharing_.view.rank == 0; }
 
-  // Calls visitor for consecutive ranges that cover elements [begin, end) of the unit, with all
-  // `kinds` side by side. begin and end: multiples of 4,096 or the home's end. State of whole
-  // tensors is visited alone: its elements are its own.
+  // The elements of the unit that this rank's home holds; empty if it has no home of them. State of
+  // whole tensors: its own elements.
+  schedule::ElemRange range(StateKind kind, std::int32_t unit) const;
+
+  // Calls visitor for consecutive ranges that cover elements [begin, end) of the unit, as far as
+  // this rank has them, with all `kinds` side by side: their homes have equal ranges. begin and end:
+  // multiples of 4,096 or the home's end. State of whole tensors is visited alone: its elements are
+  // its own.
   // kWrite: the visitor's result goes to the home. Throws IoError, IntegrityError,
   // DeviceError, TimeoutError.
   void visit(std::span<const StateKind> kinds, std::int32_t unit, std::uint64_t begin,
              std::uint64_t end, Access access, const Visitor& visitor);
+
+  // Reads elements [begin, end) of one kind in pieces, of which every rank gets all of each. All
+  // ranks call it with the same arguments. layout: of the kind. Where homes are whole it is visit().
+  // Throws CommunicationError too.
+  void visit_whole(StateKind kind, const kernels::StateLayout& layout, std::int32_t unit,
+                   std::uint64_t begin, std::uint64_t end, const Visitor& visitor);
 
  private:
   const schedule::Buffer* home(StateKind kind, std::int32_t unit) const;
   void move(const schedule::Buffer& home, std::uint64_t begin, std::uint64_t end, std::byte* window,
             Access access);
 
+  std::vector<std::uint64_t> part_bytes(StateKind kind, const kernels::StateLayout& layout,
+                                        std::int32_t unit, std::uint64_t begin,
+                                        std::uint64_t end) const;
+
   RunMemory& memory_;
+  Sharing sharing_;
   DurableState* durable_;
   std::unique_ptr<device::Stream> stream_;
   std::uint64_t window_offset_;  // in pinned memory

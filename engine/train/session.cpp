@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 
 #include "base/error.hpp"
 #include "engine/checkpoint/huggingface_export.hpp"
@@ -87,12 +88,16 @@ runtime::LossScaleRule loss_scale_rule(const config::Config& config) {
 // Members are made in the order of the header. The log comes before the storage files that it
 // names, and memory before the programs that map their windows into it.
 Session::Session(const config::Config& config, const model::Model& model, const planner::Plan& plan,
-                 const Backend& backend, const StorageWrapper& wrap_storage, const RunId& run)
+                 const Backend& backend, const StorageWrapper& wrap_storage, const RunId& run,
+                 const RankLinks& links)
     : config_(config),
       plan_(plan),
       batch_(config::batch_shape(config)),
       parameters_(config::parameter_table(config, model)),
-      communicator_(collectives::make_single_communicator()),
+      alone_(collectives::make_single_communicator()),
+      data_(links.data == nullptr ? *alone_ : *links.data),
+      control_(links.control == nullptr ? *alone_ : *links.control),
+      own_microbatches_(own_microbatches()),
       device_(make_device(backend, plan)),
       ledger_(
           {config.memory.device_bytes, config.memory.pinned_bytes, config.memory.storage_bytes}),
@@ -105,11 +110,12 @@ Session::Session(const config::Config& config, const model::Model& model, const 
       durable_(log_ ? std::make_unique<runtime::DurableState>(memory_, *log_) : nullptr),
       loss_scaler_(loss_scale_rule(config)),
       runner_(model, batch_, plan.options.microbatches, parameters_, *backend.device_kernels,
-              *backend.host_kernels),
+              *backend.host_kernels, data_),
       executor_(*device_, memory_.storage(), runner_, deadline_seconds(plan), durable_.get()),
-      store_(*device_, memory_, plan.training(), durable_.get()),
+      store_(*device_, memory_, plan.training(), {plan.view, control_}, durable_.get()),
       state_(model, parameters_, store_),
       use_(resting_need(plan)) {
+  SLUICE_CHECK(data_.size() == plan.view.ranks && data_.rank() == plan.view.rank);
   if (durable_) {
     files_->watch(memory_.storage().space().file_paths());
     files_->watch({files_->log_path()});
@@ -137,6 +143,16 @@ const schedule::Buffer& Session::host_buffer(schedule::BufferRole role,
     if (buffer.persistent && buffer.role == role && buffer.microbatch == microbatch) return buffer;
   }
   throw InternalError("the schedule has no such buffer");
+}
+
+// A rank has buffers for the tokens of its own micro-batches only.
+std::vector<std::int64_t> Session::own_microbatches() const {
+  std::vector<std::int64_t> own;
+  for (const schedule::Buffer& buffer : plan_.training().buffers) {
+    if (buffer.persistent && buffer.role == schedule::BufferRole::kTokens)
+      own.push_back(buffer.microbatch);
+  }
+  return own;
 }
 
 std::int32_t* Session::tokens_of(std::int64_t microbatch) {
@@ -208,7 +224,7 @@ void Session::load(const checkpoint::DurableFound& found) {
     SLUICE_CHECK(saved != found.state.homes.end() && saved->bytes == home->bytes);
     const std::array<StateKind, 1> kind{home->kind};
     checkpoint::SavedHomeReader reader(space, found.state.run, *saved);
-    store_.visit(kind, home->unit, 0, home->elems, runtime::StateStore::Access::kWrite,
+    store_.visit(kind, home->unit, home->first_elem, home->first_elem + home->elems, runtime::StateStore::Access::kWrite,
                  [&](std::uint64_t begin, std::uint64_t end, std::span<std::byte* const> data) {
                    reader.read(data[0], bytes_of(home->dtype, end - begin));
                  });
@@ -235,7 +251,7 @@ StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& 
   const schedule::LinkBytes before = moved_bytes();
   const double tagged_before = tag_counters().hash_seconds;
   const double drain_s = commits != nullptr ? drain() : 0;
-  for (std::int64_t mb = 0; mb < plan_.options.microbatches; ++mb) {
+  for (const std::int64_t mb : own_microbatches_) {
     fill(mb, tokens_of(mb), tokens_of(mb) + batch_.rows());
   }
   kernels::UpdateScalars update;
@@ -268,10 +284,27 @@ StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& 
       (drain_s + outcome.redo_seconds + statistics.compute_stalled_seconds) / outcome.seconds;
   outcome.loss_scale = loss_scaler_.scale();
   loss_scaler_.finish_step(outcome.overflow);
-  double sum = 0;
-  for (std::int64_t mb = 0; mb < plan_.options.microbatches; ++mb) sum += loss_of(mb);
-  outcome.loss = sum / static_cast<double>(batch_.rows() * plan_.options.microbatches);
+  outcome.loss =
+      summed_loss() / static_cast<double>(batch_.rows() * plan_.options.microbatches);
   return outcome;
+}
+
+// Ranks exchange the losses of their micro-batches, and each adds all of them in the step's order.
+double Session::summed_loss() {
+  const auto ranks = static_cast<std::size_t>(control_.size());
+  const std::size_t own_count = own_microbatches_.size();
+  std::vector<double> own;
+  for (const std::int64_t mb : own_microbatches_) {
+    own.push_back(static_cast<double>(mb));
+    own.push_back(loss_of(mb));
+  }
+  std::vector<double> all(own.size() * ranks);
+  control_.all_gather(own.data(), all.data(), own.size(), DType::kF64);
+  std::vector<double> losses(own_count * ranks);
+  for (std::size_t i = 0; i < losses.size(); ++i) {
+    losses.at(static_cast<std::size_t>(all[2 * i])) = all[2 * i + 1];
+  }
+  return std::accumulate(losses.begin(), losses.end(), 0.0);
 }
 
 // A speculative step has made its update beside the state that it found. The update stands, or is
@@ -298,12 +331,13 @@ double Session::drain() {
   return statistics.seconds;
 }
 
-// Evaluation uses the buffers of micro-batch 0.
+// Evaluation uses the buffers of the rank's first micro-batch.
 double Session::evaluate(const FillTokens& fill) {
   drain();
-  fill(0, tokens_of(0), tokens_of(0) + batch_.rows());
+  const std::int64_t first = own_microbatches_.front();
+  fill(0, tokens_of(first), tokens_of(first) + batch_.rows());
   pass(schedule::StepKind::kEvaluation, nullptr);
-  return loss_of(0) / static_cast<double>(batch_.rows());
+  return loss_of(first) / static_cast<double>(batch_.rows());
 }
 
 planner::TierBytes Session::peak_bytes() const {

@@ -28,6 +28,13 @@ namespace sluice::train {
 using StorageWrapper =
     std::function<std::unique_ptr<offload::StorageEngine>(std::unique_ptr<offload::StorageEngine>)>;
 
+// The other ranks of a run. Both groups have all ranks of the world, and each is used by one thread
+// at a time. Null: the rank is alone.
+struct RankLinks {
+  collectives::Communicator* data = nullptr;     // the collectives of the schedules
+  collectives::Communicator* control = nullptr;  // what the host needs of other ranks between steps
+};
+
 struct StepOutcome {
   double loss = 0;  // mean over the step's tokens
   double grad_norm = 0;
@@ -50,10 +57,10 @@ class Session {
       std::function<void(std::int64_t microbatch, std::int32_t* tokens, std::int32_t* targets)>;
 
   // Takes all memory at once. config, model, plan and backend must outlive it. wrap_storage may be
-  // empty. run: names its storage files and seeds their tags.
+  // empty. run: names its storage files and seeds their tags. links: must outlive it.
   Session(const config::Config& config, const model::Model& model, const planner::Plan& plan,
           const Backend& backend, const StorageWrapper& wrap_storage = {},
-          const RunId& run = make_run_id());
+          const RunId& run = make_run_id(), const RankLinks& links = {});
   const model::ParameterTable& parameters() const { return parameters_; }
 
   // One optimizer step; `step` counts from 0. trace may be null. In fp16 the loss is scaled, and an
@@ -72,7 +79,7 @@ class Session {
   // Durable runs only: makes the state durable as it is now. Precondition: a step since the last
   // commit. Returns the bytes that this moved. Drains.
   schedule::LinkBytes commit(const checkpoint::CheckpointManifest& manifest);
-  // Mean loss of one evaluation batch. Drains.
+  // Mean loss of one evaluation batch; each rank has one of its own. All ranks call it. Drains.
   double evaluate(const FillTokens& fill);
   // Drains.
   checkpoint::ModelState& state() {
@@ -88,7 +95,8 @@ class Session {
   std::string state_log() const { return files_ ? files_->log_path() : std::string(); }
   // The scale stays at 1 unless training is in fp16.
   runtime::LossScaler& loss_scaler() { return loss_scaler_; }
-  collectives::Communicator& communicator() { return *communicator_; }
+  // Of all ranks, for the host.
+  collectives::Communicator& communicator() { return control_; }
   runtime::ModelRunner& runner() { return runner_; }
   // As charged to the ledger, and as the device and the storage engine measured themselves.
   planner::TierBytes peak_bytes() const;
@@ -109,6 +117,8 @@ class Session {
   std::string storage_engine_name() const { return storage_ ? storage_->name() : "none"; }
 
  private:
+  std::vector<std::int64_t> own_microbatches() const;
+  double summed_loss();
   std::int32_t* tokens_of(std::int64_t microbatch);
   double loss_of(std::int64_t microbatch);
   // A schedule ready to run. With shadows there is a second program, in which each home and its
@@ -139,7 +149,10 @@ class Session {
   const planner::Plan& plan_;
   model::BatchShape batch_;
   model::ParameterTable parameters_;
-  std::unique_ptr<collectives::Communicator> communicator_;
+  std::unique_ptr<collectives::Communicator> alone_;
+  collectives::Communicator& data_;
+  collectives::Communicator& control_;
+  std::vector<std::int64_t> own_microbatches_;  // of the step, in its numbering
   std::unique_ptr<device::Device> device_;
   allocator::Ledger ledger_;
   std::unique_ptr<offload::StorageEngine> storage_;

@@ -121,6 +121,7 @@ class OffloadedStep::Runner final : public runtime::OperationRunner {
 OffloadedStep::OffloadedStep(const OffloadedStepShape& shape, const std::string& states,
                              const std::string& moments, int threads, const std::string& directory)
     : prepared_(prepared_for(config_of(shape, states, moments, threads, directory))),
+      alone_(collectives::make_single_communicator()),
       parameters_(config::parameter_table(prepared_.config, prepared_.model)),
       device_(
           prepared_.backend.make_device(std::max<std::uint64_t>(plan().peak_bytes[0], kPageBytes))),
@@ -132,10 +133,10 @@ OffloadedStep::OffloadedStep(const OffloadedStepShape& shape, const std::string&
       program_(drain(), memory_),
       model_runner_(prepared_.model, config::batch_shape(prepared_.config),
                     plan().options.microbatches, parameters_, *prepared_.backend.device_kernels,
-                    *prepared_.backend.host_kernels),
+                    *prepared_.backend.host_kernels, *alone_),
       runner_(std::make_unique<Runner>(model_runner_)),
       executor_(*device_, memory_.storage(), *runner_),
-      store_(*device_, memory_, drain()) {
+      store_(*device_, memory_, drain(), {prepared_.plan()->view, *alone_}) {
   executor_.prepare(program_);
   checkpoint::ModelState(prepared_.model, parameters_, store_)
       .initialize(prepared_.config.train.seed);

@@ -16,6 +16,7 @@
 
 #include "allocator/ledger.hpp"
 #include "engine/planner/plan.hpp"
+#include "collectives/communicator.hpp"
 #include "engine/runtime/executor.hpp"
 #include "engine/runtime/model_runner.hpp"
 #include "engine/runtime/run_memory.hpp"
@@ -105,6 +106,7 @@ class OffloadedStep {
   Cost cost_of(Work work);
 
   train::Prepared prepared_;
+  std::unique_ptr<collectives::Communicator> alone_;
   model::ParameterTable parameters_;
   std::unique_ptr<device::Device> device_;
   allocator::Ledger ledger_;

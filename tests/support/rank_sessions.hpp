@@ -1,0 +1,133 @@
+// Sessions of several data-parallel ranks, each on a thread of its own, that train the same model.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cstdint>
+#include <exception>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "collectives/local/local_group.hpp"
+#include "engine/planner/plan.hpp"
+#include "engine/train/session.hpp"
+#include "tests/support/planned_session.hpp"
+#include "tests/support/rank_world.hpp"
+
+namespace sluice::testing {
+
+// Doubles as their bits.
+struct RanksRecord {
+  std::vector<std::uint64_t> losses, norms;
+  std::string weights_hash;
+  bool operator==(const RanksRecord&) const = default;
+};
+
+inline std::int32_t token_of(std::int64_t step, std::int64_t microbatch, std::int64_t row,
+                             std::int64_t vocab) {
+  return static_cast<std::int32_t>((row * 7 + microbatch * 13 + step * 5) % vocab);
+}
+
+// Trains `steps` steps, and reads the weights between the last two and at the end.
+inline RanksRecord train_session(train::Session& session, const config::Config& config,
+                                 std::int64_t steps) {
+  session.state().initialize(config.train.seed);
+  RanksRecord record;
+  for (std::int64_t step = 0; step < steps; ++step) {
+    const train::StepOutcome outcome = session.train_step(
+        step, 1e-2, [&](std::int64_t microbatch, std::int32_t* tokens, std::int32_t* targets) {
+          for (std::int64_t i = 0; i < config::batch_shape(config).rows(); ++i) {
+            tokens[i] = token_of(step, microbatch, i, config.model.vocab);
+            targets[i] = token_of(step, microbatch, i + 1, config.model.vocab);
+          }
+        });
+    record.losses.push_back(std::bit_cast<std::uint64_t>(outcome.loss));
+    record.norms.push_back(std::bit_cast<std::uint64_t>(outcome.grad_norm));
+  }
+  record.weights_hash = session.state().weights_hash();
+  return record;
+}
+
+struct RanksRun {
+  std::vector<RanksRecord> ranks;
+  std::vector<std::uint64_t> sent_bytes;     // by rank, as its communicator counted
+  std::vector<std::uint64_t> planned_bytes;  // by rank, of the same steps
+};
+
+// Runs `body(rank)` on a thread for each rank; rethrows the first failure.
+inline void on_ranks(int ranks, const std::function<void(int)>& body) {
+  std::vector<std::exception_ptr> failures(static_cast<std::size_t>(ranks));
+  {
+    std::vector<std::jthread> threads;
+    for (int rank = 0; rank < ranks; ++rank) {
+      threads.emplace_back([&, rank] {
+        try {
+          body(rank);
+        } catch (...) {
+          failures[static_cast<std::size_t>(rank)] = std::current_exception();
+        }
+      });
+    }
+  }
+  for (const std::exception_ptr& failure : failures) {
+    if (failure) std::rethrow_exception(failure);
+  }
+}
+
+// options: of one rank alone; the placement is changed as the ZeRO stage asks. config.parallel says
+// how many ranks there are.
+inline RanksRun train_on_ranks(const config::Config& config, schedule::StepOptions options,
+                               std::int64_t steps) {
+  const auto ranks = static_cast<int>(config.parallel.data);
+  const auto stage = static_cast<std::int32_t>(config.parallel.zero);
+  place_for_stage(options.placement, stage);
+  const auto data = collectives::make_local_group(ranks, 60);
+  const auto control = collectives::make_local_group(ranks, 60);
+  const model::Model model(config::model_shape(config));
+  std::vector<train::Backend> backends;
+  std::vector<planner::Plan> plans;
+  std::vector<const planner::Plan*> world;
+  for (int rank = 0; rank < ranks; ++rank) backends.push_back(one_threaded_backend(config));
+  for (int rank = 0; rank < ranks; ++rank) {
+    const train::Backend& backend = backends[static_cast<std::size_t>(rank)];
+    plans.push_back(planner::plan_rank(config, model, *backend.device_kernels, {}, options, rank,
+                                       backend.host_kernels.get()));
+  }
+  for (const planner::Plan& plan : plans) world.push_back(&plan);
+  planner::check_world(world, {config.memory.device_bytes, config.memory.pinned_bytes,
+                               config.memory.storage_bytes});
+  for (const std::string& path : config.memory.storage_paths) {
+    std::filesystem::create_directories(path);
+  }
+  RanksRun run;
+  run.ranks.resize(plans.size());
+  run.sent_bytes.resize(plans.size());
+  run.planned_bytes.resize(plans.size());
+  on_ranks(ranks, [&](int rank) {
+    const auto at = static_cast<std::size_t>(rank);
+    train::Session session(config, model, plans[at], backends[at], {}, make_run_id(),
+                           {data[at].get(), control[at].get()});
+    run.ranks[at] = train_session(session, config, steps);
+    run.sent_bytes[at] = data[at]->bytes().sent;
+    const auto sent = [&](schedule::StepKind kind) {
+      return schedule::message_bytes(plans[at].schedules[kind],
+                                     0)[static_cast<std::size_t>(schedule::Lane::kComm)]
+          .sent;
+    };
+    using schedule::StepKind;
+    const auto count = static_cast<std::uint64_t>(steps);
+    run.planned_bytes[at] =
+        plans[at].carries_updates()
+            ? sent(StepKind::kFirst) + (count - 1) * sent(StepKind::kTraining) +
+                  sent(StepKind::kDrain)
+            : count * sent(StepKind::kTraining);
+  });
+  return run;
+}
+
+}  // namespace sluice::testing
