@@ -81,7 +81,7 @@ std::vector<Improver::Change> Improver::changes(const schedule::StepOptions& fro
 }
 
 void Improver::improve(Shortlist::Found from) {
-  const std::size_t first = trials_.count();
+  std::size_t first = trials_.count();
   const auto done = [&] { return trials_.count() - first >= kMostChanges; };
   bool changed = true;
   while (changed && !done()) {
@@ -89,8 +89,10 @@ void Improver::improve(Shortlist::Found from) {
     for (const Promotion& promotion : possible_promotions(config_)) {
       changed |= promote(promotion, from);
     }
+    const std::size_t before = trials_.count();
     changed |= mix_recomputation(from);
     changed |= cut_segments(from);
+    first += trials_.count() - before;  // these do not count
     for (const Change& change : changes(from.options)) {
       if (done()) break;
       schedule::StepOptions options = from.options;

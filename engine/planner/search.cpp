@@ -134,21 +134,24 @@ std::string Search::Shape::text() const {
   return text;
 }
 
-// The shape with one more kind of state on one tier.
-std::vector<Search::Shape> Search::narrowed(const Shape& shape) const {
+// The start's shape with one more kind of state on one tier. Other places leave other room, and so
+// another mixture; large steps keep the one that was found.
+std::vector<Search::Shape> Search::narrowed(const Start& start) const {
   std::vector<Shape> list;
+  Shape shape = start.shape;
+  if (activations_.is_free()) {
+    const bool mixes = step_size(model_, start.plan.options) <= kSmallStep;
+    const schedule::Recomputation found = start.plan.options.recompute;
+    shape.shape = {shape.shape.order, shape.shape.update,
+                   mixes ? schedule::Recomputation{} : found, mixes};
+    shape.policy = policy_of(shape.shape);
+  }
   for (const auto& [kind, name] : kKinds) {
     if (shape.places.*kind != Place::kAuto) continue;
     for (const Place place : {Place::kDevice, Place::kPinned, Place::kStorage}) {
       Shape narrower = shape;
       narrower.places.*kind = place;
-      // Other places leave other room, and so another mixture.
-      if (activations_.is_free()) {
-        narrower.shape = {shape.shape.order, shape.shape.update, {}, true};
-        narrower.policy = policy_of(narrower.shape);
-      }
-      if (const auto least =
-              relaxation_.solve(narrower.shape, narrower.places, found_.room(), {})) {
+      if (const auto least = relaxation_.solve(shape.shape, narrower.places, found_.room(), {})) {
         narrower.least = *least;
         list.push_back(std::move(narrower));
       }
@@ -163,7 +166,7 @@ std::vector<Search::Shape> Search::narrowed(const Shape& shape) const {
 Search::Start Search::narrow(Start start) {
   for (int depth = 0; depth < kDepth; ++depth) {
     std::optional<Start> best;
-    for (const Shape& next : narrowed(start.shape)) {
+    for (const Shape& next : narrowed(start)) {
       if (next.least.seconds > start.plan.seconds) break;
       const std::optional<Shortlist::Found> plan = try_shape(next);
       if (plan && plan->seconds < (best ? *best : start).plan.seconds) best = Start{next, *plan};

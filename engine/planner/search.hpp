@@ -71,7 +71,7 @@ class Search {
 
   std::string policy_of(const PlanShape& shape) const;
   std::vector<Shape> shapes() const;
-  std::vector<Shape> narrowed(const Shape& shape) const;
+  std::vector<Shape> narrowed(const Start& start) const;
   static void sort_by_bound(std::vector<Shape>& shapes);
   schedule::StepOptions base_options(const PlanShape& shape) const;
   schedule::StepOptions placed(const Shape& shape, const Relaxed& places,
