@@ -208,7 +208,8 @@ void Search::dive() {
     const schedule::StepOptions best = found_.front().options;
     PlanShape shape{best.order, best.update, best.recompute};
     // Other places leave other room, and so another mixture.
-    if (activations_.is_free()) shape = {best.order, best.update, {}, true};
+    const bool mixes = activations_.is_free() && step_size(model_, best) <= kSmallStep;
+    if (mixes) shape = {best.order, best.update, {}, true};
     std::optional<Places> narrower;
     for (const Shape& next : narrowed(shape, places)) {
       const double before = found_.front().seconds;
@@ -386,13 +387,15 @@ std::vector<schedule::StepOptions> Search::changes(const schedule::StepOptions& 
 // Single changes, as long as one of them makes the step shorter; promotions fill the room that is
 // left.
 void Search::improve() {
-  const std::size_t first = trials_.count();
+  std::size_t first = trials_.count();
   bool changed = true;
   while (changed && trials_.count() - first < kMostChanges) {
     changed = false;
     for (const Promotion& promotion : possible_promotions(config_)) changed |= promote(promotion);
+    const std::size_t before = trials_.count();
     changed |= mix_recomputation();
     changed |= cut_segments();
+    first += trials_.count() - before;  // these do not count
     for (const schedule::StepOptions& options : changes(found_.front().options)) {
       if (trials_.count() - first >= kMostChanges) break;
       changed |= better(options);
@@ -468,14 +471,8 @@ void Search::refine(Compiled& best) {
 
 double Search::bound_s() const {
   double least_s = attempts_.empty() ? 0 : attempts_.front().tried.bound_s;
-  for (const Attempt& attempt : attempts_) least_s = std::min(least_s, attempt.tried.bound_s);
+  for (const Attempt& of : attempts_) least_s = std::min(least_s, of.tried.bound_s);
   return least_s;
-}
-
-std::vector<Tried> Search::tried() const {
-  std::vector<Tried> list;
-  for (const Attempt& attempt : attempts_) list.push_back(attempt.tried);
-  return list;
 }
 
 Compiled Search::fastest() {

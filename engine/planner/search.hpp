@@ -51,6 +51,7 @@ class Search {
 
  private:
   static constexpr double kFaster = 0.999;  // a change must be faster by this much to be taken
+  static constexpr std::uint64_t kSmallStep = 20'000;  // instructions; a trial takes milliseconds
 
   using Places = config::Config::Places;
   struct Shape {

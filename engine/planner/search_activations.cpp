@@ -15,7 +15,6 @@ namespace sluice::planner {
 namespace {
 
 constexpr double kNearStart = 1.05;  // starts that are improved are at most this much slower
-constexpr std::uint64_t kSmallStep = 20'000;  // instructions, of which a trial takes milliseconds
 constexpr int kMixRounds = 2;
 
 }  // namespace
@@ -97,6 +96,12 @@ std::optional<double> Search::spill_least(const schedule::StepOptions& options) 
     return trials_.coarse(choice.with(enough)).seconds;
   }
   return std::nullopt;
+}
+
+std::vector<Tried> Search::tried() const {
+  std::vector<Tried> list;
+  for (const Attempt& attempt : attempts_) list.push_back(attempt.tried);
+  return list;
 }
 
 bool Search::is_known(const schedule::StepOptions& options) const {
