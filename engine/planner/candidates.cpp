@@ -140,8 +140,8 @@ std::vector<CandidateGroup> plan_candidates(const config::Config& config,
     base.update = update_placement(config.optimizer.placement);
     base.chunk_bytes = config.memory.chunk_bytes;
     base.durable = config.checkpoint.mode == config::Config::CheckpointMode::kDurable;
-    base.carried_units = static_cast<std::int32_t>(std::max<std::int64_t>(
-        base.durable ? 0 : config.optimizer.carried_units, 0));
+    base.carried_units = static_cast<std::int32_t>(
+        std::max<std::int64_t>(base.durable ? 0 : config.optimizer.carried_units, 0));
     const bool carries_freely = base.update == schedule::UpdatePlacement::kSpeculative &&
                                 config.optimizer.carried_units < 0 && !base.durable;
     base.piece_elems = usual_piece_elems(model);
@@ -266,16 +266,6 @@ std::vector<schedule::StepOptions> carried_variants(const config::Config& config
     variants.back().carried_units = carried;
   }
   return variants;
-}
-
-std::uint64_t update_piece_bytes(const schedule::StepModel& model, std::uint64_t piece_elems) {
-  double bytes = 0;
-  double elems = 0;
-  for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
-    bytes += static_cast<double>(optimizer_state_bytes(model, unit));
-    elems += static_cast<double>(model.units[unit].elems);
-  }
-  return static_cast<std::uint64_t>(bytes / elems * static_cast<double>(piece_elems));
 }
 
 std::uint64_t weight_slots_of_all(const schedule::StepModel& model, std::uint64_t chunk_bytes) {

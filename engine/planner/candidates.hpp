@@ -44,8 +44,6 @@ std::vector<schedule::StepOptions> update_piece_variants(const schedule::StepMod
 // optimizer.carried_units leaves the choice.
 std::vector<schedule::StepOptions> carried_variants(const config::Config& config,
                                                     const schedule::StepOptions& options);
-// Bytes of optimizer state, of all kinds, in a piece of the update.
-std::uint64_t update_piece_bytes(const schedule::StepModel& model, std::uint64_t piece_elems);
 
 // Slots that the weights of all units take.
 std::uint64_t weight_slots_of_all(const schedule::StepModel& model, std::uint64_t chunk_bytes);

@@ -16,6 +16,7 @@
 #include "engine/planner/plan_steps.hpp"
 #include "engine/planner/recompute_choice.hpp"
 #include "engine/planner/step_size.hpp"
+#include "engine/planner/update_ring.hpp"
 
 namespace sluice::planner {
 namespace {
@@ -29,7 +30,6 @@ constexpr int kPromotionTries = 4;
 constexpr int kDepth = 3;                  // kinds of state with one tier each
 constexpr double kFaster = 0.999;          // a change must be faster by this much to be taken
 constexpr double kRefinementSlack = 1.02;  // refine() accepts a step this much longer
-constexpr double kAsFast = 0.995;          // a deeper ring must gain more than the rest
 
 // The need, but at least `least` in every tier. A plan that spills may take less of a tier than the
 // most frugal candidate. With a budget between the two the configuration would be refused, so the
@@ -376,9 +376,7 @@ std::vector<schedule::StepOptions> Search::changes(const schedule::StepOptions& 
     change(list.back());
   };
   for (const schedule::StepOptions& update : update_variants(config_, from)) list.push_back(update);
-  for (const schedule::StepOptions& carried : carried_variants(config_, from)) {
-    list.push_back(carried);
-  }
+  for (const auto& carried : carried_variants(config_, from)) list.push_back(carried);
   const auto most = static_cast<std::int32_t>(config_.memory.prefetch);
   for (std::int32_t prefetch = 0; prefetch <= most; ++prefetch) {
     if (prefetch != from.prefetch) add([&](auto& to) { to.prefetch = prefetch; });
@@ -482,35 +480,6 @@ void Search::refine(Compiled& best) {
   }
 }
 
-// Spare pinned memory lets updates run ahead of the storage that feeds them (update_stream.cpp). The
-// least share of it is taken that is as fast as all of it.
-void Search::deepen_ring(Compiled& best) {
-  const auto pinned = static_cast<std::size_t>(Tier::kPinned);
-  const std::uint64_t used = best.need.peak_bytes()[pinned];
-  if (best.options.update_piece_elems == 0 || used >= budgets_[pinned]) return;
-  const std::uint64_t spare = std::min(budgets_[pinned] - used, config_.memory.update_ring_bytes);
-  const std::uint64_t piece_elems = best.options.update_piece_elems;
-  std::uint64_t most = 0;
-  for (const schedule::UnitFootprint& unit : model_.units) {
-    most += ceil_div(unit.elems, piece_elems);
-  }
-  most = std::min(most, spare / update_piece_bytes(model_, piece_elems));
-  std::optional<Compiled> deepest;
-  for (const std::uint64_t share : {1, 2, 4, 8, 16, 64}) {
-    schedule::StepOptions options = best.options;
-    options.update_lookahead += static_cast<std::int32_t>(most / share);
-    if (options.update_lookahead == best.options.update_lookahead) break;
-    Compiled compiled = trials_.exact(options);
-    if (!planner::fits(compiled.need.peak_bytes(), budgets_)) continue;
-    trials_.simulate(compiled);
-    const double longest_s = deepest ? deepest->simulation.total_s / kAsFast
-                                     : best.simulation.total_s * kAsFast;
-    if (compiled.simulation.total_s > longest_s) break;
-    deepest = std::move(compiled);
-  }
-  if (deepest) best = std::move(*deepest);
-}
-
 Compiled Search::fastest() {
   SLUICE_CHECK(frugal_.has_value());
   const runtime::MemoryNeed least = frugal_->need;
@@ -525,7 +494,7 @@ Compiled Search::fastest() {
   }
   Compiled best = confirm(all);
   refine(best);
-  deepen_ring(best);
+  deepen_update_ring(model_, budgets_, config_.memory.update_ring_bytes, trials_, best);
   if (spills_activations(best.options)) best.need = at_least(best.need, least);
   return best;
 }

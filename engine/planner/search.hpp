@@ -85,7 +85,6 @@ class Search {
   std::optional<Compiled> confirm_found();
   Compiled confirm(const std::vector<Shape>& shapes);
   void refine(Compiled& best);
-  void deepen_ring(Compiled& best);
 
   const config::Config& config_;
   const schedule::StepModel& model_;

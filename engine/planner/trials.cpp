@@ -132,6 +132,15 @@ Trial Trials::measure(const schedule::StepOptions& options, Wanted wanted) const
   return whole;
 }
 
+Trial Trials::training(const schedule::StepOptions& options) const {
+  schedule::Schedule training = schedule::compile(model_, options, schedule::StepKind::kTraining);
+  const std::array<const schedule::Schedule*, 1> schedules{&training};
+  runtime::MemoryNeed need = runtime::memory_need(schedules, runtime::StateStore::kWindowBytes);
+  need.log_bytes = log_bytes_;
+  costs_.apply(training);
+  return {need.peak_bytes(), schedule::simulate(training, costs_.simulation_model()).total_s};
+}
+
 Compiled Trials::exact(const schedule::StepOptions& options) const {
   Compiled compiled;
   compiled.options = options;

@@ -42,6 +42,8 @@ class Trials {
   const Trial& coarse(const schedule::StepOptions& options);
   // The need alone, from a coarse schedule that is packed as an exact one is.
   const TierBytes& coarse_need(const schedule::StepOptions& options);
+  // The time of an exact training step, and its need; other steps of the run may need more.
+  Trial training(const schedule::StepOptions& options) const;
   Compiled exact(const schedule::StepOptions& options) const;
   void simulate(Compiled& compiled) const;
   // Trials made so far, without repeats.

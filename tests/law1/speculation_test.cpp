@@ -49,8 +49,7 @@ std::vector<bool> clipped(const TrainingRecord& plain, double clip) {
 constexpr std::size_t kFew = 4;
 const std::vector<Case> kVariants{
     {"pinned", kSpeculative + kPinned},
-    {"io_uring",
-     kSpeculative + kStored + Overrides{"memory.storage_engine=io_uring"} + carried(2)},
+    {"io_uring", kSpeculative + kStored + Overrides{"memory.storage_engine=io_uring"} + carried(2)},
     {"resident", kSpeculative + kResident + Overrides{"train.eval_every=5", "checkpoint.every=4"}},
     {"mixed", kSpeculative + kSpread + kSmallChunks + carried(1)},
     {"carried", kSpeculative + kPinnedState + carried(3) +

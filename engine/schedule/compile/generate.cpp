@@ -71,8 +71,8 @@ class StepGenerator {
     const std::int32_t found = builder_.weight_version();
     // Gradients stay for a redo, too.
     const bool redoable = options_.update == UpdatePlacement::kSpeculative;
-    return builder_.finish({.carried = {0, found, pending_, true},
-                            .others = {found, found + 1, false, redoable}});
+    return builder_.finish(
+        {.carried = {0, found, pending_, true}, .others = {found, found + 1, false, redoable}});
   }
 
   // The pending update alone.
@@ -213,8 +213,8 @@ class StepGenerator {
     const bool in_backward = updates_in_backward();
     std::vector<std::int32_t> order = units_from(carried());
     if (in_backward) std::reverse(order.begin(), order.end());
-    return {builder_, std::move(order),
-            {!in_backward, !in_backward, builder_.weight_version() + 1}};
+    return {
+        builder_, std::move(order), {!in_backward, !in_backward, builder_.weight_version() + 1}};
   }
   bool updates_in_backward() const {
     return options_.update == UpdatePlacement::kInBackward ||

@@ -15,7 +15,7 @@ namespace {
 
 using namespace testing;
 
-constexpr std::uint64_t kSteps = 4;
+constexpr std::uint64_t kCarriedSteps = 4;
 
 StepOptions carrying(StepOptions options, UpdatePlacement update, std::int32_t units) {
   options.update = update;
@@ -32,7 +32,7 @@ void run_plain(StepChain& run, const StepModel& model, StepOptions options, Upda
                std::uint64_t seed) {
   options.update = UpdatePlacement::kAfterBackward;
   const Schedule schedule = compile(model, options, StepKind::kTraining);
-  for (std::uint64_t step = 0; step < kSteps; ++step) {
+  for (std::uint64_t step = 0; step < kCarriedSteps; ++step) {
     run.pass(schedule, step, stands(update, seed, step));
   }
 }
@@ -46,7 +46,7 @@ void run_carrying(StepChain& run, const StepModel& model, const StepOptions& opt
     run.pass(schedules[StepKind::kDrain], step);
     pending = false;
   };
-  for (std::uint64_t step = 0; step < kSteps; ++step) {
+  for (std::uint64_t step = 0; step < kCarriedSteps; ++step) {
     if (step == drained && pending) drain(step);
     const bool accepted = stands(options.update, seed, step);
     run.pass(schedules[pending ? StepKind::kTraining : StepKind::kFirst], step, accepted);
@@ -56,7 +56,7 @@ void run_carrying(StepChain& run, const StepModel& model, const StepOptions& opt
     run.give_up();
     run.pass(schedules[StepKind::kRedo], step);
   }
-  drain(kSteps);
+  drain(kCarriedSteps);
 }
 
 void expect_plain_terms(std::uint64_t seed, UpdatePlacement update) {
@@ -65,11 +65,10 @@ void expect_plain_terms(std::uint64_t seed, UpdatePlacement update) {
   StepChain plain;
   run_plain(plain, model, resident_options(model, microbatches), update, seed);
   const auto units = static_cast<std::int32_t>(1 + seed % model.units.size());
-  const StepOptions options =
-      carrying(random_options(model, microbatches, seed), update, units);
+  const StepOptions options = carrying(random_options(model, microbatches, seed), update, units);
   for (const InterpretOptions& timing : adverse_timings(seed, 1)) {
     StepChain run(timing);
-    run_carrying(run, model, options, seed, seed % (kSteps + 1));
+    run_carrying(run, model, options, seed, seed % (kCarriedSteps + 1));
     if (::testing::Test::HasFatalFailure()) return;
     ASSERT_EQ(run.norms, plain.norms);
     ASSERT_EQ(run.losses, plain.losses);
@@ -152,11 +151,11 @@ class DamagedCarrying : public ::testing::Test {
  protected:
   DamagedCarrying() {
     const StepModel model = example_model(2, false, DType::kBF16);
-    schedule_ = compile(
-        model,
-        carrying(example_options(model, Tier::kPinned, Tier::kPinned, Tier::kPinned),
-                 UpdatePlacement::kSpeculative, 2),
-        StepKind::kTraining);
+    schedule_ =
+        compile(model,
+                carrying(example_options(model, Tier::kPinned, Tier::kPinned, Tier::kPinned),
+                         UpdatePlacement::kSpeculative, 2),
+                StepKind::kTraining);
     EXPECT_EQ(joined(validate(schedule_)), "");
   }
   void expect_refused(const std::string& words) const {
