@@ -494,7 +494,7 @@ Compiled Search::fastest() {
   }
   Compiled best = confirm(all);
   refine(best);
-  deepen_update_ring(model_, budgets_, config_.memory.update_ring_bytes, trials_, best);
+  deepen_update_ring(config_, model_, budgets_, trials_, best);
   if (spills_activations(best.options)) best.need = at_least(best.need, least);
   return best;
 }

@@ -1,7 +1,6 @@
 #include "engine/planner/update_ring.hpp"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "base/units.hpp"
@@ -33,30 +32,73 @@ std::uint64_t pieces_within(std::uint64_t bytes, const schedule::StepModel& mode
   return std::min(pieces, bytes / piece_bytes);
 }
 
+class RingChoice {
+ public:
+  RingChoice(const config::Config& config, const schedule::StepModel& model,
+             const TierBytes& budgets, const Trials& trials, const Compiled& from)
+      : config_(config),
+        model_(model),
+        budgets_(budgets),
+        trials_(trials),
+        options_(from.options),
+        seconds_(from.simulation.total_s) {}
+
+  // Of a few shares of the spare memory takes the least that is as fast as all of it. Returns
+  // whether the step gets shorter.
+  bool deepen(std::uint64_t spare_bytes) {
+    const std::uint64_t most =
+        pieces_within(std::min(spare_bytes, config_.memory.update_ring_bytes), model_, options_);
+    const schedule::StepOptions shallow = options_;
+    double longest_s = seconds_ * kAsFast;
+    bool shorter = false;
+    for (const std::uint64_t share : {1, 3, 9, 27}) {
+      schedule::StepOptions options = shallow;
+      options.update_lookahead += static_cast<std::int32_t>(most / share);
+      if (most / share == 0) break;
+      const Trial trial = trials_.training(options);
+      if (!fits(trial.need, budgets_)) continue;
+      if (trial.seconds > longest_s) break;
+      if (!shorter) longest_s = trial.seconds / kAsFast;
+      shorter = true;
+      options_ = std::move(options);
+      seconds_ = trial.seconds;
+    }
+    return shorter;
+  }
+
+  // The search chose the carried units for a shallow ring.
+  void choose_carried() {
+    for (schedule::StepOptions& options : carried_variants(config_, options_)) {
+      const Trial trial = trials_.training(options);
+      if (!fits(trial.need, budgets_) || trial.seconds > seconds_ * kAsFast) continue;
+      options_ = std::move(options);
+      seconds_ = trial.seconds;
+    }
+  }
+
+  const schedule::StepOptions& options() const { return options_; }
+
+ private:
+  const config::Config& config_;
+  const schedule::StepModel& model_;
+  const TierBytes& budgets_;
+  const Trials& trials_;
+  schedule::StepOptions options_;
+  double seconds_;  // of a training step with them
+};
+
 }  // namespace
 
-void deepen_update_ring(const schedule::StepModel& model, const TierBytes& budgets,
-                        std::uint64_t most_bytes, const Trials& trials, Compiled& best) {
+void deepen_update_ring(const config::Config& config, const schedule::StepModel& model,
+                        const TierBytes& budgets, const Trials& trials, Compiled& best) {
   const auto pinned = static_cast<std::size_t>(Tier::kPinned);
   const std::uint64_t used = best.need.peak_bytes()[pinned];
   // Without pieces of its own an update is not fed by storage, or memory is short.
   if (best.options.update_piece_elems == 0 || used >= budgets[pinned]) return;
-  const std::uint64_t most =
-      pieces_within(std::min(budgets[pinned] - used, most_bytes), model, best.options);
-  std::optional<schedule::StepOptions> deepest;
-  double longest_s = best.simulation.total_s * kAsFast;
-  for (const std::uint64_t share : {1, 3, 9, 27}) {
-    schedule::StepOptions options = best.options;
-    options.update_lookahead += static_cast<std::int32_t>(most / share);
-    if (options.update_lookahead == best.options.update_lookahead) break;
-    const Trial trial = trials.training(options);
-    if (!fits(trial.need, budgets)) continue;
-    if (trial.seconds > longest_s) break;
-    if (!deepest) longest_s = trial.seconds / kAsFast;
-    deepest = std::move(options);
-  }
-  if (!deepest) return;
-  Compiled compiled = trials.exact(*deepest);
+  RingChoice choice(config, model, budgets, trials, best);
+  if (!choice.deepen(budgets[pinned] - used)) return;
+  choice.choose_carried();
+  Compiled compiled = trials.exact(choice.options());
   if (!fits(compiled.need.peak_bytes(), budgets)) return;
   trials.simulate(compiled);
   best = std::move(compiled);
