@@ -127,6 +127,7 @@ struct Config {
     States states = States::kFP32;
     Moments moments = Moments::kFP32;
     OptimizerPlacement placement = OptimizerPlacement::kAuto;
+    std::int64_t carried_units = -1;  // -1: chosen by the planner
   } optimizer;
 
   struct {
@@ -141,6 +142,7 @@ struct Config {
     bool storage_sqpoll = false;
     std::uint64_t chunk_bytes = kPageBytes;  // a multiple of kPageBytes
     std::int64_t prefetch = 2;               // units fetched ahead of their use
+    std::uint64_t update_ring_bytes = kAutoBytes;
     Places place;
     // The host device's model of a link, each direction. 0: as fast as memory.
     double link_bandwidth_bytes_per_s = 0.0;

@@ -221,6 +221,12 @@ void check_placement(const Config& config, const ConfigOrigins& origins) {
                      "\"scratch\": a durable run keeps one version of the state as its commit, "
                      "and speculation needs two more");
   }
+  if (config.optimizer.carried_units > 0 &&
+      config.checkpoint.mode == Config::CheckpointMode::kDurable) {
+    throw InputError(origins.of("optimizer.carried_units") +
+                     ": optimizer.carried_units needs checkpoint.mode = \"scratch\": a durable run "
+                     "updates all state in the same pass");
+  }
   if (config.optimizer.placement != Config::OptimizerPlacement::kInBackward) return;
   const std::string start =
       origins.of("optimizer.placement") + ": optimizer.placement = \"in_backward\" ";

@@ -359,6 +359,11 @@ void add_optimizer(Keys& keys) {
              "speculative: in the backward pass beside the old state, and once more where "
              "clipping asks for it (a second version of state; checkpoint.mode = scratch); "
              "auto: the fastest that fits, never speculative. Results are the same"));
+  keys.push_back(integer("optimizer.carried_units", SLUICE_FIELD(optimizer.carried_units), -1,
+                         kMaxLayers + 2,
+                         "in_backward and speculative: units, from the first on, whose update runs "
+                         "in the next forward pass instead, where their state need not be kept "
+                         "twice; -1: the fastest number"));
 }
 
 void add_memory(Keys& keys) {
@@ -392,6 +397,9 @@ void add_memory(Keys& keys) {
   add(std::move(chunk));
   add(integer("memory.prefetch", SLUICE_FIELD(memory.prefetch), 0, 1024,
               "units fetched ahead of their use"));
+  add(bytes_or_auto("memory.update_ring", SLUICE_FIELD(memory.update_ring_bytes), 0, kMaxBudget,
+                    "pinned memory, at most, by which updates may run ahead of the storage that "
+                    "feeds them; auto: spare memory, as far as it makes a step shorter"));
   add(choice("memory.place.weight", SLUICE_FIELD(memory.place.weight), places,
              "where weights rest; auto: the fastest tier with room"));
   add(choice("memory.place.gradient", SLUICE_FIELD(memory.place.gradient), places,

@@ -78,6 +78,7 @@ std::vector<CandidateGroup> plan_candidates(const config::Config& config,
   const std::vector<schedule::Recomputation> choices = recompute_choices(config, model);
   std::vector<CandidateGroup> groups;
   std::vector<CandidateGroup> sharing;
+  const auto units = static_cast<std::int32_t>(model.units.size());
   for (const PlacementPreset& preset : placement_presets(config)) {
     CandidateGroup candidates;
     CandidateGroup shared;
@@ -90,6 +91,10 @@ std::vector<CandidateGroup> plan_candidates(const config::Config& config,
     base.update = update_placement(config.optimizer.placement);
     base.chunk_bytes = config.memory.chunk_bytes;
     base.durable = config.checkpoint.mode == config::Config::CheckpointMode::kDurable;
+    base.carried_units = static_cast<std::int32_t>(
+        std::max<std::int64_t>(base.durable ? 0 : config.optimizer.carried_units, 0));
+    const bool carries_freely = base.update == schedule::UpdatePlacement::kSpeculative &&
+                                config.optimizer.carried_units < 0 && !base.durable;
     base.piece_elems = usual_piece_elems(model);
     base.placement = {spread(preset.weight, model), spread(preset.gradient, model),
                       spread(preset.optimizer, model),
@@ -112,7 +117,11 @@ std::vector<CandidateGroup> plan_candidates(const config::Config& config,
         options.prefetch = static_cast<std::int32_t>(prefetch);
         options.weight_slots = slots;
         if (pieces != Pieces::kUsual) options.piece_elems = small_piece_elems(model);
-        if (pieces == Pieces::kSmallOneByOne) options.stream_lookahead = 0;
+        if (pieces == Pieces::kSmallOneByOne) {
+          options.stream_lookahead = 0;
+          // State of carried units is not kept twice.
+          if (carries_freely) options.carried_units = units / 2;
+        }
         grow_pieces(model, options);
         candidates.push_back(options);
         const bool usual = prefetch == config.memory.prefetch && slots == 0;
@@ -170,6 +179,22 @@ std::vector<schedule::StepOptions> update_variants(const config::Config& config,
   return variants;
 }
 
+std::vector<schedule::StepOptions> carried_variants(const config::Config& config,
+                                                    const schedule::StepOptions& options) {
+  const bool in_backward = options.update == schedule::UpdatePlacement::kInBackward ||
+                           options.update == schedule::UpdatePlacement::kSpeculative;
+  if (config.optimizer.carried_units >= 0 || options.durable || !in_backward) return {};
+  std::vector<schedule::StepOptions> variants;
+  const std::size_t units = options.placement.optimizer.size();
+  for (const std::size_t eighths : {0, 1, 2, 3, 4}) {
+    const auto carried = static_cast<std::int32_t>(units * eighths / 8);
+    if (carried == options.carried_units) continue;
+    variants.push_back(options);
+    variants.back().carried_units = carried;
+  }
+  return variants;
+}
+
 std::uint64_t weight_slots_of_all(const schedule::StepModel& model, std::uint64_t chunk_bytes) {
   std::uint64_t slots = 0;
   for (const schedule::UnitFootprint& unit : model.units) {
@@ -190,8 +215,11 @@ std::array<std::uint64_t, kTierCount> home_bytes(const schedule::StepModel& mode
   const std::uint64_t weight = dtype_bytes(model.dtype);
   const std::uint64_t gradient =
       dtype_bytes(schedule::accumulator_dtype(model, options.microbatches));
-  const std::uint64_t versions = options.update == schedule::UpdatePlacement::kSpeculative ? 2 : 1;
+  const bool speculates = options.update == schedule::UpdatePlacement::kSpeculative;
+  const std::int32_t carried = schedule::carried_units(options, model.units.size());
   for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
+    const bool twice = speculates && static_cast<std::int32_t>(unit) >= carried;
+    const std::uint64_t versions = twice ? 2 : 1;
     const std::uint64_t elems = model.units[unit].elems;
     const auto add = [&](const std::vector<Tier>& tiers, std::uint64_t elem_bytes) {
       bytes[static_cast<std::size_t>(tiers[unit])] += elems * elem_bytes;

@@ -34,6 +34,11 @@ bool spills_activations(const schedule::StepOptions& options);
 std::vector<schedule::StepOptions> update_variants(const config::Config& config,
                                                    const schedule::StepOptions& options);
 
+// The same options with other numbers of carried units, if the update is in the backward pass and
+// optimizer.carried_units leaves the choice.
+std::vector<schedule::StepOptions> carried_variants(const config::Config& config,
+                                                    const schedule::StepOptions& options);
+
 // Slots that the weights of all units take.
 std::uint64_t weight_slots_of_all(const schedule::StepModel& model, std::uint64_t chunk_bytes);
 // Bytes of a unit's optimizer state of all kinds.

@@ -30,7 +30,7 @@ struct Plan {
   const schedule::Schedule& training() const { return schedules[schedule::StepKind::kTraining]; }
 
   std::uint64_t state_bytes_of(StateKind kind) const;
-  bool carries_updates() const { return options.update == schedule::UpdatePlacement::kNextForward; }
+  bool carries_updates() const { return schedule::carries_updates(options); }
   bool speculates() const { return options.update == schedule::UpdatePlacement::kSpeculative; }
   runtime::MemoryNeed need;
   TierBytes peak_bytes{};  // what the ledger will be charged

@@ -77,6 +77,14 @@ struct Sum {
 // Seconds of each resource in one phase.
 struct PhaseWork {
   Sum compute, upload, download, optimizer, read, write;
+
+  void add(const PhaseWork& other) {
+    for (Sum PhaseWork::*const lane :
+         {&PhaseWork::compute, &PhaseWork::upload, &PhaseWork::download, &PhaseWork::optimizer,
+          &PhaseWork::read, &PhaseWork::write}) {
+      (this->*lane).add(other.*lane, 1);
+    }
+  }
 };
 
 struct ModelBytes {
@@ -119,9 +127,11 @@ void add_shares(LinearProgram& program, std::size_t kind, Place place,
   program.equals(only, 1);
 }
 
-void add_at_most(LinearProgram& program, const Sum& sum, std::size_t phase, double times) {
+// The sum takes no longer than the phases, of which each second does `times` seconds of work.
+void add_at_most(LinearProgram& program, const Sum& sum, const std::vector<std::size_t>& phases,
+                 double times) {
   std::vector<double> row = sum.columns;
-  row[kPhases + phase] -= times;
+  for (const std::size_t phase : phases) row[kPhases + phase] -= times;
   program.at_most(std::move(row), -sum.constant);
 }
 
@@ -232,10 +242,11 @@ std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
   backward.write.add(kGradient + kStorage, rewrites * bytes.gradient * rates_.storage_write_s);
   backward.read.add(kGradient + kStorage, (rewrites - 1) * bytes.gradient * rates_.storage_read_s);
   // The update.
-  PhaseWork& update =
-      work[shape.update == schedule::UpdatePlacement::kAfterBackward ? kUpdatePhase
-           : shape.update == schedule::UpdatePlacement::kNextForward ? kForwardPhase
-                                                                     : kBackwardPhase];
+  PhaseWork update;
+  const Phase update_phase =
+      shape.update == schedule::UpdatePlacement::kAfterBackward ? kUpdatePhase
+      : shape.update == schedule::UpdatePlacement::kNextForward ? kForwardPhase
+                                                                : kBackwardPhase;
   update.optimizer.add_rest(kOptimizer + kDevice, rates_.host.update_s);
   update.compute.add(kOptimizer + kDevice, rates_.device.update_s);
   update.read.add(kOptimizer + kStorage, bytes.optimizer * rates_.storage_read_s);
@@ -254,16 +265,17 @@ std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
 
   const double pass_s = forward.compute.constant + backward.compute.constant;
   const double unit_s = pass_s > 0 ? pass_s : 1;
-  for (PhaseWork& phase : work) {
-    for (Sum* lane : {&phase.compute, &phase.upload, &phase.download, &phase.optimizer, &phase.read,
-                      &phase.write}) {
+  for (PhaseWork* of : {&work[kForwardPhase], &work[kBackwardPhase], &work[kUpdatePhase], &update}) {
+    for (Sum* lane :
+         {&of->compute, &of->upload, &of->download, &of->optimizer, &of->read, &of->write}) {
       lane->scale(1 / unit_s);
     }
   }
   const double per_state = 1 / (bytes.weight + bytes.gradient + bytes.optimizer);
 
   // The bound takes less for granted than the places: values whose next use is near stay on the
-  // device whatever their tier is, and storage may work on an update before its phase begins.
+  // device whatever their tier is, storage may work on an update before its phase begins, and any
+  // units may be carried: their update runs in forward and their state is not kept twice.
   enum class For { kBound, kPlaces };
   const auto program_for = [&](std::vector<double> costs, For use) {
     const bool bound = use == For::kBound;
@@ -293,7 +305,9 @@ std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
       row[home] = -1;
       program.at_most(std::move(row), 0);
     }
-    const double versions = shape.update == schedule::UpdatePlacement::kSpeculative ? 2 : 1;
+    const bool speculates = shape.update == schedule::UpdatePlacement::kSpeculative;
+    const double versions = speculates && !bound ? 2 : 1;
+    const bool carries = bound && update_phase == kBackwardPhase;
     for (std::size_t tier = 0; tier < kTierCount; ++tier) {
       const double room =
           (static_cast<double>(budgets[tier]) - static_cast<double>(extra[tier])) * per_state;
@@ -313,22 +327,16 @@ std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
       for (const auto& [sum, times] :
            {std::pair(&read, 1.0), std::pair(&write, 1.0),
             std::pair(static_cast<const Sum*>(&both), machine_.storage_duplex)}) {
-        std::vector<double> row = sum->columns;
-        for (const std::size_t phase : phases) row[kPhases + phase] -= times;
-        program.at_most(std::move(row), -sum->constant);
+        add_at_most(program, *sum, phases, times);
       }
     };
     Sum reads;
     Sum writes;
-    for (std::size_t phase = 0; phase < kPhaseCount; ++phase) {
-      const PhaseWork& of = work[phase];
+    const auto add_lanes = [&](const PhaseWork& of, const std::vector<std::size_t>& phases) {
       for (const Sum* lane : {&of.compute, &of.upload, &of.download, &of.optimizer}) {
-        add_at_most(program, *lane, phase, 1);
+        add_at_most(program, *lane, phases, 1);
       }
-      reads.add(of.read, 1);
-      writes.add(of.write, 1);
-      if (!bound) add_storage(of.read, of.write, {phase});
-      if (machine_.cores <= 0) continue;
+      if (machine_.cores <= 0) return;
       Sum cores;
       const auto add = [&](const Sum& lane, schedule::Lane kind) {
         cores.add(lane, machine_.cores_used[static_cast<std::size_t>(kind)]);
@@ -337,7 +345,22 @@ std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
       add(of.upload, schedule::Lane::kH2D);
       add(of.download, schedule::Lane::kD2H);
       add(of.optimizer, schedule::Lane::kOptimizer);
-      add_at_most(program, cores, phase, machine_.cores);
+      add_at_most(program, cores, phases, machine_.cores);
+    };
+    PhaseWork passes = update;  // of forward and backward
+    for (std::size_t phase = 0; phase < kPhaseCount; ++phase) {
+      PhaseWork of = work[phase];
+      passes.add(of);
+      if (phase == update_phase && !carries) of.add(update);
+      add_lanes(of, {phase});
+      reads.add(of.read, 1);
+      writes.add(of.write, 1);
+      if (!bound) add_storage(of.read, of.write, {phase});
+    }
+    if (carries) {
+      add_lanes(passes, {kForwardPhase, kBackwardPhase});
+      reads.add(update.read, 1);
+      writes.add(update.write, 1);
     }
     if (bound) add_storage(reads, writes, {kForwardPhase, kBackwardPhase, kUpdatePhase});
     return program;
@@ -348,7 +371,10 @@ std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
   const std::optional<LinearProgram::Solution> least = program_for(time, For::kBound).minimum();
   if (!least) return std::nullopt;
   // Of places that are equally fast, those with less work for any lane are better.
-  for (const PhaseWork& of : work) {
+  std::array<PhaseWork, kPhaseCount + 1> all;
+  std::copy(work.begin(), work.end(), all.begin());
+  all.back() = update;
+  for (const PhaseWork& of : all) {
     for (const Sum* lane :
          {&of.compute, &of.upload, &of.download, &of.optimizer, &of.read, &of.write}) {
       for (std::size_t i = 0; i < kColumns; ++i) time[i] += shape.hidden_price * lane->columns[i];

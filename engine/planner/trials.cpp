@@ -46,6 +46,7 @@ std::string key_of(const schedule::StepOptions& options) {
   add(options.stream_lookahead);
   add(options.update_piece_elems);
   add(options.update_lookahead);
+  add(options.carried_units);
   add(options.shares_device);
   const auto add_all = [&](const std::vector<Tier>& tiers) {
     for (const Tier tier : tiers) add(tier);
@@ -203,6 +204,15 @@ TierBytes Trials::exact_need(const schedule::StepOptions& options) const {
       runtime::memory_need(schedules.of(options), runtime::StateStore::kWindowBytes);
   need.log_bytes = log_bytes_;
   return need.peak_bytes();
+}
+
+Trial Trials::training(const schedule::StepOptions& options) const {
+  schedule::Schedule training = schedule::compile(model_, options, schedule::StepKind::kTraining);
+  const std::array<const schedule::Schedule*, 1> schedules{&training};
+  runtime::MemoryNeed need = runtime::memory_need(schedules, runtime::StateStore::kWindowBytes);
+  need.log_bytes = log_bytes_;
+  costs_.apply(training);
+  return {need.peak_bytes(), schedule::simulate(training, costs_.simulation_model()).total_s};
 }
 
 Compiled Trials::exact(const schedule::StepOptions& options) const {

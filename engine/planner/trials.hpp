@@ -48,6 +48,8 @@ class Trials {
   const TierBytes& coarse_need(const schedule::StepOptions& options);
   // The need of exact(), in half of its time.
   TierBytes exact_need(const schedule::StepOptions& options) const;
+  // The time of an exact training step, and its need; other steps of the run may need more.
+  Trial training(const schedule::StepOptions& options) const;
   Compiled exact(const schedule::StepOptions& options) const;
   void simulate(Compiled& compiled) const;
   // Trials made so far, without repeats.

@@ -342,7 +342,8 @@ void ModelRunner::optimizer_step(kernels::Kernels& kernels, const Program& progr
   buffers.elems = elems;
   buffers.host = how;
 
-  kernels::UpdateScalars scalars = scalars_.update;
+  kernels::UpdateScalars scalars =
+      program.of_pending_update(instruction.id) ? scalars_.pending_update : scalars_.update;
   scalars.grad_scale = static_cast<float>(clip == nullptr ? 1.0 / scalars_.loss_scale : clip[1]);
   kernels.update(parameters_.options(), buffers,
                  parameters_.segments(static_cast<std::size_t>(unit), range.begin, range.end),

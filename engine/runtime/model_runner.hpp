@@ -17,9 +17,10 @@ namespace sluice::runtime {
 
 // The numbers of one step that the schedule leaves open.
 struct StepScalars {
-  // The scalars of the pass's update: its own, or the pending one of the step before. The clip
-  // factor sets grad_scale.
+  // Of the pass's own update, and of the pending one of the step before, if the pass makes one
+  // (Program::of_pending_update). The clip factor sets grad_scale.
   kernels::UpdateScalars update;
+  kernels::UpdateScalars pending_update;
   double clip = 0.0;  // 0: no clipping
   // A power of two that the loss is multiplied by; norm and update divide gradients by it.
   double loss_scale = 1.0;

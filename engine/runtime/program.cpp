@@ -54,6 +54,7 @@ Program::Program(const schedule::Schedule& schedule, RunMemory& memory, bool fli
   }
   find_storage_conflicts();
   find_made_state();
+  find_pending_updates();
   find_update_transfers();
   find_needed_by();
 }
@@ -132,6 +133,21 @@ void Program::find_made_state() {
     const auto after = written.lower_bound(end);
     of_made_state_[instruction.id] =
         after != written.begin() && std::prev(after)->second > place.storage_offset;
+  }
+}
+
+// Updates that read the clip factor ahead of the ClipFactor that writes it anew. A pass that makes
+// no factor has no update but the pending one, so there is nothing to tell apart.
+void Program::find_pending_updates() {
+  of_pending_update_.assign(schedule_.instructions.size(), false);
+  const auto factor = std::find_if(
+      schedule_.instructions.begin(), schedule_.instructions.end(),
+      [](const schedule::Instruction& at) { return at.op == schedule::Op::kClipFactor; });
+  if (factor == schedule_.instructions.end()) return;
+  for (auto at = schedule_.instructions.begin(); at != factor; ++at) {
+    of_pending_update_[at->id] =
+        at->op == schedule::Op::kOptimizerStep &&
+        find_place(reads_[at->id], schedule::BufferRole::kScalar) != nullptr;
   }
 }
 

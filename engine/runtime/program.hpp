@@ -63,11 +63,14 @@ class Program {
   // Whether a transfer of storage with two versions moves the state that the pass makes, not the
   // state before it.
   bool of_made_state(schedule::InstructionId id) const { return of_made_state_[id]; }
+  // Whether an update belongs to the step before: it reads the clip factor that the pass finds.
+  bool of_pending_update(schedule::InstructionId id) const { return of_pending_update_[id]; }
 
  private:
   std::vector<Place> resolve(const std::vector<schedule::Use>& uses, RunMemory& memory);
   void find_storage_conflicts();
   void find_made_state();
+  void find_pending_updates();
   void find_update_transfers();
   bool is_host_update(schedule::InstructionId id) const;  // kNoId: false
   // Notes of find_update_transfers() about an update and a write. before, last: the last user of
@@ -88,6 +91,7 @@ class Program {
   std::vector<bool> awaited_;
   std::vector<std::vector<schedule::InstructionId>> storage_conflicts_;
   std::vector<bool> of_made_state_;
+  std::vector<bool> of_pending_update_;
   std::vector<UpdateTransfers> update_transfers_;
   std::vector<bool> tagged_in_update_;
   std::vector<std::uint64_t> needed_by_;

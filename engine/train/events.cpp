@@ -151,6 +151,8 @@ RunEvent plan_event(const planner::Plan& plan) {
       {"recomputed", recomputed_json(plan.recompute)},
       {"order", plan.options.order == schedule::ComputeOrder::kUnit ? "unit" : "microbatch"},
       {"optimizer_placement", update_placement_name(plan.options.update)},
+      {"carried_units",
+       schedule::carried_units(plan.options, plan.options.placement.weight.size())},
       {"prefetch", plan.options.prefetch},
       {"shares_device", plan.options.shares_device},
       {"units_by_tier", placement_json(plan)},

@@ -243,8 +243,8 @@ schedule::StepKind Session::step_kind(bool commits) const {
   return first ? schedule::StepKind::kFirst : schedule::StepKind::kTraining;
 }
 
-// The update that a step makes is its own, or with kNextForward the pending one of the step before,
-// with that step's scalars. Afterwards this step's update is pending in its place.
+// A step with carried updates makes the pending ones of the step before, with that step's scalars.
+// Afterwards its own are pending in their place.
 StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& fill,
                                 TraceRecorder* trace,
                                 const checkpoint::CheckpointManifest* commits) {
@@ -259,7 +259,8 @@ StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& 
   // The optimizer does not count skipped steps.
   update.step = step + 1 - loss_scaler_.state().skipped_steps;
   runtime::StepScalars scalars;
-  scalars.update = pending_.value_or(update);
+  scalars.update = update;
+  scalars.pending_update = pending_.value_or(update);
   scalars.clip = config_.train.clip;
   scalars.loss_scale = loss_scaler_.scale();
   scalars.skip_overflow = batch_.dtype == DType::kF16;

@@ -106,6 +106,7 @@ Row order_row(const std::string& name, const Overrides& model) {
            {"unit_device", kResident + kUnitOrder},
            {"next", kPinnedState + kNextForward},
            {"next_stored", kStored + kNextForward + kNoPrefetch},
+           {"next_no_ring", kStored + kNextForward + Overrides{"memory.update_ring=0"}},
            {"next_device", kResident + kNextForward},
            {"both", kStored + kNextForward + kUnitOrder + Overrides{"memory.chunk=4MiB"}},
            {"uneven", kUneven + kNextForward + kUnitOrder},
@@ -120,7 +121,11 @@ Row in_backward_row(const std::string& name, const Overrides& model) {
           {{"pinned", kPinned + kInBackward},
            {"stored", kStored + kInBackward + kUnitOrder},
            {"mixed", kPinnedState + kInBackward},
-           {"device", kResident + kInBackward}}};
+           {"device", kResident + kInBackward},
+           {"carried", kPinned + kInBackward + carried(2)},
+           {"carried_stored", kStored + kInBackward + kUnitOrder + carried(3)},
+           {"carried_saving", kSpread + kInBackward + carried(1) +
+                                  Overrides{"checkpoint.every=3", "train.eval_every=4"}}}};
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -77,7 +77,11 @@ inline const Overrides kUneven = places("device", "storage", "pinned");
 inline const Overrides kAfterBackward{"optimizer.placement=after_backward"};
 inline const Overrides kInBackward{"optimizer.placement=in_backward"};
 inline const Overrides kNextForward{"optimizer.placement=next_forward"};
-inline const Overrides kSpeculative{"optimizer.placement=speculative"};
+inline const Overrides kSpeculative{"optimizer.placement=speculative", "optimizer.carried_units=0"};
+// The first units' updates in the next forward pass, beside others in the backward pass.
+inline Overrides carried(int units) {
+  return {"optimizer.carried_units=" + std::to_string(units)};
+}
 inline const Overrides kUnitOrder{"train.order=unit"};
 inline const Overrides kRecompute{"recompute.policy=unit"};
 inline const Overrides kNoPrefetch{"memory.prefetch=0"};

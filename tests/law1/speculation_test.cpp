@@ -49,9 +49,11 @@ std::vector<bool> clipped(const TrainingRecord& plain, double clip) {
 constexpr std::size_t kFew = 4;
 const std::vector<Case> kVariants{
     {"pinned", kSpeculative + kPinned},
-    {"io_uring", kSpeculative + kStored + Overrides{"memory.storage_engine=io_uring"}},
+    {"io_uring", kSpeculative + kStored + Overrides{"memory.storage_engine=io_uring"} + carried(2)},
     {"resident", kSpeculative + kResident + Overrides{"train.eval_every=5", "checkpoint.every=4"}},
-    {"mixed", kSpeculative + kSpread + kSmallChunks},
+    {"mixed", kSpeculative + kSpread + kSmallChunks + carried(1)},
+    {"carried", kSpeculative + kPinnedState + carried(3) +
+                    Overrides{"train.eval_every=5", "checkpoint.every=4"}},
     {"posix", kSpeculative + kStored + kUnitOrder + Overrides{"memory.storage_engine=posix"}},
     {"stored_weights", kSpeculative + places("storage", "pinned", "pinned") + kRecompute},
     {"device_weights", kSpeculative + kUneven + Overrides{"train.threads=2"}}};
@@ -151,6 +153,7 @@ TEST(Speculation, ResumesToTheSameBits) {
               kAfterBackward,
               {{"at_1", std::vector<Part>{{begin, 1}, {kStored + kSpeculative}}},
                {"at_5", std::vector<Part>{{begin, 5}, {kStored + kAfterBackward}}},
+               {"carried", std::vector<Part>{{begin + carried(2), 5}, {begin + carried(1)}}},
                {"at_6", std::vector<Part>{{begin, 6}, {kStored + kSpeculative}}}}});
 }
 

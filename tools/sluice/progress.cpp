@@ -166,10 +166,14 @@ void Progress::plan(const train::RunEvent& plan) {
                static_cast<double>(plan["parameters"].get<std::uint64_t>()) * 1e-6,
                format_bytes(state).c_str());
   const bool shares = plan["shares_device"].get<bool>();
+  std::string update = plan["optimizer_placement"].get<std::string>();
+  const auto carried = plan["carried_units"].get<int>();
+  if (carried > 0 && update != "next_forward") {
+    update += ", that of " + std::to_string(carried) + " units in the next forward pass";
+  }
   std::fprintf(stderr, "plan     %s (recompute: %s, order: %s, update: %s%s)\n",
                tier_line(plan["peak_bytes"]).c_str(), recompute_words(plan).c_str(),
-               plan["order"].get<std::string>().c_str(),
-               plan["optimizer_placement"].get<std::string>().c_str(),
+               plan["order"].get<std::string>().c_str(), update.c_str(),
                shares ? ", weights and activations share the device" : "");
   print_split(plan["batch"]);
   const std::string verbs = verbs_line(plan);

@@ -42,15 +42,17 @@ struct MicrobatchBuffers {
 
 class StepGenerator {
  public:
-  // pending: the update of the step before is made first.
+  // pending: the carried updates of the step before are made first.
   StepGenerator(const StepModel& model, const StepOptions& options, bool pending = false)
       : model_(model),
         options_(options),
         pending_(pending),
         builder_(model, options, pending ? 1 : 0),
         gradients_(builder_),
-        update_order_(make_update_order()),
-        updates_(builder_, update_order_, !updates_in_backward(), !updates_in_backward()) {
+        carried_updates_(make_carried_updates()),
+        updates_(make_updates()) {
+    // The state log finds all state in one slot, so all of it is made by one update.
+    SLUICE_CHECK(!options.durable || carried() == 0 || carried() == units());
     SLUICE_CHECK(is_possible(model, options.recompute));
     for (std::int32_t unit = 0; unit < units(); ++unit) {
       saved_values_.push_back(saved_values(model, options, unit));
@@ -67,17 +69,25 @@ class StepGenerator {
     gradients_.fold_tied();
     emit_norm_gather(builder_);
     emit_clip_factor(builder_);
-    const bool carries = options_.update == UpdatePlacement::kNextForward;
-    if (!carries) emit_remaining_updates();
+    updates_.emit_rest();
+    const std::int32_t found = builder_.weight_version();
     // Gradients stay for a redo, too.
-    const bool leaves = carries || options_.update == UpdatePlacement::kSpeculative;
-    return builder_.finish({pending_, leaves, carries && !pending_ ? 0 : 1});
+    const bool redoable = options_.update == UpdatePlacement::kSpeculative;
+    return builder_.finish(
+        {.carried = {0, found, pending_, true}, .others = {found, found + 1, false, redoable}});
   }
 
-  // The pending update alone, or the update made once more.
+  // The pending update alone.
   Schedule drain() {
-    emit_remaining_updates();
-    return builder_.finish({true, false, 1});
+    carried_updates_.emit_rest();
+    return builder_.finish({.carried = {0, 1, true, false}, .others = {1, 1, false, false}});
+  }
+
+  // A speculative update made once more, with its clip factor. Carried gradients stay pending.
+  Schedule redo() {
+    UpdateStream(builder_, units_from(carried()), {.gradients_complete = true, .clips = true})
+        .emit_rest();
+    return builder_.finish({.carried = {0, 0, true, true}, .others = {0, 1, true, false}});
   }
 
   Schedule evaluation() {
@@ -95,6 +105,12 @@ class StepGenerator {
 
  private:
   std::int32_t units() const { return builder_.unit_count(); }
+  std::int32_t carried() const { return builder_.carried_units(); }
+  std::vector<std::int32_t> units_from(std::int32_t first) const {
+    std::vector<std::int32_t> list(static_cast<std::size_t>(units() - first));
+    std::iota(list.begin(), list.end(), first);
+    return list;
+  }
   const UnitFootprint& footprint(std::int32_t unit) const {
     return model_.units[static_cast<std::size_t>(unit)];
   }
@@ -196,31 +212,24 @@ class StepGenerator {
             [this](const ActivationKey& key) { return waiting_tier(key); }};
   }
 
-  // Updates in the order in which they become possible (in the backward pass) or are needed.
-  std::vector<std::int32_t> make_update_order() const {
-    std::vector<std::int32_t> order(model_.units.size());
+  // The carried updates of the step before, in the order in which the weights are needed.
+  UpdateStream make_carried_updates() {
+    std::vector<std::int32_t> order(static_cast<std::size_t>(carried()));
     std::iota(order.begin(), order.end(), 0);
-    if (updates_in_backward()) std::reverse(order.begin(), order.end());
-    return order;
+    return {builder_, std::move(order), {.gradients_complete = true, .clips = true}};
   }
-  void emit_remaining_updates() { update_through(update_order_.back()); }
-  // Where weights are whole but each rank updates its shard, a Gather follows each unit's update.
-  void update_through(std::int32_t unit) {
-    const RankView& view = builder_.view();
-    if (!view.shards_optimizer() || view.shards_weights()) return updates_.emit_through(unit);
-    const auto end = std::find(update_order_.begin(), update_order_.end(), unit);
-    const auto wanted = static_cast<std::size_t>(end - update_order_.begin()) + 1;
-    for (; gathered_ < wanted; ++gathered_) {
-      const std::int32_t next = update_order_[gathered_];
-      updates_.emit_through(next);
-      const BufferId weights = builder_.made_home(StateKind::kWeight, next);
-      emit_gather(builder_, next, weights, weights);
-    }
+  // This step's updates of the other units. In the backward pass they become possible from the last
+  // unit on.
+  UpdateStream make_updates() {
+    const bool in_backward = updates_in_backward();
+    std::vector<std::int32_t> order = units_from(carried());
+    if (in_backward) std::reverse(order.begin(), order.end());
+    return {
+        builder_, std::move(order), {!in_backward, !in_backward, builder_.weight_version() + 1}};
   }
-  // An update that is pending at entry belongs to a step that has ended, so it is not one of these.
   bool updates_in_backward() const {
-    return !pending_ && (options_.update == UpdatePlacement::kInBackward ||
-                         options_.update == UpdatePlacement::kSpeculative);
+    return options_.update == UpdatePlacement::kInBackward ||
+           options_.update == UpdatePlacement::kSpeculative;
   }
   // Whether the unit's gradient is complete after this item. A tied embedding's is complete only
   // after its fold.
@@ -237,11 +246,11 @@ class StepGenerator {
     std::vector<std::vector<std::int32_t>> uses;
     for (const ComputeItem& item : items) uses.push_back(weights_read(item));
     std::function<void(std::int32_t)> before_use;
-    if (pending_) before_use = [this](std::int32_t unit) { update_through(unit); };
+    if (pending_) before_use = [this](std::int32_t unit) { carried_updates_.emit_through(unit); };
     WeightStream weights(builder_, uses, std::move(before_use));
     ActivationStream activations = make_activations(items);
     const auto updated = std::find_if(items.begin(), items.end(), [&](const ComputeItem& item) {
-      return updates_in_backward() && completes_gradient(item);
+      return updates_in_backward() && item.unit >= carried() && completes_gradient(item);
     });
     const auto saves_within = static_cast<std::size_t>(updated - items.begin());
     for (std::size_t i = 0; i < items.size(); ++i) {
@@ -411,7 +420,7 @@ class StepGenerator {
     }
     if (updates_in_backward() && completes_gradient(item)) {
       commit();
-      update_through(item.unit);
+      updates_.emit_through(item.unit);
     }
   }
 
@@ -420,9 +429,8 @@ class StepGenerator {
   bool pending_;
   StepBuilder builder_;
   GradientPath gradients_;
-  std::vector<std::int32_t> update_order_;  // all units
+  UpdateStream carried_updates_;
   UpdateStream updates_;
-  std::size_t gathered_ = 0;  // of update_order_: their new weights have been gathered
   std::vector<std::vector<SavedValue>> saved_values_;  // by unit
   std::vector<MicrobatchBuffers> buffers_;
   MicrobatchBuffers* now_ = nullptr;  // of the micro-batch that is being emitted
@@ -432,18 +440,19 @@ class StepGenerator {
 }  // namespace
 
 Schedule generate(const StepModel& model, const StepOptions& options, StepKind kind) {
-  const bool carries = options.update == UpdatePlacement::kNextForward;
   switch (kind) {
     case StepKind::kTraining:
-      return StepGenerator(model, options, carries).training_step(false);
+      return StepGenerator(model, options, carries_updates(options)).training_step(false);
     case StepKind::kEvaluation:
       return StepGenerator(model, options).evaluation();
     case StepKind::kFirst:
       return StepGenerator(model, options).training_step(false);
     case StepKind::kDrain:
+      SLUICE_CHECK(has_step(options, kind));
+      return StepGenerator(model, options).drain();
     case StepKind::kRedo:
       SLUICE_CHECK(has_step(options, kind));
-      return StepGenerator(model, options, true).drain();
+      return StepGenerator(model, options).redo();
     case StepKind::kSaving:
       return StepGenerator(model, options).training_step(true);
     case StepKind::kSave:

@@ -164,9 +164,10 @@ void StepBuilder::add_versions() {
   }
 }
 
-// Adds a shadow copy for the home of all state that an update makes.
+// Adds a shadow copy for the home of all state that a speculative update makes. A carried update
+// knows its clip factor and needs none.
 void StepBuilder::add_shadows() {
-  for (std::int32_t unit = 0; unit < unit_count(); ++unit) {
+  for (std::int32_t unit = carried_units(); unit < unit_count(); ++unit) {
     for (std::size_t k = 0; k < kStateKindCount; ++k) {
       const BufferId id = homes_[index(unit)][k];
       if (id == kNoId || static_cast<StateKind>(k) == StateKind::kGradient) continue;
@@ -436,11 +437,13 @@ void StepBuilder::declare_residency(const StepBorders& borders) {
                                    [](const Instruction& i) { return i.op == Op::kCommit; });
   for (const Buffer& buffer : schedule_.buffers) {
     if (!buffer.persistent || buffer.role != BufferRole::kState || buffer.log_copy) continue;
-    Residency residency{buffer.kind, buffer.unit, -1, buffer.id, 0};
+    const bool carried = buffer.unit < carried_units();
+    const StepBorders::OfUnits& border = carried ? borders.carried : borders.others;
+    Residency residency{buffer.kind, buffer.unit, -1, buffer.id, border.entry_version};
     if (buffer.shadow_of != kNoId) {
       // A shadow holds nothing between steps.
-      residency.version = borders.exit_version;
-      if (borders.exit_version > 0) schedule_.exit.push_back(residency);
+      residency.version = border.exit_version;
+      if (border.exit_version > border.entry_version) schedule_.exit.push_back(residency);
       continue;
     }
     if (buffer.kind == StateKind::kGradient) {
@@ -448,9 +451,9 @@ void StepBuilder::declare_residency(const StepBorders& borders) {
       // gradient always is.
       if (buffer.unit == tied_unit()) continue;
       residency.version = 1;
-      if (borders.pending_at_entry) schedule_.entry.push_back(residency);
+      if (border.pending_at_entry) schedule_.entry.push_back(residency);
       residency.version = gradient_version();
-      if (borders.pending_at_exit) schedule_.exit.push_back(residency);
+      if (border.pending_at_exit) schedule_.exit.push_back(residency);
       continue;
     }
     schedule_.entry.push_back(residency);
@@ -461,7 +464,7 @@ void StepBuilder::declare_residency(const StepBorders& borders) {
     }
     // State with a shadow stays as found, since the update writes to the shadow.
     const bool kept = made_home(buffer.kind, buffer.unit) != buffer.id;
-    residency.version = kept ? 0 : borders.exit_version;
+    if (!kept) residency.version = border.exit_version;
     schedule_.exit.push_back(residency);
   }
 }

@@ -13,12 +13,17 @@
 
 namespace sluice::schedule {
 
-// The borders of a step. All state but gradients has version 0 at entry; an update that is pending
-// at entry makes version 1 before a pass reads it.
+// The borders of a step, for carried units and for all others. The versions are those of all state
+// but gradients. An update that is pending at entry applies gradients of version 1 to version 0.
 struct StepBorders {
-  bool pending_at_entry = false;  // gradients of version 1 and their clip factor wait to be applied
-  bool pending_at_exit = false;   // this step's own gradients wait
-  std::int32_t exit_version = 0;  // of all state but gradients
+  struct OfUnits {
+    std::int32_t entry_version = 0;
+    std::int32_t exit_version = 0;
+    bool pending_at_entry = false;
+    bool pending_at_exit = false;  // this step's own gradients wait
+  };
+  OfUnits carried;
+  OfUnits others;
 };
 
 // The streams that stage pieces in pinned memory. Their numbers are those of the rings
@@ -44,6 +49,9 @@ class StepBuilder {
   std::int32_t unit_count() const { return static_cast<std::int32_t>(model_.units.size()); }
   // The number of the tied unit, which has only a gradient.
   std::int32_t tied_unit() const { return unit_count(); }
+  std::int32_t carried_units() const {
+    return schedule::carried_units(options_, model_.units.size());
+  }
   // Elements of the window, which holds the whole unit.
   std::uint64_t unit_elems(std::int32_t unit) const;
   const RankView& view() const { return model_.view; }

@@ -3,6 +3,7 @@
 // tests.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <string>
@@ -113,6 +114,9 @@ struct StepOptions {
   // stream_lookahead.
   std::uint64_t update_piece_elems = 0;  // multiple of 4,096
   std::int32_t update_lookahead = 0;
+  // kInBackward and kSpeculative: the updates of so many units, from the first on, run in the next
+  // forward pass instead (carried_units).
+  std::int32_t carried_units = 0;
   // Windows and the device arena use the same memory at different times (pack.hpp). That takes less
   // memory, but instructions that reuse memory wait longer.
   bool shares_device = false;
@@ -122,6 +126,26 @@ struct StepOptions {
 
   bool operator==(const StepOptions&) const = default;
 };
+
+// The number of units, from the first on, whose updates run in the next step's forward pass. Their
+// gradients wait over the border of the step.
+constexpr std::int32_t carried_units(const StepOptions& options, std::size_t units) {
+  const auto all = static_cast<std::int32_t>(units);
+  switch (options.update) {
+    case UpdatePlacement::kAfterBackward:
+      return 0;
+    case UpdatePlacement::kNextForward:
+      return all;
+    case UpdatePlacement::kInBackward:
+    case UpdatePlacement::kSpeculative:
+      return std::min(options.carried_units, all);
+  }
+  return 0;
+}
+constexpr bool carries_updates(const StepOptions& options) {
+  return options.update == UpdatePlacement::kNextForward ||
+         (options.update != UpdatePlacement::kAfterBackward && options.carried_units > 0);
+}
 
 // Dtype of a sum of gradients: fp32 if micro-batches are summed.
 constexpr DType accumulator_dtype(const StepModel& model, std::int32_t microbatches) {

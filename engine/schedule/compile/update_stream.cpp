@@ -7,12 +7,19 @@
 // back to the shadow. Rules that need whole tensors take a unit as one piece.
 //
 // The stream has one order of units. The generator decides when each update is due
-// (UpdatePlacement) and calls emit_through() with the unit; the pipeline runs across units.
+// (UpdatePlacement) and calls emit_through() with the unit; the pipeline runs across units. State is
+// read ahead even of units whose gradients are not complete, as long as the gradient itself is not
+// brought: nothing else changes the state before its update.
+//
+// The ring of pieces is also the room for writes that lag behind. A place is taken again once its
+// piece is written, so updates run ahead of the storage lane by as many bytes as the ring holds, and
+// the last of a ring's writes drain beside the passes that follow.
 #include "engine/schedule/compile/update_stream.hpp"
 
 #include <algorithm>
 
 #include "base/error.hpp"
+#include "engine/schedule/compile/rank_exchange.hpp"
 
 namespace sluice::schedule {
 namespace {
@@ -29,9 +36,8 @@ void emit_clip_factor(StepBuilder& builder) {
   clip.writes.push_back({builder.clip_scalar(), 0, 0});
 }
 
-UpdateStream::UpdateStream(StepBuilder& builder, std::vector<std::int32_t> order, bool reads_ahead,
-                           bool clips)
-    : builder_(builder), order_(std::move(order)), reads_ahead_(reads_ahead), clips_(clips) {
+UpdateStream::UpdateStream(StepBuilder& builder, std::vector<std::int32_t> order, Rules rules)
+    : builder_(builder), order_(std::move(order)), rules_(rules) {
   for (const std::int32_t unit : order_) {
     const ElemRange range = builder.updated_range(unit);
     if (builder.optimizer_tier(unit) == Tier::kDevice) {
@@ -50,12 +56,31 @@ UpdateStream::UpdateStream(StepBuilder& builder, std::vector<std::int32_t> order
 void UpdateStream::emit_through(std::int32_t unit) {
   const auto begin = order_.begin() + static_cast<std::ptrdiff_t>(units_done_);
   const auto at = std::find(begin, order_.end(), unit);
-  if (at == order_.end()) return;  // done
+  if (at == order_.end()) return;  // done, or not of this stream
   for (auto next = begin; next <= at; ++next) {
     if (builder_.optimizer_tier(*next) == Tier::kDevice) emit_device_update(*next);
+    if (!gathers_weights()) continue;
+    emit_pieces(pieces_through_[static_cast<std::size_t>(next - order_.begin())]);
+    const BufferId weights = builder_.made_home(StateKind::kWeight, *next);
+    emit_gather(builder_, *next, weights, weights);
   }
   units_done_ = static_cast<std::size_t>(at - order_.begin()) + 1;
   emit_pieces(pieces_through_[units_done_ - 1]);
+}
+
+// Whether each rank updates its shard of weights that all of them hold whole.
+bool UpdateStream::gathers_weights() const {
+  return builder_.view().shards_optimizer() && !builder_.view().shards_weights();
+}
+
+void UpdateStream::emit_rest() {
+  if (!order_.empty()) emit_through(order_.back());
+}
+
+// A gradient in pinned memory is not brought, so its pieces may come before it is complete.
+bool UpdateStream::may_be_brought(const Piece& piece) const {
+  return rules_.gradients_complete ||
+         builder_.home_tier(StateKind::kGradient, piece.unit) == Tier::kPinned;
 }
 
 // Does in portions the work that pipeline_pieces does for a stream emitted at once.
@@ -63,7 +88,8 @@ void UpdateStream::emit_pieces(std::size_t end) {
   const StepOptions& options = builder_.options();
   const auto lookahead = static_cast<std::size_t>(
       options.update_piece_elems > 0 ? options.update_lookahead : options.stream_lookahead);
-  const std::size_t limit = reads_ahead_ ? pieces_.size() : end;
+  std::size_t limit = end;
+  while (limit < pieces_.size() && may_be_brought(pieces_[limit])) ++limit;
   for (; updated_ < end; ++updated_) {
     bring_until(std::min(updated_ + std::max<std::size_t>(lookahead, 1), limit));
     update(pieces_[updated_]);
@@ -101,8 +127,8 @@ void UpdateStream::bring(Piece& piece) {
       piece.at[k] = builder_.made_home(kind, piece.unit);
       continue;
     }
-    piece.at[k] =
-        builder_.add_staged(Ring::kUpdates, home, piece.range, written_after(kind) ? 1 : 0);
+    piece.at[k] = builder_.add_staged(Ring::kUpdates, home, piece.range,
+                                      written_after(kind) ? rules_.version : rules_.version - 1);
     piece.from[k] = piece.at[k];
     if (!read_before(kind)) continue;
     const bool device = tier == Tier::kDevice;
@@ -114,7 +140,7 @@ void UpdateStream::bring(Piece& piece) {
 }
 
 void UpdateStream::add_common(Instruction& step, Tier tier) {
-  if (clips_) step.reads.push_back({builder_.clip_scalar(), 0, 0});
+  if (rules_.clips) step.reads.push_back({builder_.clip_scalar(), 0, 0});
   const BufferId workspace = builder_.add_update_workspace(tier, step.unit);
   if (workspace != kNoId) step.writes.push_back({workspace, 0, builder_.buffer(workspace).bytes});
 }

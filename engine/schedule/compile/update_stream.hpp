@@ -14,14 +14,20 @@ namespace sluice::schedule {
 // gradients.
 void emit_clip_factor(StepBuilder& builder);
 
-// The updates of all units, one after another, as one stream of pieces across the units' borders.
+// The updates of some units, one after another, as one stream of pieces across the units' borders.
 class UpdateStream {
  public:
-  // order: every unit once. reads_ahead: pieces of later units may be read early, which needs their
-  // gradients to be complete. clips: the updates wait for the clip factor.
-  UpdateStream(StepBuilder& builder, std::vector<std::int32_t> order, bool reads_ahead, bool clips);
-  // Emits the updates up to that of `unit`, as far as they have not been emitted.
+  struct Rules {
+    bool gradients_complete = false;  // those of all units, from the first update on
+    bool clips = false;               // the updates wait for the clip factor
+    std::int32_t version = 1;         // of the state that they make
+  };
+  // order: each of the units once.
+  UpdateStream(StepBuilder& builder, std::vector<std::int32_t> order, Rules rules);
+  // Emits the updates up to that of `unit`, as far as they have not been emitted. Does nothing for
+  // a unit that is not of this stream.
   void emit_through(std::int32_t unit);
+  void emit_rest();
 
  private:
   struct Piece {
@@ -32,7 +38,9 @@ class UpdateStream {
     std::array<BufferId, kStateKindCount> at{kNoId, kNoId, kNoId, kNoId, kNoId};
     std::array<BufferId, kStateKindCount> from{kNoId, kNoId, kNoId, kNoId, kNoId};
   };
+  bool gathers_weights() const;
   bool read_before(StateKind kind) const;
+  bool may_be_brought(const Piece& piece) const;
   std::uint64_t piece_elems() const;
   std::int32_t number(const Piece& piece) const;
   void emit_device_update(std::int32_t unit);
@@ -45,8 +53,7 @@ class UpdateStream {
 
   StepBuilder& builder_;
   std::vector<std::int32_t> order_;
-  bool reads_ahead_;
-  bool clips_;
+  Rules rules_;
   std::vector<Piece> pieces_;
   std::vector<std::size_t> pieces_through_;  // by index into order_: pieces up to the unit's last
   std::size_t units_done_ = 0;

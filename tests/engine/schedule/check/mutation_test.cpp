@@ -32,6 +32,10 @@ TEST(Mutations, NoneThatIsAcceptedComputesOtherTermsOrReadsFreedMemory) {
     options.update = UpdatePlacement::kSpeculative;
     campaign.attack(compile(model, options, StepKind::kTraining), seed + 5000, 6);
     campaign.attack(compile(model, options, StepKind::kRedo), seed + 6000, 3);
+    options.carried_units = static_cast<std::int32_t>(1 + seed % 2);
+    campaign.attack(compile(model, options, StepKind::kTraining), seed + 7000, 6);
+    campaign.attack(compile(model, options, StepKind::kRedo), seed + 8000, 2);
+    campaign.attack(compile(model, options, StepKind::kDrain), seed + 9000, 2);
     if (HasFatalFailure()) return;
   }
   // Steps that save the state that they find while they change it.

@@ -1,0 +1,107 @@
+#include "engine/planner/update_ring.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/units.hpp"
+#include "engine/planner/candidates.hpp"
+
+namespace sluice::planner {
+namespace {
+
+// A larger ring must make the step shorter by more than this.
+constexpr double kAsFast = 0.995;
+
+// The pieces of optimizer state that come from storage and fit into `bytes`.
+std::uint64_t pieces_within(std::uint64_t bytes, const schedule::StepModel& model,
+                            const schedule::StepOptions& options) {
+  std::uint64_t state_bytes = 0;
+  std::uint64_t elems = 0;
+  std::uint64_t pieces = 0;
+  for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
+    if (options.placement.optimizer[unit] != Tier::kStorage) continue;
+    state_bytes += optimizer_state_bytes(model, unit);
+    elems += model.units[unit].elems;
+    pieces += ceil_div(model.units[unit].elems, options.update_piece_elems);
+  }
+  if (pieces == 0) return 0;
+  // Each kind of state in a piece begins at an aligned place.
+  const std::uint64_t piece_bytes =
+      ceil_div(state_bytes, ceil_div(elems, options.update_piece_elems)) +
+      kOptimizerKinds.size() * schedule::kDirectAlignmentBytes;
+  return std::min(pieces, bytes / piece_bytes);
+}
+
+class RingChoice {
+ public:
+  RingChoice(const config::Config& config, const schedule::StepModel& model,
+             const TierBytes& budgets, const Trials& trials, const Compiled& from)
+      : config_(config),
+        model_(model),
+        budgets_(budgets),
+        trials_(trials),
+        options_(from.options),
+        seconds_(from.simulation.total_s) {}
+
+  // Of a few shares of the spare memory takes the least that is as fast as all of it. Returns
+  // whether the step gets shorter.
+  bool deepen(std::uint64_t spare_bytes) {
+    const std::uint64_t most =
+        pieces_within(std::min(spare_bytes, config_.memory.update_ring_bytes), model_, options_);
+    const schedule::StepOptions shallow = options_;
+    double longest_s = seconds_ * kAsFast;
+    bool shorter = false;
+    for (const std::uint64_t share : {1, 3, 9, 27}) {
+      schedule::StepOptions options = shallow;
+      options.update_lookahead += static_cast<std::int32_t>(most / share);
+      if (most / share == 0) break;
+      const Trial trial = trials_.training(options);
+      if (!fits(trial.need, budgets_)) continue;
+      if (trial.seconds > longest_s) break;
+      if (!shorter) longest_s = trial.seconds / kAsFast;
+      shorter = true;
+      options_ = std::move(options);
+      seconds_ = trial.seconds;
+    }
+    return shorter;
+  }
+
+  // The search chose the carried units for a shallow ring.
+  void choose_carried() {
+    for (schedule::StepOptions& options : carried_variants(config_, options_)) {
+      const Trial trial = trials_.training(options);
+      if (!fits(trial.need, budgets_) || trial.seconds > seconds_ * kAsFast) continue;
+      options_ = std::move(options);
+      seconds_ = trial.seconds;
+    }
+  }
+
+  const schedule::StepOptions& options() const { return options_; }
+
+ private:
+  const config::Config& config_;
+  const schedule::StepModel& model_;
+  const TierBytes& budgets_;
+  const Trials& trials_;
+  schedule::StepOptions options_;
+  double seconds_;  // of a training step with them
+};
+
+}  // namespace
+
+void deepen_update_ring(const config::Config& config, const schedule::StepModel& model,
+                        const TierBytes& budgets, const Trials& trials, Compiled& best) {
+  const auto pinned = static_cast<std::size_t>(Tier::kPinned);
+  const std::uint64_t used = best.need.peak_bytes()[pinned];
+  // Without pieces of its own an update is not fed by storage, or memory is short.
+  if (best.options.update_piece_elems == 0 || used >= budgets[pinned]) return;
+  RingChoice choice(config, model, budgets, trials, best);
+  if (!choice.deepen(budgets[pinned] - used)) return;
+  choice.choose_carried();
+  Compiled compiled = trials.exact(choice.options());
+  if (!fits(compiled.need.peak_bytes(), budgets)) return;
+  trials.simulate(compiled);
+  best = std::move(compiled);
+}
+
+}  // namespace sluice::planner
