@@ -118,8 +118,8 @@ void StateStore::visit_whole(StateKind kind, const kernels::StateLayout& layout,
   const bool sharded = kind == StateKind::kWeight ? view.shards_weights() : view.shards_optimizer();
   const std::array<StateKind, 1> kinds{kind};
   if (!sharded) return visit(kinds, unit, begin, end, Access::kRead, visitor);
-  std::byte* const own = window_;
-  std::byte* const whole = window_ + kWindowElems * sizeof(float);
+  std::byte* const own = memory_.io_window(window_offset_, kWindowBytes).data();
+  std::byte* const whole = own + kWindowElems * sizeof(float);
   for (std::uint64_t cursor = begin; cursor < end; cursor += kWindowElems) {
     const std::uint64_t piece_end = std::min(cursor + kWindowElems, end);
     const std::vector<std::uint64_t> parts = part_bytes(kind, layout, unit, cursor, piece_end);
