@@ -478,11 +478,6 @@ void Search::refine(Compiled& best) {
   }
 }
 
-double Search::least_step_s() const {
-  const std::vector<Shape> all = shapes();
-  return all.empty() ? 0 : all.front().least.seconds;
-}
-
 Compiled Search::fastest() {
   SLUICE_CHECK(frugal_.has_value());
   const runtime::MemoryNeed least = frugal_->need;

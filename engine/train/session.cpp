@@ -90,7 +90,6 @@ Session::Session(const config::Config& config, const model::Model& model, const 
                  const Backend& backend, const StorageWrapper& wrap_storage, const RunId& run)
     : config_(config),
       plan_(plan),
-      batch_(config::batch_shape(config)),
       parameters_(config::parameter_table(config, model)),
       communicator_(collectives::make_single_communicator()),
       device_(make_device(backend, plan)),
@@ -104,7 +103,7 @@ Session::Session(const config::Config& config, const model::Model& model, const 
               plan.options.durable, run::choose_storage_shares(config, plan.need.storage_bytes)),
       durable_(log_ ? std::make_unique<runtime::DurableState>(memory_, *log_) : nullptr),
       loss_scaler_(loss_scale_rule(config)),
-      runner_(model, batch_, plan.options.microbatches, parameters_, *backend.device_kernels,
+      runner_(model, batch(), plan.options.microbatches, parameters_, *backend.device_kernels,
               *backend.host_kernels, *communicator_),
       executor_(*device_, memory_.storage(), runner_, deadline_seconds(plan), durable_.get()),
       store_(*device_, memory_, plan.training(), durable_.get()),
@@ -128,6 +127,10 @@ std::span<std::byte> Session::export_piece() {
   const std::uint64_t homes_end = runtime::persistent_pinned_bytes(plan_.training());
   return memory_.io_window(homes_end,
                            checkpoint::export_piece_bytes(memory_.pinned_bytes() - homes_end));
+}
+
+model::BatchShape Session::batch() const {
+  return config::batch_shape(config_);
 }
 
 // Tokens and losses lie in persistent pinned buffers, found by role and micro-batch.
@@ -236,7 +239,7 @@ StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& 
   const double tagged_before = tag_counters().hash_seconds;
   const double drain_s = commits != nullptr ? drain() : 0;
   for (std::int64_t mb = 0; mb < plan_.options.microbatches; ++mb) {
-    fill(mb, tokens_of(mb), tokens_of(mb) + batch_.rows());
+    fill(mb, tokens_of(mb), tokens_of(mb) + batch().rows());
   }
   kernels::UpdateScalars update;
   update.lr = static_cast<float>(lr);
@@ -246,7 +249,7 @@ StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& 
   scalars.update = pending_.value_or(update);
   scalars.clip = config_.train.clip;
   scalars.loss_scale = loss_scaler_.scale();
-  scalars.skip_overflow = batch_.dtype == DType::kF16;
+  scalars.skip_overflow = batch().dtype == DType::kF16;
   runner_.set_scalars(scalars);
 
   const runtime::RunStatistics statistics =
@@ -270,7 +273,7 @@ StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& 
   loss_scaler_.finish_step(outcome.overflow);
   double sum = 0;
   for (std::int64_t mb = 0; mb < plan_.options.microbatches; ++mb) sum += loss_of(mb);
-  outcome.loss = sum / static_cast<double>(batch_.rows() * plan_.options.microbatches);
+  outcome.loss = sum / static_cast<double>(batch().rows() * plan_.options.microbatches);
   return outcome;
 }
 
@@ -301,9 +304,9 @@ double Session::drain() {
 // Evaluation uses the buffers of micro-batch 0.
 double Session::evaluate(const FillTokens& fill) {
   drain();
-  fill(0, tokens_of(0), tokens_of(0) + batch_.rows());
+  fill(0, tokens_of(0), tokens_of(0) + batch().rows());
   pass(schedule::StepKind::kEvaluation, nullptr);
-  return loss_of(0) / static_cast<double>(batch_.rows());
+  return loss_of(0) / static_cast<double>(batch().rows());
 }
 
 planner::TierBytes Session::peak_bytes() const {

@@ -109,6 +109,7 @@ class Session {
   std::string storage_engine_name() const { return storage_ ? storage_->name() : "none"; }
 
  private:
+  model::BatchShape batch() const;
   std::int32_t* tokens_of(std::int64_t microbatch);
   double loss_of(std::int64_t microbatch);
   // A schedule ready to run. With shadows there is a second program, in which each home and its
@@ -137,7 +138,6 @@ class Session {
 
   const config::Config& config_;
   const planner::Plan& plan_;
-  model::BatchShape batch_;
   model::ParameterTable parameters_;
   std::unique_ptr<collectives::Communicator> communicator_;
   std::unique_ptr<device::Device> device_;
