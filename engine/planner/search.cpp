@@ -342,11 +342,6 @@ Compiled Search::confirm(const std::vector<Shape>& shapes) {
   return frugal;
 }
 
-double Search::least_step_s() const {
-  const std::vector<Shape> all = shapes();
-  return all.empty() ? 0 : all.front().least.seconds;
-}
-
 Compiled Search::fastest() {
   const std::vector<Shape> all = shapes();
   bound_s_ = all.empty() ? 0 : all.front().least.seconds;

@@ -46,7 +46,10 @@ class Search {
   Refusal refusal() { return feasibility_.refusal(); }
 
   // The bound of the fastest shape; 0: no shape has room. Needs no trial.
-  double least_step_s() const;
+  double least_step_s() const {
+    const std::vector<Shape> all = shapes();
+    return all.empty() ? 0 : all.front().least.seconds;
+  }
   // The fastest plan found. Precondition: fits() returned true.
   Compiled fastest();
   // No plan takes less, of the shapes that the configuration leaves open. Valid after fastest().

@@ -92,12 +92,10 @@ Session::Session(const config::Config& config, const model::Model& model, const 
                  const RankLinks& links)
     : config_(config),
       plan_(plan),
-      batch_(config::batch_shape(config)),
       parameters_(config::parameter_table(config, model)),
       alone_(collectives::make_single_communicator()),
       data_(links.data == nullptr ? *alone_ : *links.data),
       control_(links.control == nullptr ? *alone_ : *links.control),
-      own_microbatches_(own_microbatches()),
       device_(make_device(backend, plan)),
       ledger_(
           {config.memory.device_bytes, config.memory.pinned_bytes, config.memory.storage_bytes}),
@@ -109,7 +107,7 @@ Session::Session(const config::Config& config, const model::Model& model, const 
               plan.options.durable, run::choose_storage_shares(config, plan.need.storage_bytes)),
       durable_(log_ ? std::make_unique<runtime::DurableState>(memory_, *log_) : nullptr),
       loss_scaler_(loss_scale_rule(config)),
-      runner_(model, batch_, plan.options.microbatches, parameters_, *backend.device_kernels,
+      runner_(model, batch(), plan.options.microbatches, parameters_, *backend.device_kernels,
               *backend.host_kernels, data_),
       executor_(*device_, memory_.storage(), runner_, deadline_seconds(plan), durable_.get()),
       store_(*device_, memory_, plan.training(), {plan.view, control_}, durable_.get()),
@@ -134,6 +132,10 @@ std::span<std::byte> Session::export_piece() {
   const std::uint64_t homes_end = runtime::persistent_pinned_bytes(plan_.training());
   return memory_.io_window(homes_end,
                            checkpoint::export_piece_bytes(memory_.pinned_bytes() - homes_end));
+}
+
+model::BatchShape Session::batch() const {
+  return config::batch_shape(config_);
 }
 
 // Tokens and losses lie in persistent pinned buffers, found by role and micro-batch.
@@ -251,8 +253,8 @@ StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& 
   const schedule::LinkBytes before = moved_bytes();
   const double tagged_before = tag_counters().hash_seconds;
   const double drain_s = commits != nullptr ? drain() : 0;
-  for (const std::int64_t mb : own_microbatches_) {
-    fill(mb, tokens_of(mb), tokens_of(mb) + batch_.rows());
+  for (const std::int64_t mb : own_microbatches()) {
+    fill(mb, tokens_of(mb), tokens_of(mb) + batch().rows());
   }
   kernels::UpdateScalars update;
   update.lr = static_cast<float>(lr);
@@ -263,7 +265,7 @@ StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& 
   scalars.pending_update = pending_.value_or(update);
   scalars.clip = config_.train.clip;
   scalars.loss_scale = loss_scaler_.scale();
-  scalars.skip_overflow = batch_.dtype == DType::kF16;
+  scalars.skip_overflow = batch().dtype == DType::kF16;
   runner_.set_scalars(scalars);
 
   const runtime::RunStatistics statistics =
@@ -286,22 +288,22 @@ StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& 
   outcome.loss_scale = loss_scaler_.scale();
   loss_scaler_.finish_step(outcome.overflow);
   outcome.loss =
-      summed_loss() / static_cast<double>(batch_.rows() * plan_.options.microbatches);
+      summed_loss() / static_cast<double>(batch().rows() * plan_.options.microbatches);
   return outcome;
 }
 
 // Ranks exchange the losses of their micro-batches, and each adds all of them in the step's order.
 double Session::summed_loss() {
   const auto ranks = static_cast<std::size_t>(control_.size());
-  const std::size_t own_count = own_microbatches_.size();
+  const std::vector<std::int64_t> microbatches = own_microbatches();
   std::vector<double> own;
-  for (const std::int64_t mb : own_microbatches_) {
+  for (const std::int64_t mb : microbatches) {
     own.push_back(static_cast<double>(mb));
     own.push_back(loss_of(mb));
   }
   std::vector<double> all(own.size() * ranks);
   control_.all_gather(own.data(), all.data(), own.size(), DType::kF64);
-  std::vector<double> losses(own_count * ranks);
+  std::vector<double> losses(microbatches.size() * ranks);
   for (std::size_t i = 0; i < losses.size(); ++i) {
     losses.at(static_cast<std::size_t>(all[2 * i])) = all[2 * i + 1];
   }
@@ -335,10 +337,10 @@ double Session::drain() {
 // Evaluation uses the buffers of the rank's first micro-batch.
 double Session::evaluate(const FillTokens& fill) {
   drain();
-  const std::int64_t first = own_microbatches_.front();
-  fill(0, tokens_of(first), tokens_of(first) + batch_.rows());
+  const std::int64_t first = own_microbatches().front();
+  fill(0, tokens_of(first), tokens_of(first) + batch().rows());
   pass(schedule::StepKind::kEvaluation, nullptr);
-  return loss_of(first) / static_cast<double>(batch_.rows());
+  return loss_of(first) / static_cast<double>(batch().rows());
 }
 
 planner::TierBytes Session::peak_bytes() const {

@@ -117,8 +117,10 @@ class Session {
   std::string storage_engine_name() const { return storage_ ? storage_->name() : "none"; }
 
  private:
+  // Of the step, in its numbering.
   std::vector<std::int64_t> own_microbatches() const;
   double summed_loss();
+  model::BatchShape batch() const;
   std::int32_t* tokens_of(std::int64_t microbatch);
   double loss_of(std::int64_t microbatch);
   // A schedule ready to run. With shadows there is a second program, in which each home and its
@@ -147,12 +149,10 @@ class Session {
 
   const config::Config& config_;
   const planner::Plan& plan_;
-  model::BatchShape batch_;
   model::ParameterTable parameters_;
   std::unique_ptr<collectives::Communicator> alone_;
   collectives::Communicator& data_;
   collectives::Communicator& control_;
-  std::vector<std::int64_t> own_microbatches_;  // of the step, in its numbering
   std::unique_ptr<device::Device> device_;
   allocator::Ledger ledger_;
   std::unique_ptr<offload::StorageEngine> storage_;
