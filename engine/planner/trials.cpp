@@ -149,20 +149,23 @@ TierBytes Trials::need_of_all(const schedule::StepOptions& options, TierBytes ne
     need[static_cast<std::size_t>(Tier::kPinned)] += missing * each;
     return need;
   }
-  schedule::Schedule fewer = coarse_step(options, 2);
+  // Not two: values whose next use is near stay on the device, and of two micro-batches most do.
+  schedule::Schedule fewer = coarse_step(options, kFewMicrobatches);
   shrink_staging(options, fewer);
   schedule::place_buffers(fewer, kTensorAlignmentBytes, effort);
   const TierBytes less = need_of(fewer);
   for (std::size_t tier = 0; tier < kTierCount; ++tier) {
     const std::uint64_t more = need[tier] - std::min(need[tier], less[tier]);
-    need[tier] += ceil_div(missing * more, static_cast<std::uint64_t>(few - 2));
+    need[tier] += ceil_div(missing * more, static_cast<std::uint64_t>(few - kFewMicrobatches));
   }
   return need;
 }
 
 TierBytes Trials::measure_need(const schedule::StepOptions& options) const {
   constexpr auto kEffort = packing::PackingEffort::kQuick;
-  const std::int32_t few = std::min(options.microbatches, kFewMicrobatches);
+  const bool by_unit = options.order == schedule::ComputeOrder::kUnit;
+  const std::int32_t few =
+      std::min(options.microbatches, by_unit ? kFewMicrobatches + 1 : kFewMicrobatches);
   schedule::Schedule training = coarse_step(options, few);
   shrink_staging(options, training);
   schedule::place_buffers(training, kTensorAlignmentBytes, kEffort);
