@@ -43,7 +43,14 @@ class Hub {
     }
     changed_.notify_all();
     try {
-      for (const Incoming& received : incoming) take(lock, rank, call, tag, received, deadline);
+      for (const Incoming& received : incoming) {
+        Post& post = claim(lock, rank, call, tag, received, deadline);
+        lock.unlock();
+        std::memcpy(received.data, post.data, post.bytes);
+        lock.lock();
+        post.state = Post::State::kCopied;
+        changed_.notify_all();
+      }
       for (std::size_t i = 0; i < posts.size(); ++i) {
         await(lock, rank, outgoing[i].peer, call, deadline,
               [&]() SLUICE_REQUIRES(mutex_) { return posts[i].state == Post::State::kCopied; });
@@ -115,8 +122,9 @@ class Hub {
     throw CommunicationError(peer, call, describe(peer) + " has left the group");
   }
 
-  void take(MutexLock& lock, int rank, const char* call, int tag, const Incoming& received,
-            Deadline deadline) SLUICE_REQUIRES(mutex_) {
+  // Waits for the post that `received` matches, and takes it out for a copy.
+  Post& claim(MutexLock& lock, int rank, const char* call, int tag, const Incoming& received,
+              Deadline deadline) SLUICE_REQUIRES(mutex_) {
     std::deque<Post*>& mailbox = mailboxes_[{received.peer, rank}];
     const auto find = [&]() SLUICE_REQUIRES(mutex_) {
       return std::find_if(mailbox.begin(), mailbox.end(),
@@ -133,11 +141,7 @@ class Hub {
     }
     mailbox.erase(found);
     post.state = Post::State::kBeingCopied;
-    lock.unlock();
-    std::memcpy(received.data, post.data, post.bytes);
-    lock.lock();
-    post.state = Post::State::kCopied;
-    changed_.notify_all();
+    return post;
   }
 
   void withdraw(MutexLock& lock, const std::vector<Post>& posts) SLUICE_REQUIRES(mutex_) {
