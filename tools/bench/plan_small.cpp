@@ -114,7 +114,7 @@ std::string plan_text(const StepOptions& options) {
   for (const std::vector<Tier>& saved : places.saved) text += " " + tiers_text(saved);
   text += ", remade";
   for (const schedule::UnitRecompute& unit : options.recompute.units) {
-    text += " " + std::to_string(unit.parts) + (unit.drops_output ? "o" : "");
+    text += " " + std::to_string(unit.parts) + (unit.output_run > 0 ? "o" : "");
   }
   if (options.shares_device) text += ", shared device";
   if (options.weight_slots > 0) text += ", slots " + std::to_string(options.weight_slots);
