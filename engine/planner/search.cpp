@@ -15,8 +15,8 @@
 #include "base/units.hpp"
 #include "engine/planner/plan_steps.hpp"
 #include "engine/planner/recompute_choice.hpp"
+#include "engine/planner/settle_update.hpp"
 #include "engine/planner/step_size.hpp"
-#include "engine/planner/update_ring.hpp"
 
 namespace sluice::planner {
 namespace {
@@ -494,7 +494,7 @@ Compiled Search::fastest() {
   }
   Compiled best = confirm(all);
   refine(best);
-  deepen_update_ring(config_, model_, budgets_, trials_, best);
+  settle_update(config_, model_, budgets_, trials_, best);
   if (spills_activations(best.options)) best.need = at_least(best.need, least);
   return best;
 }
