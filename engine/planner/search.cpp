@@ -370,13 +370,11 @@ bool Search::promote(const Promotion& promotion) {
 
 // Options that differ from `from` in one setting.
 std::vector<schedule::StepOptions> Search::changes(const schedule::StepOptions& from) const {
-  std::vector<schedule::StepOptions> list;
+  std::vector<schedule::StepOptions> list = update_variants(config_, from);
   const auto add = [&](const auto& change) {
     list.push_back(from);
     change(list.back());
   };
-  for (const schedule::StepOptions& update : update_variants(config_, from)) list.push_back(update);
-  for (const auto& carried : carried_variants(config_, from)) list.push_back(carried);
   const auto most = static_cast<std::int32_t>(config_.memory.prefetch);
   for (std::int32_t prefetch = 0; prefetch <= most; ++prefetch) {
     if (prefetch != from.prefetch) add([&](auto& to) { to.prefetch = prefetch; });
@@ -455,9 +453,8 @@ Compiled Search::confirm(const std::vector<Shape>& shapes) {
   return std::move(*frugal_);
 }
 
-// Other pieces for an update that storage feeds. Pieces that make copies to and from the device too
-// short are slower and rejected. The simulation does not know all that they gain, so a slightly
-// longer simulated step is accepted.
+// Other pieces for an update that storage feeds. The simulation does not know all that they gain,
+// so a slightly longer simulated step is accepted.
 void Search::refine(Compiled& best) {
   const double longest_s = best.simulation.total_s * kRefinementSlack;
   const auto accept = [&](const schedule::StepOptions& options) {
