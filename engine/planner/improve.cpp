@@ -55,9 +55,6 @@ std::vector<Improver::Change> Improver::changes(const schedule::StepOptions& fro
   for (const schedule::StepOptions& other : updates) {
     list.emplace_back([update = other.update](auto& to) { to.update = update; });
   }
-  for (const schedule::StepOptions& other : carried_variants(config_, from)) {
-    list.emplace_back([units = other.carried_units](auto& to) { to.carried_units = units; });
-  }
   const auto most = static_cast<std::int32_t>(config_.memory.prefetch);
   for (std::int32_t prefetch = 0; prefetch <= most; ++prefetch) {
     list.emplace_back([prefetch](auto& to) { to.prefetch = prefetch; });

@@ -15,8 +15,8 @@
 #include "engine/planner/piece_sizes.hpp"
 #include "engine/planner/plan_steps.hpp"
 #include "engine/planner/recompute_choice.hpp"
+#include "engine/planner/settle_update.hpp"
 #include "engine/planner/step_size.hpp"
-#include "engine/planner/update_ring.hpp"
 
 namespace sluice::planner {
 namespace {
@@ -349,7 +349,7 @@ Compiled Search::fastest() {
   if (found_.empty()) try_groups();
   if (!found_.empty()) improver_.improve(found_.front());
   Compiled best = confirm(all);
-  deepen_update_ring(config_, model_, budgets_, trials_, best);
+  settle_update(config_, model_, budgets_, trials_, best);
   if (spills_activations(best.options)) {
     best.need = at_least(best.need, trials_.exact_need(feasibility_.frugal()));
   }

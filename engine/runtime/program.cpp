@@ -38,6 +38,7 @@ Program::Program(const schedule::Schedule& schedule, RunMemory& memory, bool fli
   writes_.resize(count);
   awaited_.assign(count, false);
   storage_conflicts_.resize(count);
+  belongs_.resize(count);
   for (const schedule::Instruction& instruction : schedule.instructions) {
     lanes_[static_cast<std::size_t>(instruction.lane)].push_back(instruction.id);
     if (instruction.op != schedule::Op::kRelease) {
@@ -115,7 +116,6 @@ void Program::find_storage_conflicts() {
 // In list order a home holds the state before the pass up to the first write of a range, and the
 // new state from then on. Log copies hold the state before the pass.
 void Program::find_made_state() {
-  of_made_state_.assign(schedule_.instructions.size(), false);
   std::map<std::uint64_t, std::uint64_t> written;  // begin -> end; disjoint: written once
   for (const schedule::Instruction& instruction : schedule_.instructions) {
     if (instruction.op != schedule::Op::kStorageRead &&
@@ -126,12 +126,12 @@ void Program::find_made_state() {
     if (place.buffer->versions == 1 || place.buffer->log_copy) continue;
     const std::uint64_t end = place.storage_offset + place.bytes;
     if (write) {
-      of_made_state_[instruction.id] = true;
+      belongs_[instruction.id].to_made_state = true;
       written[place.storage_offset] = end;
       continue;
     }
     const auto after = written.lower_bound(end);
-    of_made_state_[instruction.id] =
+    belongs_[instruction.id].to_made_state =
         after != written.begin() && std::prev(after)->second > place.storage_offset;
   }
 }
@@ -139,13 +139,12 @@ void Program::find_made_state() {
 // Updates that read the clip factor ahead of the ClipFactor that writes it anew. A pass that makes
 // no factor has no update but the pending one, so there is nothing to tell apart.
 void Program::find_pending_updates() {
-  of_pending_update_.assign(schedule_.instructions.size(), false);
   const auto factor = std::find_if(
       schedule_.instructions.begin(), schedule_.instructions.end(),
       [](const schedule::Instruction& at) { return at.op == schedule::Op::kClipFactor; });
   if (factor == schedule_.instructions.end()) return;
   for (auto at = schedule_.instructions.begin(); at != factor; ++at) {
-    of_pending_update_[at->id] =
+    belongs_[at->id].to_pending_update =
         at->op == schedule::Op::kOptimizerStep &&
         find_place(reads_[at->id], schedule::BufferRole::kScalar) != nullptr;
   }

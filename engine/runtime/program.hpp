@@ -62,9 +62,11 @@ class Program {
   }
   // Whether a transfer of storage with two versions moves the state that the pass makes, not the
   // state before it.
-  bool of_made_state(schedule::InstructionId id) const { return of_made_state_[id]; }
+  bool of_made_state(schedule::InstructionId id) const { return belongs_[id].to_made_state; }
   // Whether an update belongs to the step before: it reads the clip factor that the pass finds.
-  bool of_pending_update(schedule::InstructionId id) const { return of_pending_update_[id]; }
+  bool of_pending_update(schedule::InstructionId id) const {
+    return belongs_[id].to_pending_update;
+  }
 
  private:
   std::vector<Place> resolve(const std::vector<schedule::Use>& uses, RunMemory& memory);
@@ -90,8 +92,11 @@ class Program {
   std::vector<std::vector<Place>> writes_;
   std::vector<bool> awaited_;
   std::vector<std::vector<schedule::InstructionId>> storage_conflicts_;
-  std::vector<bool> of_made_state_;
-  std::vector<bool> of_pending_update_;
+  struct Belongs {
+    bool to_made_state = false;
+    bool to_pending_update = false;
+  };
+  std::vector<Belongs> belongs_;
   std::vector<UpdateTransfers> update_transfers_;
   std::vector<bool> tagged_in_update_;
   std::vector<std::uint64_t> needed_by_;

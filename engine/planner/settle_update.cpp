@@ -1,4 +1,4 @@
-#include "engine/planner/update_ring.hpp"
+#include "engine/planner/settle_update.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -32,10 +32,10 @@ std::uint64_t pieces_within(std::uint64_t bytes, const schedule::StepModel& mode
   return std::min(pieces, bytes / piece_bytes);
 }
 
-class RingChoice {
+class UpdateChoice {
  public:
-  RingChoice(const config::Config& config, const schedule::StepModel& model,
-             const TierBytes& budgets, const Trials& trials, const Compiled& from)
+  UpdateChoice(const config::Config& config, const schedule::StepModel& model,
+               const TierBytes& budgets, const Trials& trials, const Compiled& from)
       : config_(config),
         model_(model),
         budgets_(budgets),
@@ -66,14 +66,18 @@ class RingChoice {
     return shorter;
   }
 
-  // The search chose the carried units for a shallow ring.
-  void choose_carried() {
+  // The search chose the carried units by coarse trials, and for a shallow ring. Returns whether
+  // another number makes the step shorter.
+  bool choose_carried() {
+    bool shorter = false;
     for (schedule::StepOptions& options : carried_variants(config_, options_)) {
       const Trial trial = trials_.training(options);
       if (!fits(trial.need, budgets_) || trial.seconds > seconds_ * kAsFast) continue;
       options_ = std::move(options);
       seconds_ = trial.seconds;
+      shorter = true;
     }
+    return shorter;
   }
 
   const schedule::StepOptions& options() const { return options_; }
@@ -89,15 +93,19 @@ class RingChoice {
 
 }  // namespace
 
-void deepen_update_ring(const config::Config& config, const schedule::StepModel& model,
-                        const TierBytes& budgets, const Trials& trials, Compiled& best) {
+void settle_update(const config::Config& config, const schedule::StepModel& model,
+                   const TierBytes& budgets, const Trials& trials, Compiled& best) {
   const auto pinned = static_cast<std::size_t>(Tier::kPinned);
   const std::uint64_t used = best.need.peak_bytes()[pinned];
+  UpdateChoice choice(config, model, budgets, trials, best);
+  bool shorter = choice.choose_carried();
   // Without pieces of its own an update is not fed by storage, or memory is short.
-  if (best.options.update_piece_elems == 0 || used >= budgets[pinned]) return;
-  RingChoice choice(config, model, budgets, trials, best);
-  if (!choice.deepen(budgets[pinned] - used)) return;
-  choice.choose_carried();
+  const bool has_ring = best.options.update_piece_elems > 0 && used < budgets[pinned];
+  if (has_ring && choice.deepen(budgets[pinned] - used)) {
+    shorter = true;
+    choice.choose_carried();
+  }
+  if (!shorter) return;
   Compiled compiled = trials.exact(choice.options());
   if (!fits(compiled.need.peak_bytes(), budgets)) return;
   trials.simulate(compiled);
