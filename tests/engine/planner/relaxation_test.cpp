@@ -13,7 +13,7 @@ class LeastStep : public ::testing::Test {
  protected:
   // The bound of a configuration with these settings, beside the work of its cost model.
   void settle(const std::vector<std::string>& settings) {
-    std::vector<std::string> all{"model.heads=1", "data.paths=x", "train.threads=1",
+    std::vector<std::string> all{"model.heads=1",      "data.paths=x",       "train.threads=1",
                                  "memory.device=1GiB", "memory.pinned=1GiB", "memory.storage=1GiB"};
     all.insert(all.end(), settings.begin(), settings.end());
     const config::Config config = config::parse_config("", "test", all);
