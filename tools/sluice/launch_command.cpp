@@ -62,8 +62,8 @@ int launch_command(const LaunchArguments& arguments) {
     // Refused input is refused again, and a person who stops a job wants no other.
     const bool is_fault = end.status != 0 && end.status != 2 && end.stop_signal == 0;
     if (!is_fault || restart == arguments.restarts) return end.status;
-    std::fprintf(stderr, "launch   restart %lld of %lld\n", static_cast<long long>(restart + 1),
-                 static_cast<long long>(arguments.restarts));
+    std::fprintf(stderr, "launch   restart %s of %s\n", std::to_string(restart + 1).c_str(),
+                 std::to_string(arguments.restarts).c_str());
     // From the last commit.
     if (arguments.command.front() == "train" && !has_word(options.command, "--resume")) {
       options.command.emplace_back("--resume");
