@@ -179,9 +179,11 @@ void ModelState::write(const std::string& path, const StoredTensors& tensors) {
           tensors.home_elems(unit, k),
           [&](std::uint64_t begin, std::uint64_t end, std::span<std::byte* const> data) {
             if (!writer) return;
-            tensors.for_parts(unit, k, begin, end, data[0],
-                              [&](std::size_t spec, std::uint64_t, std::byte* at,
-                                  std::uint64_t bytes) { writer->append(spec, {at, bytes}); });
+            tensors.for_parts(
+                unit, k, begin, end, data[0],
+                [&](std::size_t spec, std::uint64_t, std::byte* at, std::uint64_t bytes) {
+                  writer->append(spec, {at, bytes});
+                });
           });
     }
   }

@@ -19,8 +19,7 @@ class Improver {
  public:
   // All arguments must outlive it.
   Improver(const config::Config& config, const schedule::StepModel& model, Trials& trials,
-           Shortlist& shortlist, const Relaxation& relaxation,
-           const ActivationChoice& activations)
+           Shortlist& shortlist, const Relaxation& relaxation, const ActivationChoice& activations)
       : config_(config),
         model_(model),
         trials_(trials),

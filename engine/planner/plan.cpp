@@ -11,8 +11,8 @@
 #include "engine/checkpoint/huggingface_export.hpp"
 #include "engine/checkpoint/model_state.hpp"
 #include "engine/config/shapes.hpp"
-#include "engine/planner/candidates.hpp"
 #include "engine/parallel/partition.hpp"
+#include "engine/planner/candidates.hpp"
 #include "engine/planner/cost_model.hpp"
 #include "engine/planner/footprint.hpp"
 #include "engine/planner/outlook.hpp"
@@ -178,8 +178,8 @@ Plan plan_rank(const config::Config& config, const model::Model& model,
   schedule::StepModel step = make_step_model(model, batch, parameter_table(config, model), kernels,
                                              host_kernels == nullptr ? kernels : *host_kernels);
   const auto stage = static_cast<std::int32_t>(config.parallel.zero);
-  step.view = parallel::make_rank_view(step, rank, static_cast<std::int32_t>(config.parallel.data),
-                                       stage);
+  step.view =
+      parallel::make_rank_view(step, rank, static_cast<std::int32_t>(config.parallel.data), stage);
   CostModel costs(config, model, batch, hardware);
   const Trials trials(step, costs, log_bytes(config, step));
   Compiled compiled = trials.exact(options);

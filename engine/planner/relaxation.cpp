@@ -265,7 +265,8 @@ std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
 
   const double pass_s = forward.compute.constant + backward.compute.constant;
   const double unit_s = pass_s > 0 ? pass_s : 1;
-  for (PhaseWork* of : {&work[kForwardPhase], &work[kBackwardPhase], &work[kUpdatePhase], &update}) {
+  for (PhaseWork* of :
+       {&work[kForwardPhase], &work[kBackwardPhase], &work[kUpdatePhase], &update}) {
     for (Sum* lane :
          {&of->compute, &of->upload, &of->download, &of->optimizer, &of->read, &of->write}) {
       lane->scale(1 / unit_s);

@@ -143,8 +143,8 @@ std::vector<Search::Shape> Search::narrowed(const Start& start) const {
   if (activations_.is_free()) {
     const bool mixes = step_size(model_, start.plan.options) <= kSmallStep;
     const schedule::Recomputation found = start.plan.options.recompute;
-    shape.shape = {shape.shape.order, shape.shape.update,
-                   mixes ? schedule::Recomputation{} : found, mixes};
+    shape.shape = {shape.shape.order, shape.shape.update, mixes ? schedule::Recomputation{} : found,
+                   mixes};
     shape.policy = policy_of(shape.shape);
   }
   for (const auto& [kind, name] : kKinds) {

@@ -22,6 +22,12 @@ void OperationRunner::run_external(const Program&, const schedule::Instruction& 
 
 void OperationRunner::abort_collectives(const std::string&) noexcept {}
 
+Executor::Streams::Streams(device::Device& device)
+    : compute(device.create_stream("compute")),
+      h2d(device.create_stream("h2d")),
+      d2h(device.create_stream("d2h")),
+      comm(device.create_stream("comm")) {}
+
 Executor::Executor(device::Device& device, offload::TaggedSpace& storage, OperationRunner& runner,
                    double deadline_seconds, DurableState* durable)
     : device_(device),
@@ -30,10 +36,7 @@ Executor::Executor(device::Device& device, offload::TaggedSpace& storage, Operat
       deadline_seconds_(deadline_seconds),
       durable_(durable),
       events_(device),
-      compute_(device.create_stream("compute")),
-      h2d_(device.create_stream("h2d")),
-      d2h_(device.create_stream("d2h")),
-      comm_(device.create_stream("comm")),
+      streams_(device),
       storage_read_(schedule::Lane::kStorageRead, device, storage, durable, deadline_seconds),
       storage_write_(schedule::Lane::kStorageWrite, device, storage, durable, deadline_seconds) {}
 
@@ -101,11 +104,11 @@ double Executor::read_events(Pass& pass) {
 void Executor::run_lane(Pass& pass, schedule::Lane lane) {
   switch (lane) {
     case schedule::Lane::kCompute:
-      return run_device_lane(pass, lane, *compute_);
+      return run_device_lane(pass, lane, *streams_.compute);
     case schedule::Lane::kH2D:
-      return run_device_lane(pass, lane, *h2d_);
+      return run_device_lane(pass, lane, *streams_.h2d);
     case schedule::Lane::kD2H:
-      return run_device_lane(pass, lane, *d2h_);
+      return run_device_lane(pass, lane, *streams_.d2h);
     case schedule::Lane::kOptimizer:
       return run_optimizer_lane(pass);
     case schedule::Lane::kStorageRead:
@@ -113,7 +116,7 @@ void Executor::run_lane(Pass& pass, schedule::Lane lane) {
     case schedule::Lane::kStorageWrite:
       return storage_write_.run(pass);
     case schedule::Lane::kComm:
-      return run_device_lane(pass, lane, *comm_);
+      return run_device_lane(pass, lane, *streams_.comm);
     case schedule::Lane::kInner:
     case schedule::Lane::kSend:
     case schedule::Lane::kReceive:

@@ -79,10 +79,11 @@ class Executor {
   double deadline_seconds_;
   DurableState* durable_;
   EventPool events_;
-  std::unique_ptr<device::Stream> compute_;
-  std::unique_ptr<device::Stream> h2d_;
-  std::unique_ptr<device::Stream> d2h_;
-  std::unique_ptr<device::Stream> comm_;
+  struct Streams {
+    explicit Streams(device::Device& device);
+    std::unique_ptr<device::Stream> compute, h2d, d2h, comm;
+  };
+  Streams streams_;
   StorageLane storage_read_;
   StorageLane storage_write_;
   LaneThreads lanes_;  // last: its threads use all of the above

@@ -144,8 +144,8 @@ void ModelRunner::run_on_device(const Program& program, const schedule::Instruct
           accesses);
     case schedule::Op::kGather:
     case schedule::Op::kAllToAll:
-      return stream.launch([this, &program, &instruction] { collectives_.run(program, instruction); },
-                           accesses);
+      return stream.launch(
+          [this, &program, &instruction] { collectives_.run(program, instruction); }, accesses);
     default:
       return stream.launch(
           [this, &instruction, buffers = pass_buffers(program, instruction),

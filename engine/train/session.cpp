@@ -85,6 +85,11 @@ runtime::LossScaleRule loss_scale_rule(const config::Config& config) {
 
 }  // namespace
 
+Session::Ranks::Ranks(const RankLinks& links)
+    : alone(collectives::make_single_communicator()),
+      data(links.data == nullptr ? *alone : *links.data),
+      control(links.control == nullptr ? *alone : *links.control) {}
+
 // Members are made in the order of the header. The log comes before the storage files that it
 // names, and memory before the programs that map their windows into it.
 Session::Session(const config::Config& config, const model::Model& model, const planner::Plan& plan,
@@ -93,9 +98,7 @@ Session::Session(const config::Config& config, const model::Model& model, const 
     : config_(config),
       plan_(plan),
       parameters_(config::parameter_table(config, model)),
-      alone_(collectives::make_single_communicator()),
-      data_(links.data == nullptr ? *alone_ : *links.data),
-      control_(links.control == nullptr ? *alone_ : *links.control),
+      ranks_(links),
       device_(make_device(backend, plan)),
       ledger_(
           {config.memory.device_bytes, config.memory.pinned_bytes, config.memory.storage_bytes}),
@@ -108,12 +111,12 @@ Session::Session(const config::Config& config, const model::Model& model, const 
       durable_(log_ ? std::make_unique<runtime::DurableState>(memory_, *log_) : nullptr),
       loss_scaler_(loss_scale_rule(config)),
       runner_(model, batch(), plan.options.microbatches, parameters_, *backend.device_kernels,
-              *backend.host_kernels, data_),
+              *backend.host_kernels, ranks_.data),
       executor_(*device_, memory_.storage(), runner_, deadline_seconds(plan), durable_.get()),
-      store_(*device_, memory_, plan.training(), {plan.view, control_}, durable_.get()),
+      store_(*device_, memory_, plan.training(), {plan.view, ranks_.control}, durable_.get()),
       state_(model, parameters_, store_),
       use_(resting_need(plan)) {
-  SLUICE_CHECK(data_.size() == plan.view.ranks && data_.rank() == plan.view.rank);
+  SLUICE_CHECK(ranks_.data.size() == plan.view.ranks && ranks_.data.rank() == plan.view.rank);
   if (durable_) {
     files_->watch(memory_.storage().space().file_paths());
     files_->watch({files_->log_path()});
@@ -226,7 +229,8 @@ void Session::load(const checkpoint::DurableFound& found) {
     SLUICE_CHECK(saved != found.state.homes.end() && saved->bytes == home->bytes);
     const std::array<StateKind, 1> kind{home->kind};
     checkpoint::SavedHomeReader reader(space, found.state.run, *saved);
-    store_.visit(kind, home->unit, home->first_elem, home->first_elem + home->elems, runtime::StateStore::Access::kWrite,
+    store_.visit(kind, home->unit, home->first_elem, home->first_elem + home->elems,
+                 runtime::StateStore::Access::kWrite,
                  [&](std::uint64_t begin, std::uint64_t end, std::span<std::byte* const> data) {
                    reader.read(data[0], bytes_of(home->dtype, end - begin));
                  });
@@ -287,14 +291,13 @@ StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& 
       (drain_s + outcome.redo_seconds + statistics.compute_stalled_seconds) / outcome.seconds;
   outcome.loss_scale = loss_scaler_.scale();
   loss_scaler_.finish_step(outcome.overflow);
-  outcome.loss =
-      summed_loss() / static_cast<double>(batch().rows() * plan_.options.microbatches);
+  outcome.loss = summed_loss() / static_cast<double>(batch().rows() * plan_.options.microbatches);
   return outcome;
 }
 
 // Ranks exchange the losses of their micro-batches, and each adds all of them in the step's order.
 double Session::summed_loss() {
-  const auto ranks = static_cast<std::size_t>(control_.size());
+  const auto ranks = static_cast<std::size_t>(ranks_.control.size());
   const std::vector<std::int64_t> microbatches = own_microbatches();
   std::vector<double> own;
   for (const std::int64_t mb : microbatches) {
@@ -302,7 +305,7 @@ double Session::summed_loss() {
     own.push_back(loss_of(mb));
   }
   std::vector<double> all(own.size() * ranks);
-  control_.all_gather(own.data(), all.data(), own.size(), DType::kF64);
+  ranks_.control.all_gather(own.data(), all.data(), own.size(), DType::kF64);
   std::vector<double> losses(microbatches.size() * ranks);
   for (std::size_t i = 0; i < losses.size(); ++i) {
     losses.at(static_cast<std::size_t>(all[2 * i])) = all[2 * i + 1];

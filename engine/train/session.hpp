@@ -96,7 +96,7 @@ class Session {
   // The scale stays at 1 unless training is in fp16.
   runtime::LossScaler& loss_scaler() { return loss_scaler_; }
   // Of all ranks, for the host.
-  collectives::Communicator& communicator() { return control_; }
+  collectives::Communicator& communicator() { return ranks_.control; }
   runtime::ModelRunner& runner() { return runner_; }
   // As charged to the ledger, and as the device and the storage engine measured themselves.
   planner::TierBytes peak_bytes() const;
@@ -150,9 +150,13 @@ class Session {
   const config::Config& config_;
   const planner::Plan& plan_;
   model::ParameterTable parameters_;
-  std::unique_ptr<collectives::Communicator> alone_;
-  collectives::Communicator& data_;
-  collectives::Communicator& control_;
+  struct Ranks {
+    explicit Ranks(const RankLinks& links);
+    std::unique_ptr<collectives::Communicator> alone;  // where there are no links
+    collectives::Communicator& data;
+    collectives::Communicator& control;
+  };
+  Ranks ranks_;
   std::unique_ptr<device::Device> device_;
   allocator::Ledger ledger_;
   std::unique_ptr<offload::StorageEngine> storage_;

@@ -99,8 +99,8 @@ inline RanksRun train_on_ranks(const config::Config& config, schedule::StepOptio
                                        backend.host_kernels.get()));
   }
   for (const planner::Plan& plan : plans) world.push_back(&plan);
-  planner::check_world(world, {config.memory.device_bytes, config.memory.pinned_bytes,
-                               config.memory.storage_bytes});
+  planner::check_world(
+      world, {config.memory.device_bytes, config.memory.pinned_bytes, config.memory.storage_bytes});
   for (const std::string& path : config.memory.storage_paths) {
     std::filesystem::create_directories(path);
   }
@@ -121,11 +121,10 @@ inline RanksRun train_on_ranks(const config::Config& config, schedule::StepOptio
     };
     using schedule::StepKind;
     const auto count = static_cast<std::uint64_t>(steps);
-    run.planned_bytes[at] =
-        plans[at].carries_updates()
-            ? sent(StepKind::kFirst) + (count - 1) * sent(StepKind::kTraining) +
-                  sent(StepKind::kDrain)
-            : count * sent(StepKind::kTraining);
+    run.planned_bytes[at] = plans[at].carries_updates()
+                                ? sent(StepKind::kFirst) + (count - 1) * sent(StepKind::kTraining) +
+                                      sent(StepKind::kDrain)
+                                : count * sent(StepKind::kTraining);
   });
   return run;
 }

@@ -15,8 +15,8 @@
 #include <string>
 
 #include "allocator/ledger.hpp"
-#include "engine/planner/plan.hpp"
 #include "collectives/communicator.hpp"
+#include "engine/planner/plan.hpp"
 #include "engine/runtime/executor.hpp"
 #include "engine/runtime/model_runner.hpp"
 #include "engine/runtime/run_memory.hpp"

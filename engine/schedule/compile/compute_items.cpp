@@ -79,7 +79,7 @@ class ItemList {
 
   const StepModel& model_;
   const StepOptions& options_;
-  std::vector<std::int32_t> microbatches_;  // of this rank
+  std::vector<std::int32_t> microbatches_;      // of this rank
   std::vector<std::vector<UnitRun>> repeated_;  // by unit
   std::vector<ComputeItem> items_;
 };
