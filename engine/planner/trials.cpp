@@ -76,6 +76,12 @@ bool is_staging(const schedule::StepOptions& options, const schedule::Buffer& bu
          buffer.role == schedule::BufferRole::kState && !buffer.per_tensor && !waits;
 }
 
+// The micro-batches of a coarse step. Groups with sums of their own are compiled in full, since the
+// sums that wait at once depend on their number.
+std::int32_t few_microbatches(const schedule::StepOptions& options, std::int32_t few) {
+  return options.fold_groups > 1 ? options.microbatches : std::min(options.microbatches, few);
+}
+
 void shrink_staging(const schedule::StepOptions& options, schedule::Schedule& training) {
   for (schedule::Buffer& buffer : training.buffers) {
     const std::uint64_t exact = bytes_of(buffer.dtype, options.piece_elems);
@@ -165,7 +171,7 @@ TierBytes Trials::measure_need(const schedule::StepOptions& options) const {
   constexpr auto kEffort = packing::PackingEffort::kQuick;
   const bool by_unit = options.order == schedule::ComputeOrder::kUnit;
   const std::int32_t few =
-      std::min(options.microbatches, by_unit ? kFewMicrobatches + 1 : kFewMicrobatches);
+      few_microbatches(options, by_unit ? kFewMicrobatches + 1 : kFewMicrobatches);
   schedule::Schedule training = coarse_step(options, few);
   shrink_staging(options, training);
   schedule::place_buffers(training, kTensorAlignmentBytes, kEffort);
@@ -175,7 +181,7 @@ TierBytes Trials::measure_need(const schedule::StepOptions& options) const {
 Trial Trials::measure(const schedule::StepOptions& options) {
   constexpr auto kEffort = packing::PackingEffort::kCoarse;
   const bool by_unit = options.order == schedule::ComputeOrder::kUnit;
-  const std::int32_t few = std::min(options.microbatches, by_unit ? kFewOfAUnit : kFewMicrobatches);
+  const std::int32_t few = few_microbatches(options, by_unit ? kFewOfAUnit : kFewMicrobatches);
   const std::int32_t missing = options.microbatches - few;
   schedule::Schedule training = coarse_step(options, few);
   schedule::link(training);

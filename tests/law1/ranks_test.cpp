@@ -2,9 +2,11 @@
 // rank, to the bit. Ranks are threads here; the bytes that they exchange are real.
 #include <gtest/gtest.h>
 
-#include <map>
+#include <array>
+#include <stdexcept>
 
 #include "tests/support/rank_sessions.hpp"
+#include "tests/support/sweep.hpp"
 #include "tests/support/training_example.hpp"
 
 namespace sluice::train {
@@ -59,14 +61,76 @@ void expect_one_ranks_bits(const RanksCase& at) {
   EXPECT_EQ(run.sent_bytes, run.planned_bytes);
 }
 
-TEST(Ranks, GiveOneRanksBits) {
-  for (const int ranks : {2, 3, 4}) {
-    for (const int zero : {0, 1, 2, 3}) {
-      RanksCase at{ranks, zero, 1, ranks == 3 ? 6 : 4, {}};
-      expect_one_ranks_bits(at);
-      if (HasFailure()) return;
-    }
+// Neighbours differ in most settings. Gradients and weights that a stage keeps whole move to the
+// device (place_for_stage).
+RanksCase ranks_case(std::size_t i) {
+  RanksCase at;
+  at.ranks = std::array{2, 3, 4, 8}[i % 4];
+  at.zero = static_cast<int>(i / 4 % 4);
+  at.fold_groups = i / 16 % 2 == 1 ? at.ranks : 1;
+  at.accumulate = at.ranks * (i % 3 == 0 ? 2 : 1);
+  const auto pick = [&](std::size_t stride, std::initializer_list<const char*> values) {
+    at.settings.push_back(values.begin()[i / stride % values.size()]);
+  };
+  pick(1, {"train.order=unit", "train.order=microbatch"});
+  pick(3, {"optimizer.placement=after_backward", "optimizer.placement=next_forward",
+           "optimizer.placement=speculative"});
+  pick(5, {"recompute.policy=none", "recompute.policy=unit", "recompute.policy=selective"});
+  pick(2, {"train.precision=bf16", "train.precision=fp32", "train.precision=fp16"});
+  pick(7, {"optimizer.name=adamw", "optimizer.name=lion", "optimizer.name=muon",
+           "optimizer.name=adafactor"});
+  pick(6, {"model.family=gpt2", "model.family=llama"});
+  pick(11, {"train.clip=1.0", "train.clip=0"});
+  switch (i % 5) {
+    case 0:
+      return at.settings = at.settings + places("device", "device", "device"), at;
+    case 1:
+      return at.settings = at.settings + places("pinned", "pinned", "storage"), at;
+    case 2:
+      return at.settings = at.settings + places("storage", "storage", "storage"), at;
+    default:
+      return at.settings = at.settings + places("pinned", "pinned", "pinned"), at;
   }
+}
+
+TEST(Ranks, GiveOneRanksBits) {
+  for (std::size_t i = 0; i < sweep(64); ++i) {
+    expect_one_ranks_bits(ranks_case(i));
+    if (HasFatalFailure()) return;
+  }
+}
+
+// Groups of micro-batches have sums of their own, so their number decides the bits and nothing else.
+TEST(Ranks, EightGroupsGiveOneHashOnOneToEightRanks) {
+  RanksCase at{1, 0, 8, 8, {"train.precision=fp32"}};
+  const TrainingBench bench;
+  const Alone alone = train_alone(bench, at);
+  for (const int ranks : {2, 4, 8}) {
+    at.ranks = ranks;
+    at.zero = 3;
+    const RanksRun run = train_on_ranks(config_of(bench, at, ranks), alone.options, kSteps);
+    for (const RanksRecord& rank : run.ranks) EXPECT_EQ(rank, alone.record) << ranks;
+  }
+  at.ranks = 1;
+  at.fold_groups = 1;
+  EXPECT_NE(train_alone(bench, at).record.weights_hash, alone.record.weights_hash);
+}
+
+// A rank that fails ends the others' passes too, and they name it.
+TEST(Ranks, ARankThatFailsEndsTheOthers) {
+  const TrainingBench bench;
+  RanksCase at;
+  const Alone alone = train_alone(bench, at);
+  const config::Config config = config_of(bench, at, at.ranks);
+  std::vector<std::string> errors(2);
+  EXPECT_THROW(train_on_ranks(
+                   config, alone.options, kSteps,
+                   [&](int rank, const std::exception& error) {
+                     errors[static_cast<std::size_t>(rank)] = error.what();
+                   },
+                   /*failing_rank=*/1),
+               Error);
+  EXPECT_NE(errors[0].find("rank 1"), std::string::npos) << errors[0];
 }
 
 }  // namespace

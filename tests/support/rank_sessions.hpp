@@ -24,6 +24,7 @@ namespace sluice::testing {
 // Doubles as their bits.
 struct RanksRecord {
   std::vector<std::uint64_t> losses, norms;
+  std::uint64_t redone_steps = 0;
   std::string weights_hash;
   bool operator==(const RanksRecord&) const = default;
 };
@@ -33,14 +34,15 @@ inline std::int32_t token_of(std::int64_t step, std::int64_t microbatch, std::in
   return static_cast<std::int32_t>((row * 7 + microbatch * 13 + step * 5) % vocab);
 }
 
-// Trains `steps` steps, and reads the weights between the last two and at the end.
+// Trains `steps` steps. fails: the data of the second one cannot be read.
 inline RanksRecord train_session(train::Session& session, const config::Config& config,
-                                 std::int64_t steps) {
+                                 std::int64_t steps, bool fails = false) {
   session.state().initialize(config.train.seed);
   RanksRecord record;
   for (std::int64_t step = 0; step < steps; ++step) {
     const train::StepOutcome outcome = session.train_step(
         step, 1e-2, [&](std::int64_t microbatch, std::int32_t* tokens, std::int32_t* targets) {
+          if (fails && step == 1) throw Error("the data cannot be read");
           for (std::int64_t i = 0; i < config::batch_shape(config).rows(); ++i) {
             tokens[i] = token_of(step, microbatch, i, config.model.vocab);
             targets[i] = token_of(step, microbatch, i + 1, config.model.vocab);
@@ -48,6 +50,7 @@ inline RanksRecord train_session(train::Session& session, const config::Config& 
         });
     record.losses.push_back(std::bit_cast<std::uint64_t>(outcome.loss));
     record.norms.push_back(std::bit_cast<std::uint64_t>(outcome.grad_norm));
+    record.redone_steps += outcome.redone ? 1 : 0;
   }
   record.weights_hash = session.state().weights_hash();
   return record;
@@ -79,15 +82,19 @@ inline void on_ranks(int ranks, const std::function<void(int)>& body) {
   }
 }
 
+// Called on the thread of a rank that fails, while the others still run.
+using RankFailure = std::function<void(int rank, const std::exception& error)>;
+
 // options: of one rank alone; the placement is changed as the ZeRO stage asks. config.parallel says
-// how many ranks there are.
+// how many ranks there are. failing_rank: its data cannot be read in the second step; -1: none.
 inline RanksRun train_on_ranks(const config::Config& config, schedule::StepOptions options,
-                               std::int64_t steps) {
+                               std::int64_t steps, const RankFailure& failure = {},
+                               int failing_rank = -1) {
   const auto ranks = static_cast<int>(config.parallel.data);
   const auto stage = static_cast<std::int32_t>(config.parallel.zero);
   place_for_stage(options.placement, stage);
-  const auto data = collectives::make_local_group(ranks, 60);
-  const auto control = collectives::make_local_group(ranks, 60);
+  auto data = collectives::make_local_group(ranks, 60);
+  auto control = collectives::make_local_group(ranks, 60);
   const model::Model model(config::model_shape(config));
   std::vector<train::Backend> backends;
   std::vector<planner::Plan> plans;
@@ -110,9 +117,17 @@ inline RanksRun train_on_ranks(const config::Config& config, schedule::StepOptio
   run.planned_bytes.resize(plans.size());
   on_ranks(ranks, [&](int rank) {
     const auto at = static_cast<std::size_t>(rank);
-    train::Session session(config, model, plans[at], backends[at], {}, make_run_id(),
-                           {data[at].get(), control[at].get()});
-    run.ranks[at] = train_session(session, config, steps);
+    try {
+      train::Session session(config, model, plans[at], backends[at], {}, make_run_id(),
+                             {data[at].get(), control[at].get()});
+      run.ranks[at] = train_session(session, config, steps, rank == failing_rank);
+    } catch (const std::exception& error) {
+      if (failure) failure(rank, error);
+      // As when a process ends: the others find this rank gone.
+      data[at].reset();
+      control[at].reset();
+      throw;
+    }
     run.sent_bytes[at] = data[at]->bytes().sent;
     const auto sent = [&](schedule::StepKind kind) {
       return schedule::message_bytes(plans[at].schedules[kind],
@@ -125,6 +140,7 @@ inline RanksRun train_on_ranks(const config::Config& config, schedule::StepOptio
                                 ? sent(StepKind::kFirst) + (count - 1) * sent(StepKind::kTraining) +
                                       sent(StepKind::kDrain)
                                 : count * sent(StepKind::kTraining);
+    run.planned_bytes[at] += run.ranks[at].redone_steps * sent(StepKind::kRedo);
   });
   return run;
 }
