@@ -331,6 +331,18 @@ void Search::try_groups() {
   }
 }
 
+// A speculative step keeps no second copy of carried units' state. With half of them carried other
+// places fit, so the search goes on from there, too. The exact number is settled last.
+void Search::try_carried() {
+  const schedule::StepOptions best = found_.front().options;
+  if (best.update != schedule::UpdatePlacement::kSpeculative) return;
+  const auto half = static_cast<std::int32_t>(model_.units.size() / 2);
+  for (const schedule::StepOptions& options : carried_variants(config_, best)) {
+    if (options.carried_units != half) continue;
+    if (const auto seconds = found_.consider(options)) improver_.improve({options, *seconds});
+  }
+}
+
 Compiled Search::confirm(const std::vector<Shape>& shapes) {
   for (int round = 0; round < kRounds; ++round) {
     if (std::optional<Compiled> best = found_.confirm()) return std::move(*best);
@@ -348,6 +360,7 @@ Compiled Search::fastest() {
   search(try_shapes(all));
   if (found_.empty()) try_groups();
   if (!found_.empty()) improver_.improve(found_.front());
+  if (!found_.empty()) try_carried();
   Compiled best = confirm(all);
   settle_update(config_, model_, budgets_, trials_, best);
   if (spills_activations(best.options)) {

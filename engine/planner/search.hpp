@@ -87,6 +87,7 @@ class Search {
   void search(std::vector<Start> starts);
   void improve_policies(const std::vector<Start>& starts);
   void try_groups();
+  void try_carried();
   Compiled confirm(const std::vector<Shape>& shapes);
 
   const config::Config& config_;
