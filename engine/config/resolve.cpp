@@ -221,6 +221,13 @@ void check_placement(const Config& config, const ConfigOrigins& origins) {
                      "\"scratch\": a durable run keeps one version of the state as its commit, "
                      "and speculation needs two more");
   }
+  const bool in_backward = config.optimizer.placement == Config::OptimizerPlacement::kInBackward ||
+                           config.optimizer.placement == Config::OptimizerPlacement::kSpeculative;
+  if (config.optimizer.carried_units > 0 && !in_backward) {
+    throw InputError(origins.of("optimizer.carried_units") +
+                     ": optimizer.carried_units needs optimizer.placement = \"in_backward\" or "
+                     "\"speculative\": other updates are all in one pass");
+  }
   if (config.optimizer.carried_units > 0 &&
       config.checkpoint.mode == Config::CheckpointMode::kDurable) {
     throw InputError(origins.of("optimizer.carried_units") +

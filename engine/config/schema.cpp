@@ -398,8 +398,9 @@ void add_memory(Keys& keys) {
   add(integer("memory.prefetch", SLUICE_FIELD(memory.prefetch), 0, 1024,
               "units fetched ahead of their use"));
   add(bytes_or_auto("memory.update_ring", SLUICE_FIELD(memory.update_ring_bytes), 0, kMaxBudget,
-                    "pinned memory, at most, by which updates may run ahead of the storage that "
-                    "feeds them; auto: spare memory, as far as it makes a step shorter"));
+                    "pinned memory, at most, beyond the usual staging, by which updates may run "
+                    "ahead of the storage that feeds them; auto: spare memory, as far as it makes "
+                    "a step shorter"));
   add(choice("memory.place.weight", SLUICE_FIELD(memory.place.weight), places,
              "where weights rest; auto: the fastest tier with room"));
   add(choice("memory.place.gradient", SLUICE_FIELD(memory.place.gradient), places,

@@ -1,7 +1,7 @@
 // Exact needs are costly, so a group is compiled exactly only if the answer hangs on it. A group
-// whose coarse need leaves much room fits without that. A refusal asks for the least need by
-// several measures. By each of them a group's need is no smaller than its coarse one, so only
-// groups whose coarse need could be the least are compiled.
+// whose coarse need leaves much room comes first, since its exact need is likely to fit. A refusal
+// asks for the least need by several measures. By each of them a group's need is no smaller than
+// its coarse one, so only groups whose coarse need could be the least are compiled.
 #include "engine/planner/feasibility.hpp"
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 namespace sluice::planner {
 namespace {
 
-// Exact needs exceed coarse ones by a few percent at most. With this much room there is no doubt.
+// Exact needs exceed coarse ones by a few percent at most; this is much room.
 constexpr std::uint64_t kRoomyDivisor = 4;
 
 }  // namespace
@@ -35,11 +35,11 @@ bool Feasibility::may_fit(std::size_t group) {
          planner::fits(coarse_need(group), budgets_);
 }
 
-bool Feasibility::surely_fits(std::size_t group) {
+bool Feasibility::fits_with_room(std::size_t group) {
   if (!may_fit(group)) return false;
   TierBytes enough = coarse_need(group);
   for (std::uint64_t& bytes : enough) bytes += bytes / kRoomyDivisor;
-  return planner::fits(enough, budgets_);
+  return planner::fits(enough, budgets_) && planner::fits(need(group), budgets_);
 }
 
 const TierBytes& Feasibility::need(std::size_t group) {
@@ -54,11 +54,11 @@ const TierBytes& Feasibility::need(std::size_t group) {
 }
 
 bool Feasibility::group_fits(std::size_t group) {
-  return may_fit(group) && (surely_fits(group) || planner::fits(need(group), budgets_));
+  return may_fit(group) && planner::fits(need(group), budgets_);
 }
 
 bool Feasibility::fits() {
-  for (const auto of : {&Feasibility::surely_fits, &Feasibility::group_fits}) {
+  for (const auto of : {&Feasibility::fits_with_room, &Feasibility::group_fits}) {
     for (std::size_t group = 0; group < groups_.size(); ++group) {
       if (!(this->*of)(group)) continue;
       fitting_ = group;

@@ -35,7 +35,7 @@ class Feasibility {
   const TierBytes& coarse_need(std::size_t group);
   const TierBytes& need(std::size_t group);
   bool may_fit(std::size_t group);
-  bool surely_fits(std::size_t group);
+  bool fits_with_room(std::size_t group);
 
   const schedule::StepModel& model_;
   const TierBytes& budgets_;

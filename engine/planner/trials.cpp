@@ -14,6 +14,7 @@
 #include "engine/schedule/compile/generate.hpp"
 #include "engine/schedule/compile/link.hpp"
 #include "engine/schedule/compile/pack.hpp"
+#include "engine/schedule/compile/step_builder.hpp"
 
 namespace sluice::planner {
 namespace {
@@ -82,10 +83,14 @@ std::int32_t few_microbatches(const schedule::StepOptions& options, std::int32_t
   return options.fold_groups > 1 ? options.microbatches : std::min(options.microbatches, few);
 }
 
-void shrink_staging(const schedule::StepOptions& options, schedule::Schedule& training) {
+// whole_tensors: of a rule that takes a unit's state as one piece, whatever the pieces of others are.
+void shrink_staging(const schedule::StepOptions& options, schedule::Schedule& training,
+                    bool whole_tensors) {
   for (schedule::Buffer& buffer : training.buffers) {
     const std::uint64_t exact = bytes_of(buffer.dtype, options.piece_elems);
-    if (is_staging(options, buffer)) buffer.bytes = std::min(buffer.bytes, exact);
+    const bool whole =
+        whole_tensors && buffer.ring == static_cast<std::int32_t>(schedule::Ring::kUpdates);
+    if (is_staging(options, buffer) && !whole) buffer.bytes = std::min(buffer.bytes, exact);
   }
 }
 
@@ -157,7 +162,7 @@ TierBytes Trials::need_of_all(const schedule::StepOptions& options, TierBytes ne
   }
   // Not two: values whose next use is near stay on the device, and of two micro-batches most do.
   schedule::Schedule fewer = coarse_step(options, kFewMicrobatches);
-  shrink_staging(options, fewer);
+  shrink_staging(options, fewer, takes_whole_tensors());
   schedule::place_buffers(fewer, kTensorAlignmentBytes, effort);
   const TierBytes less = need_of(fewer);
   for (std::size_t tier = 0; tier < kTierCount; ++tier) {
@@ -173,7 +178,7 @@ TierBytes Trials::measure_need(const schedule::StepOptions& options) const {
   const std::int32_t few =
       few_microbatches(options, by_unit ? kFewMicrobatches + 1 : kFewMicrobatches);
   schedule::Schedule training = coarse_step(options, few);
-  shrink_staging(options, training);
+  shrink_staging(options, training, takes_whole_tensors());
   schedule::place_buffers(training, kTensorAlignmentBytes, kEffort);
   return need_of_all(options, need_of(training), few, kEffort);
 }
@@ -185,7 +190,7 @@ Trial Trials::measure(const schedule::StepOptions& options) {
   const std::int32_t missing = options.microbatches - few;
   schedule::Schedule training = coarse_step(options, few);
   schedule::link(training);
-  shrink_staging(options, training);
+  shrink_staging(options, training, takes_whole_tensors());
   schedule::pack(training, kTensorAlignmentBytes, kEffort);
   Trial trial{need_of_all(options, need_of(training), few, kEffort), 0};
   instructions_ += training.instructions.size();

@@ -66,6 +66,8 @@ class Trials {
   TierBytes need_of_all(const schedule::StepOptions& options, TierBytes need, std::int32_t few,
                         packing::PackingEffort effort) const;
 
+  bool takes_whole_tensors() const { return kernels::needs_whole_tensors(model_.optimizer); }
+
   const schedule::StepModel& model_;
   CostModel& costs_;
   std::uint64_t log_bytes_;

@@ -59,8 +59,8 @@ int launch_command(const LaunchArguments& arguments) {
     RankJob job(options);
     print_start(job, options);
     const RankJobEnd end = job.run();
-    // Refused input is refused again, and a person who stops a job wants no other.
-    const bool is_fault = end.status != 0 && end.status != 2 && end.stop_signal == 0;
+    // A failed check and refused input stay so, and a person who stops a job wants no other.
+    const bool is_fault = end.status > 2 && end.stop_signal == 0;
     if (!is_fault || restart == arguments.restarts) return end.status;
     std::fprintf(stderr, "launch   restart %s of %s\n", std::to_string(restart + 1).c_str(),
                  std::to_string(arguments.restarts).c_str());

@@ -27,6 +27,7 @@ namespace {
 using collectives::Socket;
 
 constexpr std::size_t kLongestLine = 1 << 16;
+constexpr double kDrainSeconds = 2;  // for output after the last rank has ended
 
 // 128 bits: strangers on this machine cannot join the job.
 std::string make_token() {
@@ -211,11 +212,25 @@ void RankJob::start(int rank) {
 }
 
 RankJobEnd RankJob::run() {
-  while (!is_over()) relay_and_reap();
+  while (!is_over()) {
+    relay_and_reap();
+    close_orphaned_streams();
+  }
   for (Rank& rank : ranks_) {
     for (LineRelay& relay : rank.relays) relay.finish();
   }
   return end_;
+}
+
+// A process that left its rank's group may hold the pipes open for ever. What the ranks wrote is
+// there when they have ended.
+void RankJob::close_orphaned_streams() {
+  const bool ended =
+      std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.pid < 0; });
+  if (!ended) return;
+  if (!drained_at_) drained_at_ = Deadline::after_seconds(kDrainSeconds);
+  if (!drained_at_->passed() && end_.stop_signal == 0) return;
+  for (Rank& rank : ranks_) rank.streams = {};
 }
 
 bool RankJob::is_over() const {

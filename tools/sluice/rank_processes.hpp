@@ -72,6 +72,7 @@ class RankJob {
   void reap();
   void note_failure(int rank, int wait_status);
   void send_all(int signal) const;
+  void close_orphaned_streams();
   bool is_over() const;
 
   const RankJobOptions options_;
@@ -81,6 +82,7 @@ class RankJob {
   collectives::Socket signals_;  // a signalfd
   RankJobEnd end_;
   std::optional<Deadline> kill_at_;
+  std::optional<Deadline> drained_at_;  // set when the last rank has ended
   bool output_lost_ = false;
 };
 

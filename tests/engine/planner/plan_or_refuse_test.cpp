@@ -207,6 +207,27 @@ TEST(PlanOrRefuse, MoreMemoryNeverHurts) {
   EXPECT_GT(plans, sweep(kGrownConfigurations) / 8);
 }
 
+// Rules for whole tensors stage a unit as one piece. Coarse needs once cut it to the pieces of other
+// rules, so that a group seemed to fit and nothing did.
+TEST(PlanOrRefuse, UnitsOfWholeTensorsAreStagedWhole) {
+  const TrainingBench bench;
+  const auto config = [&](const std::string& device) {
+    return bench.config(
+        "run", Overrides{"model.family=llama", "model.layers=1", "model.hidden=512",
+                         "model.heads=1", "model.vocab=1000", "train.seq=256",
+                         "train.micro_batch=4", "train.accumulate=16", "train.precision=fp16",
+                         "train.clip=0", "optimizer.name=sm3", "memory.pinned=5MiB",
+                         "memory.storage=64MiB", "memory.device=" + device});
+  };
+  for (const char* device : {"20MiB", "84MiB", "100MiB"}) {
+    SCOPED_TRACE(device);
+    const auto result = planned(config(device));
+    if (const auto* refusal = std::get_if<Refusal>(&result)) {
+      expect_minimal(*refusal, config(device));
+    }
+  }
+}
+
 // The shortfalls of two candidates differ by less than a step of suggestions; the smaller shortfall
 // once made the larger suggestion.
 TEST(PlanOrRefuse, AChangeOfSeveralBudgetsIsMinimalToo) {

@@ -85,6 +85,16 @@ TEST_F(Launch, SurvivorsAreKilledAfterTheGracePeriod) {
   EXPECT_LT(std::chrono::steady_clock::now() - began, seconds(20));
 }
 
+// A daemon keeps the rank's output open.
+TEST_F(Launch, EndsThoughAProcessThatLeftItsRankLivesOn) {
+  const auto began = std::chrono::steady_clock::now();
+  const ChildOutcome outcome =
+      run(launch_words(1, shell("setsid /bin/sleep 20 & echo done; exit 0")));
+  EXPECT_EQ(outcome.exit_status, 0) << outcome.err;
+  EXPECT_TRUE(holds(outcome.out, "[0] done"));
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(15));
+}
+
 TEST_F(Launch, ForwardsSignalsAndReturnsTheRanksStatus) {
   for (const int signal : {SIGINT, SIGTERM}) {
     const auto child = start(launch_words(
