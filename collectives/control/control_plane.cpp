@@ -305,7 +305,8 @@ class ControlPlane::Star {
       polled.push_back({connection.socket().descriptor(), events, 0});
     }
     const auto pause = std::chrono::ceil<std::chrono::milliseconds>(silence_ / 10);
-    static_cast<void>(::poll(polled.data(), polled.size(), static_cast<int>(pause.count())));
+    const int ready = ::poll(polled.data(), polled.size(), static_cast<int>(pause.count()));
+    if (ready < 0 && errno != EINTR) throw IoError("poll", "control plane", 0, 0, errno);
     std::uint64_t count = 0;
     static_cast<void>(!::read(wake_.get(), &count, sizeof count));
   }

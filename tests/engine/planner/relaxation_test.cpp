@@ -18,7 +18,8 @@ class LeastStep : public ::testing::Test {
     all.insert(all.end(), settings.begin(), settings.end());
     const config::Config config = config::parse_config("", "test", all);
     const model::Model model(config::model_shape(config));
-    CostModel costs(config, model, config::batch_shape(config), hardware_);
+    const model::BatchShape batch = config::batch_shape(config);
+    CostModel costs(config, model, batch, hardware_);
     rates_ = costs.rates();
     duplex_ = costs.simulation_model().storage_duplex;
     bound_s_ = least_step_s(config, model, *kernels_, hardware_);
