@@ -213,11 +213,11 @@ TEST(PlanOrRefuse, UnitsOfWholeTensorsAreStagedWhole) {
   const TrainingBench bench;
   const auto config = [&](const std::string& device) {
     return bench.config(
-        "run", Overrides{"model.family=llama", "model.layers=1", "model.hidden=512",
-                         "model.heads=1", "model.vocab=1000", "train.seq=256",
-                         "train.micro_batch=4", "train.accumulate=16", "train.precision=fp16",
-                         "train.clip=0", "optimizer.name=sm3", "memory.pinned=5MiB",
-                         "memory.storage=64MiB", "memory.device=" + device});
+        "run",
+        Overrides{"model.family=llama", "model.layers=1", "model.hidden=512", "model.heads=1",
+                  "model.vocab=1000", "train.seq=256", "train.micro_batch=4", "train.accumulate=16",
+                  "train.precision=fp16", "train.clip=0", "optimizer.name=sm3",
+                  "memory.pinned=5MiB", "memory.storage=64MiB", "memory.device=" + device});
   };
   for (const char* device : {"20MiB", "84MiB", "100MiB"}) {
     SCOPED_TRACE(device);
