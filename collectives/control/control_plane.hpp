@@ -53,7 +53,7 @@ class ControlPlane {
 
   int rank() const;
   int size() const;
-  // Of all ranks, in rank order.
+  // The messages of all ranks, in rank order.
   const std::vector<std::string>& greetings() const;
 
   // Returns every rank's message in rank order. `name` says what is gathered; ranks that gather

@@ -1,3 +1,5 @@
+// Rank r of N ends at block (r + 1) * blocks / N, rounded down, so shards differ by at most one
+// block. Units that must stay whole go to the rank that holds the least so far.
 #include "engine/parallel/partition.hpp"
 
 #include <algorithm>

@@ -3,8 +3,8 @@
 // comes from the places of weights and gradients.
 //
 // Units that make much again come first and those that keep most last: backward meets these first,
-// and the memory that they free takes the parts that the others make. Units that send values off the
-// device are spread evenly, so that the link has time for each.
+// and the memory that they free takes the parts that the others make. Units that send values off
+// the device are spread evenly, so that the link has time for each.
 #include "engine/planner/activation_choice.hpp"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ using Place = config::Config::Place;
 // A choice this far from the best is as good, since the model of the time is coarse.
 constexpr double kGap = 1e-3;
 constexpr std::size_t kMostNodes = 60;
-// Of choices that are as fast, one with less work for the links is better.
+// Among equally fast choices, one with less work for the links is better.
 constexpr double kWorkWeight = 1e-2;
 // Amounts of memory that a chain counts in. Each unit's sizes are rounded up to these.
 constexpr std::uint64_t kChainSlots = 400;

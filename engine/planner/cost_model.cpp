@@ -262,7 +262,7 @@ double CostModel::overhead_s(const schedule::Schedule& schedule,
   return woken ? hardware.hand_over_s : hardware.launch_overhead_s;
 }
 
-// Of a pass: what overhead_s() adds to it whatever it waits for.
+// The part of overhead_s() that every pass takes, even one that waits for nothing.
 double CostModel::least_overhead_s() const {
   return std::min(device_.launch_overhead_s, device_.hand_over_s);
 }

@@ -46,7 +46,7 @@ class CostModel {
   StepRates rates();
   // Of one micro-batch.
   double recompute_s(const schedule::Recomputation& recompute);
-  // Of one micro-batch and unit; with its output if all parts are made.
+  // For one micro-batch and unit; includes the output if all parts are made.
   double remake_s(std::int32_t unit, schedule::PartMask parts, bool makes_output) {
     return pass_s(unit, schedule::Op::kRecompute, parts, makes_output);
   }

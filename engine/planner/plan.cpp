@@ -146,13 +146,22 @@ void check_schedules(const schedule::StepSchedules& schedules, const schedule::S
   }
 }
 
+namespace {
+
+schedule::StepModel step_model_of(const config::Config& config, const model::Model& model,
+                                  const kernels::Kernels& kernels,
+                                  const kernels::Kernels* host_kernels) {
+  return make_step_model(model, batch_shape(config), parameter_table(config, model), kernels,
+                         host_kernels == nullptr ? kernels : *host_kernels);
+}
+
+}  // namespace
+
 double least_step_s(const config::Config& config, const model::Model& model,
                     const kernels::Kernels& kernels, const HardwareProfile& hardware,
                     const kernels::Kernels* host_kernels) {
   const model::BatchShape batch = batch_shape(config);
-  const schedule::StepModel step_model =
-      make_step_model(model, batch, parameter_table(config, model), kernels,
-                      host_kernels == nullptr ? kernels : *host_kernels);
+  const schedule::StepModel step_model = step_model_of(config, model, kernels, host_kernels);
   const TierBytes budgets = budgets_of(config);
   CostModel costs(config, model, batch, hardware);
   std::vector<CandidateGroup> groups = plan_candidates(config, step_model);
@@ -175,8 +184,7 @@ Plan plan_rank(const config::Config& config, const model::Model& model,
                const schedule::StepOptions& options, std::int32_t rank,
                const kernels::Kernels* host_kernels) {
   const model::BatchShape batch = batch_shape(config);
-  schedule::StepModel step = make_step_model(model, batch, parameter_table(config, model), kernels,
-                                             host_kernels == nullptr ? kernels : *host_kernels);
+  schedule::StepModel step = step_model_of(config, model, kernels, host_kernels);
   const auto stage = static_cast<std::int32_t>(config.parallel.zero);
   step.view =
       parallel::make_rank_view(step, rank, static_cast<std::int32_t>(config.parallel.data), stage);
@@ -195,9 +203,7 @@ std::variant<Plan, Refusal> make_plan(const config::Config& config, const model:
                                       const HardwareProfile& hardware,
                                       const kernels::Kernels* host_kernels) {
   const model::BatchShape batch = batch_shape(config);
-  const schedule::StepModel step_model =
-      make_step_model(model, batch, parameter_table(config, model), kernels,
-                      host_kernels == nullptr ? kernels : *host_kernels);
+  const schedule::StepModel step_model = step_model_of(config, model, kernels, host_kernels);
   const TierBytes budgets = budgets_of(config);
   CostModel costs(config, model, batch, hardware);
   std::vector<CandidateGroup> groups = plan_candidates(config, step_model);

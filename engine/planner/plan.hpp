@@ -35,7 +35,7 @@ struct Plan {
   runtime::MemoryNeed need;
   TierBytes peak_bytes{};  // what the ledger will be charged
   VerbPeaks verb_peaks{};  // what each verb has in use of it
-  // Of the files that one checkpoint and the export write, beside the tiers.
+  // Sizes of the files that one checkpoint and the export write, beside the tiers.
   std::uint64_t checkpoint_file_bytes = 0;  // 0 in a durable run
   std::uint64_t export_file_bytes = 0;
   schedule::LinkBytes step_bytes;        // moved by one training step
@@ -68,14 +68,15 @@ std::variant<Plan, Refusal> make_plan(const config::Config& config, const model:
                                       const HardwareProfile& hardware,
                                       const kernels::Kernels* host_kernels = nullptr);
 
-// No plan of this configuration takes less time for a step; 0: nothing is known. Takes milliseconds.
+// No plan of this configuration takes less time for a step; 0: nothing is known. Runs for
+// milliseconds.
 double least_step_s(const config::Config& config, const model::Model& model,
                     const kernels::Kernels& kernels, const HardwareProfile& hardware,
                     const kernels::Kernels* host_kernels = nullptr);
 
 // The plan of one rank of a world with the step options that rank 0 chose. No bound, and no search.
 // rank: below config.parallel.data. Its schedules are a part of the world's: check_world() proves
-// them. Throws InputError if the ZeRO stage has no schedule for the placement.
+// them. Precondition: the placement is one that the ZeRO stage allows (docs/design/ranks.md).
 Plan plan_rank(const config::Config& config, const model::Model& model,
                const kernels::Kernels& kernels, const HardwareProfile& hardware,
                const schedule::StepOptions& options, std::int32_t rank,

@@ -1,3 +1,5 @@
+// The last choices of a plan: the number of carried units and the depth of the ring of update
+// pieces. Coarse trials misjudge both, so exact trials of the training step decide.
 #include "engine/planner/settle_update.hpp"
 
 #include <algorithm>
@@ -43,8 +45,8 @@ class UpdateChoice {
         options_(from.options),
         seconds_(from.simulation.total_s) {}
 
-  // Of a few shares of the spare memory takes the least that is as fast as all of it. Returns
-  // whether the step gets shorter.
+  // Tries a few shares of the spare memory and takes the least that is as fast as all of it.
+  // Returns whether the step gets shorter.
   bool deepen(std::uint64_t spare_bytes) {
     const std::uint64_t most =
         pieces_within(std::min(spare_bytes, config_.memory.update_ring_bytes), model_, options_);

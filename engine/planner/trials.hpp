@@ -25,7 +25,7 @@ struct Compiled {
   schedule::StepOptions options;
   schedule::StepSchedules schedules;
   runtime::MemoryNeed need;
-  // Of one training step; empty until it is simulated.
+  // The times of one training step; empty until it is simulated.
   schedule::Simulation simulation;
   std::vector<schedule::InstructionTimes> times;
 };

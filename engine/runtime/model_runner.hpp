@@ -17,7 +17,7 @@ namespace sluice::runtime {
 
 // The numbers of one step that the schedule leaves open.
 struct StepScalars {
-  // Of the pass's own update, and of the pending one of the step before, if the pass makes one
+  // For the pass's own update, and for the pending one of the step before, if the pass makes one
   // (Program::of_pending_update). The clip factor sets grad_scale.
   kernels::UpdateScalars update;
   kernels::UpdateScalars pending_update;

@@ -95,7 +95,7 @@ class Session {
   std::string state_log() const { return files_ ? files_->log_path() : std::string(); }
   // The scale stays at 1 unless training is in fp16.
   runtime::LossScaler& loss_scaler() { return loss_scaler_; }
-  // Of all ranks, for the host.
+  // The group of all ranks, for calls by the host.
   collectives::Communicator& communicator() { return ranks_.control; }
   runtime::ModelRunner& runner() { return runner_; }
   // As charged to the ledger, and as the device and the storage engine measured themselves.
@@ -117,7 +117,7 @@ class Session {
   std::string storage_engine_name() const { return storage_ ? storage_->name() : "none"; }
 
  private:
-  // Of the step, in its numbering.
+  // The micro-batches of this rank, in the numbering of the step.
   std::vector<std::int64_t> own_microbatches() const;
   double summed_loss();
   model::BatchShape batch() const;

@@ -22,6 +22,7 @@
 #include "collectives/communicator.hpp"
 #include "collectives/hierarchical_all_reduce.hpp"
 #include "collectives/ring_all_reduce.hpp"
+#include "tests/support/rank_threads.hpp"
 #include "tests/support/thrown.hpp"
 
 namespace sluice::testing {
@@ -43,26 +44,6 @@ using RankBody = std::function<void(ContractRank&)>;
 
 inline constexpr double kContractSeconds = 60;
 inline constexpr int kContractSizes[] = {1, 2, 3, 4, 5, 8};
-
-// Runs body(rank) in a thread for each rank, and rethrows the first exception by rank.
-inline void run_in_threads(int ranks, const std::function<void(int)>& body) {
-  std::vector<std::exception_ptr> errors(static_cast<std::size_t>(ranks));
-  {
-    std::vector<std::jthread> threads;
-    for (int rank = 0; rank < ranks; ++rank) {
-      threads.emplace_back([&, rank] {
-        try {
-          body(rank);
-        } catch (...) {
-          errors[static_cast<std::size_t>(rank)] = std::current_exception();
-        }
-      });
-    }
-  }
-  for (const std::exception_ptr& error : errors) {
-    if (error) std::rethrow_exception(error);
-  }
-}
 
 // Numbers of very different sizes, so that every order of a sum has its own bits.
 inline float contract_number(DType type, int rank, std::uint64_t i) {

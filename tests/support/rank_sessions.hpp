@@ -10,13 +10,13 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "collectives/local/local_group.hpp"
 #include "engine/planner/plan.hpp"
 #include "engine/train/session.hpp"
 #include "tests/support/planned_session.hpp"
+#include "tests/support/rank_threads.hpp"
 #include "tests/support/rank_world.hpp"
 
 namespace sluice::testing {
@@ -62,26 +62,6 @@ struct RanksRun {
   std::vector<std::uint64_t> planned_bytes;  // by rank, of the same steps
 };
 
-// Runs `body(rank)` on a thread for each rank; rethrows the first failure.
-inline void on_ranks(int ranks, const std::function<void(int)>& body) {
-  std::vector<std::exception_ptr> failures(static_cast<std::size_t>(ranks));
-  {
-    std::vector<std::jthread> threads;
-    for (int rank = 0; rank < ranks; ++rank) {
-      threads.emplace_back([&, rank] {
-        try {
-          body(rank);
-        } catch (...) {
-          failures[static_cast<std::size_t>(rank)] = std::current_exception();
-        }
-      });
-    }
-  }
-  for (const std::exception_ptr& failure : failures) {
-    if (failure) std::rethrow_exception(failure);
-  }
-}
-
 // Called on the thread of a rank that fails, while the others still run.
 using RankFailure = std::function<void(int rank, const std::exception& error)>;
 
@@ -115,7 +95,7 @@ inline RanksRun train_on_ranks(const config::Config& config, schedule::StepOptio
   run.ranks.resize(plans.size());
   run.sent_bytes.resize(plans.size());
   run.planned_bytes.resize(plans.size());
-  on_ranks(ranks, [&](int rank) {
+  run_in_threads(ranks, [&](int rank) {
     const auto at = static_cast<std::size_t>(rank);
     try {
       train::Session session(config, model, plans[at], backends[at], {}, make_run_id(),

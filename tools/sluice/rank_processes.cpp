@@ -73,7 +73,8 @@ struct Pipe {
   }
 };
 
-// What a child needs between fork and exec, where only async-signal-safe calls are allowed.
+// The values that a child uses between fork and exec, where only async-signal-safe calls are
+// allowed.
 struct ChildStart {
   pid_t parent;
   int out, err;
@@ -168,7 +169,7 @@ std::vector<std::string> RankJob::environment_of(int rank) const {
       {"MASTER_PORT", std::to_string(port())},
       {"SLUICE_JOB", token_}};
   if (rank == 0) own.emplace_back("SLUICE_LISTENER", std::to_string(listener_.descriptor()));
-  // Of a launcher around this one.
+  // Variables of a launcher around this one.
   const std::array<std::string_view, 4> foreign{"SLUICE_LISTENER", "SLUICE_MASTER_PORT",
                                                 "TORCHELASTIC_RUN_ID",
                                                 "TORCHELASTIC_USE_AGENT_STORE"};

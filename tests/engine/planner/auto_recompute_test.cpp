@@ -44,7 +44,7 @@ std::variant<Plan, Refusal> planned_there(const Config& config) {
   return make_plan(config, model::Model(config::model_shape(config)), kernels, machine, host.get());
 }
 
-// Of a simulated step; kNoPlan if the configuration is refused.
+// The seconds of a simulated step; kNoPlan if the configuration is refused.
 double step_s(const Config& config) {
   const auto planned = planned_there(config);
   const Plan* plan = std::get_if<Plan>(&planned);
