@@ -24,8 +24,11 @@ inline constexpr bool kSanitized = false;
 // All `count` of them; under a sanitizer the first fifth, at least one, unless SLUICE_WHOLE_SWEEPS
 // is set (tools/test --sanitizers-full and --tsan): there each costs up to twenty times as much,
 // and a sanitizer's findings seldom hang on one seed.
+inline bool samples_sweeps() {
+  return kSanitized && std::getenv("SLUICE_WHOLE_SWEEPS") == nullptr;
+}
 inline std::size_t sweep(std::size_t count) {
-  if (!kSanitized || std::getenv("SLUICE_WHOLE_SWEEPS") != nullptr) return count;
+  if (!samples_sweeps()) return count;
   return count < 5 ? 1 : count / 5;
 }
 

@@ -1,5 +1,6 @@
 // A sample of the fault sweep (fault_sweep_test.cpp fails every operation).
 #include "tests/support/fault_sweep.hpp"
+#include "tests/support/sweep.hpp"
 
 namespace sluice::train {
 namespace {
@@ -7,18 +8,18 @@ namespace {
 using testing::operator+;
 
 void sample(const testing::FaultSweep& sweep, std::uint64_t at_least) {
-  constexpr std::uint64_t kRunsOfEach = 2;
-  constexpr std::uint64_t kRuns = testing::kEveryFault.size() * 2 * kRunsOfEach;
+  const std::uint64_t runs_of_each = testing::samples_sweeps() ? 1 : 2;
+  const std::uint64_t runs = testing::kEveryFault.size() * 2 * runs_of_each;
   EXPECT_GT(sweep.operations(offload::StorageFault::kEio), at_least);
   EXPECT_GT(sweep.operations(offload::StorageFault::kCallEintr), at_least);
   std::uint64_t run = 0;
   for (const offload::StorageFault fault : testing::kEveryFault) {
     for (const bool forever : {false, true}) {
-      for (std::uint64_t i = 0; i < kRunsOfEach; ++i) {
-        // A stride without a common divisor: together the kinds meet kRuns different operations,
+      for (std::uint64_t i = 0; i < runs_of_each; ++i) {
+        // A stride without a common divisor: together the kinds meet `runs` different operations,
         // and each meets some early and some late.
-        const std::uint64_t at = run++ * 17 % kRuns;
-        sweep.expect_right_bits_or_error({fault, at * sweep.operations(fault) / kRuns, forever});
+        const std::uint64_t at = run++ * 17 % runs;
+        sweep.expect_right_bits_or_error({fault, at * sweep.operations(fault) / runs, forever});
       }
     }
   }

@@ -9,6 +9,7 @@
 #include "tests/support/holds.hpp"
 #include "tests/support/step_chain.hpp"
 #include "tests/support/step_examples.hpp"
+#include "tests/support/sweep.hpp"
 
 namespace sluice::schedule {
 namespace {
@@ -77,7 +78,7 @@ void expect_plain_terms(std::uint64_t seed, UpdatePlacement update) {
 }
 
 TEST(CarriedUpdates, MakeTheSameTermsBesideUpdatesInBackward) {
-  for (std::uint64_t seed = 0; seed < 42; ++seed) {
+  for (std::uint64_t seed = 0; seed < sweep(42); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     expect_plain_terms(seed, UpdatePlacement::kInBackward);
     if (HasFatalFailure()) return;
@@ -85,7 +86,7 @@ TEST(CarriedUpdates, MakeTheSameTermsBesideUpdatesInBackward) {
 }
 
 TEST(CarriedUpdates, MakeTheSameTermsBesideSpeculationWhateverIsRedone) {
-  for (std::uint64_t seed = 0; seed < 42; ++seed) {
+  for (std::uint64_t seed = 0; seed < sweep(42); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     expect_plain_terms(seed, UpdatePlacement::kSpeculative);
     if (HasFatalFailure()) return;
@@ -94,7 +95,7 @@ TEST(CarriedUpdates, MakeTheSameTermsBesideSpeculationWhateverIsRedone) {
 
 // A steady step moves the bytes of any other; so do a first step and a drain together.
 TEST(CarriedUpdates, MoveTheSameBytes) {
-  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+  for (std::uint64_t seed = 0; seed < sweep(20); ++seed) {
     const StepModel model = example_model(2, seed % 2 == 0, DType::kBF16);
     const StepOptions options = random_options(model, 2, seed);
     const LinkBytes plain = link_bytes(compile(model, options, StepKind::kTraining));

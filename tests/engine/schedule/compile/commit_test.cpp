@@ -9,6 +9,7 @@
 #include "tests/support/holds.hpp"
 #include "tests/support/step_chain.hpp"
 #include "tests/support/step_examples.hpp"
+#include "tests/support/sweep.hpp"
 
 namespace sluice::schedule {
 namespace {
@@ -49,7 +50,7 @@ void expect_commits(const StepModel& model, const StepOptions& options, const In
 
 TEST(SavingStep, ComputesThePlainStepAndCommitsItsEntryStateInAnyTiming) {
   int timings = 0;
-  for (std::uint64_t seed = 0; seed < 42; ++seed) {
+  for (std::uint64_t seed = 0; seed < sweep(42); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     const StepModel model = drawn_model(seed);
     const StepOptions options = random_durable(model, seed);
@@ -64,7 +65,7 @@ TEST(SavingStep, ComputesThePlainStepAndCommitsItsEntryStateInAnyTiming) {
 // step, and none is pending where it begins.
 TEST(SavingStep, CommitsItsEntryStateWhereverUpdatesAreMade) {
   int timings = 0;
-  for (std::uint64_t seed = 0; seed < 24; ++seed) {
+  for (std::uint64_t seed = 0; seed < sweep(24); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     const StepModel model =
         example_model(2, seed % 2 == 1, seed % 3 == 0 ? DType::kF32 : DType::kBF16);

@@ -9,6 +9,7 @@
 #include "base/rng.hpp"
 #include "engine/schedule/compile/generate.hpp"
 #include "tests/support/step_examples.hpp"
+#include "tests/support/sweep.hpp"
 
 namespace sluice::schedule {
 namespace {
@@ -75,7 +76,7 @@ Schedule random_schedule(std::uint64_t seed) {
 }
 
 TEST(RingBoxes, PiecesNeverOverlapAndNoPeakGrows) {
-  for (std::uint64_t seed = 0; seed < 150; ++seed) {
+  for (std::uint64_t seed = 0; seed < sweep(150); ++seed) {
     const std::vector<RingPiece> pieces = pinned_pieces(random_schedule(seed));
     for (const MergedUnit unit : {MergedUnit::kEpisode, MergedUnit::kPlace, MergedUnit::kPiece}) {
       SCOPED_TRACE("seed " + std::to_string(seed));
@@ -86,7 +87,7 @@ TEST(RingBoxes, PiecesNeverOverlapAndNoPeakGrows) {
 
 // Rings that overlap in time, with sizes and classes of any kind.
 TEST(RingBoxes, PiecesNeverOverlapInRandomRings) {
-  for (std::uint64_t seed = 0; seed < 200; ++seed) {
+  for (std::uint64_t seed = 0; seed < sweep(200); ++seed) {
     const CounterRng rng(seed, stream_of("test/ring_boxes"));
     std::uint64_t draw = 0;
     std::vector<RingPiece> pieces;
@@ -118,7 +119,7 @@ TEST(RingBoxes, ALongStreamIsOneBox) {
 
 // Measured: at most 1.0 on these schedules.
 TEST(RingBoxes, PinnedStagingIsPackedWithinHalfAPercentOfItsBound) {
-  for (std::uint64_t seed = 0; seed < 150; ++seed) {
+  for (std::uint64_t seed = 0; seed < sweep(150); ++seed) {
     const Schedule schedule = random_schedule(seed);
     std::uint64_t homes = 0;
     for (const Buffer& buffer : schedule.buffers) {

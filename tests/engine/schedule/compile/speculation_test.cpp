@@ -9,6 +9,7 @@
 #include "tests/support/holds.hpp"
 #include "tests/support/step_chain.hpp"
 #include "tests/support/step_examples.hpp"
+#include "tests/support/sweep.hpp"
 
 namespace sluice::schedule {
 namespace {
@@ -49,7 +50,7 @@ void run_speculative(StepChain& run, const StepModel& model, const StepOptions& 
 }
 
 TEST(Speculation, MakesTheSameTermsWhateverStandsAndWhateverIsRedone) {
-  for (std::uint64_t seed = 0; seed < 42; ++seed) {
+  for (std::uint64_t seed = 0; seed < sweep(42); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     const StepModel model = drawn_model(seed);
     const auto microbatches = static_cast<std::int32_t>(1 + seed % 3);

@@ -7,6 +7,7 @@
 #include "tests/support/holds.hpp"
 #include "tests/support/step_chain.hpp"
 #include "tests/support/step_examples.hpp"
+#include "tests/support/sweep.hpp"
 
 namespace sluice::schedule {
 namespace {
@@ -30,7 +31,7 @@ void run_next_forward(StepChain& run, const StepModel& model, StepOptions option
 }
 
 TEST(NextForward, CarriesUpdatesOverTheBordersOfStepsToTheSameTerms) {
-  for (std::uint64_t seed = 0; seed < 42; ++seed) {
+  for (std::uint64_t seed = 0; seed < sweep(42); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     const StepModel model = drawn_model(seed);
     const auto microbatches = static_cast<std::int32_t>(1 + seed % 3);
@@ -54,7 +55,7 @@ TEST(NextForward, CarriesUpdatesOverTheBordersOfStepsToTheSameTerms) {
 // Wherever the update is, a step moves the bytes of one with its update behind its backward pass. So
 // do a first step and a drain together. The redo of a speculative step moves one update's bytes.
 TEST(UpdatePlacement, MovesTheSameBytes) {
-  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+  for (std::uint64_t seed = 0; seed < sweep(20); ++seed) {
     const StepModel model = example_model(2, seed % 2 == 0, DType::kBF16);
     StepOptions options = random_options(model, 2, seed);
     const auto moved = [&](UpdatePlacement update, StepKind kind) {
