@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <limits>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -187,6 +188,14 @@ std::string default_checkpoint_dir(const std::string& log_dir);
 
 // Refuses (InputError) values that are valid but that this version cannot run yet.
 void check_supported(const Config& config);
+
+// A setting that parallel.data ranks cannot run: its key, and a sentence that names what would be
+// right. Loading refuses it; the planner asks again, since it may choose train.accumulate.
+struct RanksProblem {
+  std::string key;
+  std::string sentence;
+};
+std::optional<RanksProblem> ranks_problem(const Config& config);
 
 // The resolved configuration; parse_config reads the TOML back to an equal Config.
 std::string config_to_toml(const Config& config);

@@ -179,6 +179,9 @@ void check_train(const Config& config, const ConfigOrigins& origins) {
                      text_of(train.fold_groups) + ", which must divide train.accumulate, " +
                      text_of(train.accumulate));
   }
+  if (const auto problem = ranks_problem(config)) {
+    throw InputError(origins.of(problem->key) + ": " + problem->sentence);
+  }
   if (train.eval_every > 0 && config.data.eval_fraction == 0.0) {
     throw InputError(origins.of("train.eval_every") +
                      ": train.eval_every needs data.eval_fraction above 0, such as 0.05");

@@ -22,14 +22,15 @@ const std::vector<Unavailable>& unavailable() {
       {"data.format", "= \"megatron\"", [](C c) { return c.data.format == DataFormat::kMegatron; }},
       {"train.reduction", "= \"sequential\"",
        [](C c) { return c.train.reduction == Config::Reduction::kSequential; }},
-      {"train.fold_groups", "above 1", [](C c) { return c.train.fold_groups > 1; }},
-      {"parallel.data", "above 1", [](C c) { return c.parallel.data > 1; }},
       {"parallel.tensor", "above 1", [](C c) { return c.parallel.tensor > 1; }},
       {"parallel.pipeline", "above 1", [](C c) { return c.parallel.pipeline > 1; }},
       {"parallel.context", "above 1", [](C c) { return c.parallel.context > 1; }},
-      {"parallel.zero", "above 0", [](C c) { return c.parallel.zero > 0; }},
       {"parallel.schedule", "other than \"plain\"",
        [](C c) { return c.parallel.schedule != Config::PipelineSchedule::kPlain; }},
+      {"checkpoint.mode", "= \"durable\" with parallel.data above 1",
+       [](C c) {
+         return c.parallel.data > 1 && c.checkpoint.mode == Config::CheckpointMode::kDurable;
+       }},
   };
   return table;
 }

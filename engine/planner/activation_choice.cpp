@@ -9,7 +9,9 @@
 
 #include <algorithm>
 
+#include "engine/planner/rank_traffic.hpp"
 #include "engine/planner/recompute_choice.hpp"
+#include "engine/schedule/compile/rank_share.hpp"
 
 namespace sluice::planner {
 namespace {
@@ -29,9 +31,10 @@ std::int32_t as_id(std::size_t unit) {
 }
 
 // The micro-batches whose values wait at the same time.
-std::uint64_t live_microbatches(const schedule::StepOptions& options) {
+std::uint64_t live_microbatches(const schedule::StepModel& model,
+                                const schedule::StepOptions& options) {
   const bool all = options.order == schedule::ComputeOrder::kUnit;
-  return all ? static_cast<std::uint64_t>(options.microbatches) : 1;
+  return all ? static_cast<std::uint64_t>(own_microbatch_count(model, options)) : 1;
 }
 
 }  // namespace
@@ -77,21 +80,27 @@ std::vector<ActivationChoice::Way> ActivationChoice::ways_of(const RemakeClass& 
 // Weights come up for both passes and gradients go down, as far as they are not on the device. The
 // update counts where it shares a phase with a pass.
 ActivationChoice::StepWork ActivationChoice::fixed_work(const schedule::StepOptions& from) const {
-  const auto microbatches = static_cast<double>(from.microbatches);
+  const auto microbatches = static_cast<double>(own_microbatch_count(model_, from));
   const double fetches = from.order == schedule::ComputeOrder::kUnit ? 1 : microbatches;
+  const double arrivals = gradient_arrivals(model_, from);
   double all = 0;
   double fetched = 0;  // bytes of weights
   double read = 0;     // of these from storage
   double sent = 0;     // bytes of gradients
   double updated = 0;  // elements, by the host
   for (std::size_t unit = 0; unit < model_.units.size(); ++unit) {
-    const auto elems = static_cast<double>(model_.units[unit].elems);
-    const double bytes = elems * static_cast<double>(dtype_bytes(model_.dtype));
-    all += elems;
+    const auto elems = [&](StateKind kind) {
+      return static_cast<double>(schedule::home_range(model_, kind, as_id(unit)).elems());
+    };
+    const auto elem_bytes = static_cast<double>(dtype_bytes(model_.dtype));
+    const double bytes = elems(StateKind::kWeight) * elem_bytes;
+    all += static_cast<double>(model_.units[unit].elems);
     if (from.placement.weight[unit] != Tier::kDevice) fetched += bytes;
     if (from.placement.weight[unit] == Tier::kStorage) read += bytes;
-    if (from.placement.gradient[unit] != Tier::kDevice) sent += bytes;
-    if (from.placement.optimizer[unit] != Tier::kDevice) updated += elems;
+    if (from.placement.gradient[unit] != Tier::kDevice) {
+      sent += elems(StateKind::kGradient) * elem_bytes;
+    }
+    if (from.placement.optimizer[unit] != Tier::kDevice) updated += elems(StateKind::kMaster);
   }
   StepWork work;
   PhaseWork& forward = work[0];
@@ -102,7 +111,7 @@ ActivationChoice::StepWork ActivationChoice::fixed_work(const schedule::StepOpti
     phase->upload = fetches * fetched * rates_.copy_s;
     phase->read = fetches * read * rates_.storage_read_s;
   }
-  backward.download = microbatches * sent * rates_.copy_s;
+  backward.download = arrivals * sent * rates_.copy_s;
   if (from.update == schedule::UpdatePlacement::kAfterBackward || all == 0) return work;
   const bool in_forward = from.update == schedule::UpdatePlacement::kNextForward;
   (in_forward ? forward : backward).optimizer = rates_.host.update_s * updated / all;
@@ -132,7 +141,7 @@ std::vector<double> ActivationChoice::resource_seconds(const StepWork& work) con
 Knapsack::Option ActivationChoice::option(const schedule::StepOptions& from, std::size_t unit,
                                           const Way& way) const {
   const schedule::UnitFootprint& footprint = model_.units[unit];
-  const auto microbatches = static_cast<double>(from.microbatches);
+  const auto microbatches = static_cast<double>(own_microbatch_count(model_, from));
   const std::uint64_t remade = way.remade == schedule::all_parts(footprint.saved_parts)
                                    ? footprint.saved_bytes
                                    : schedule::bytes_of_parts(footprint.saved_parts, way.remade);
@@ -141,7 +150,7 @@ Knapsack::Option ActivationChoice::option(const schedule::StepOptions& from, std
   work[1].compute = microbatches * way.remake_s;
   for (const auto& [tier, bytes] : {std::pair(way.parts, footprint.saved_bytes - remade),
                                     std::pair(way.output, footprint.output_bytes)}) {
-    option.bytes[static_cast<std::size_t>(tier)] += live_microbatches(from) * bytes;
+    option.bytes[static_cast<std::size_t>(tier)] += live_microbatches(model_, from) * bytes;
     if (tier == Tier::kDevice) continue;
     const double moved = microbatches * static_cast<double>(bytes);
     work[0].download += moved * rates_.copy_s;
@@ -215,7 +224,7 @@ std::optional<schedule::StepOptions> ActivationChoice::by_parts(const schedule::
 }
 
 std::vector<ChainUnit> ActivationChoice::chain(const schedule::StepOptions& from) const {
-  std::vector<ChainUnit> chain = chain_of(model_, live_microbatches(from));
+  std::vector<ChainUnit> chain = chain_of(model_, live_microbatches(model_, from));
   for (std::size_t i = 0; i < chain.size(); ++i) {
     const schedule::UnitFootprint& footprint = model_.units[i + 1];
     const schedule::PartMask all = schedule::all_parts(footprint.saved_parts);

@@ -19,7 +19,10 @@ std::vector<std::int64_t> micro_batches(const config::Config& config) {
   for (std::int64_t size = 1; size <= train.batch; ++size) {
     if (size > 1 && size * train.seq > config::kMostMicroBatchTokens) break;
     const bool divides = train.batch % size == 0;
-    if (divides && train.batch / size % train.fold_groups == 0) list.push_back(size);
+    const std::int64_t count = train.batch / size;
+    if (divides && count % train.fold_groups == 0 && count % config.parallel.data == 0) {
+      list.push_back(size);
+    }
   }
   return list;
 }
@@ -41,8 +44,10 @@ SplitPlan plan_split(config::Config& config, const model::Model& model,
   }
   const std::vector<std::int64_t> sizes = micro_batches(config);
   if (sizes.empty()) {
-    throw InputError("train.fold_groups is " + std::to_string(config.train.fold_groups) +
-                     ", which must divide train.batch, " + std::to_string(config.train.batch));
+    throw InputError("train.batch is " + std::to_string(config.train.batch) +
+                     ", which must be a multiple of train.fold_groups, " +
+                     std::to_string(config.train.fold_groups) + ", and of parallel.data, " +
+                     std::to_string(config.parallel.data));
   }
   std::vector<TriedSplit> tried;
   for (const std::int64_t size : sizes) {

@@ -14,6 +14,7 @@
 #include "engine/planner/recompute_choice.hpp"
 #include "engine/planner/spill_choice.hpp"
 #include "engine/planner/step_size.hpp"
+#include "engine/schedule/compile/rank_share.hpp"
 
 namespace sluice::planner {
 namespace {
@@ -28,14 +29,14 @@ bool on_device(const std::vector<Tier>& tiers) {
 
 std::uint64_t state_bytes_of(const schedule::StepModel& model, std::size_t unit, StateKind kind) {
   const kernels::StateLayout layout = kernels::state_layout(model.optimizer, kind);
-  const schedule::UnitFootprint& footprint = model.units[unit];
+  const std::uint64_t elems = updated_elems(model, unit);
   switch (layout.extent) {
     case kernels::StateExtent::kAbsent:
       return 0;
     case kernels::StateExtent::kPerElement:
-      return bytes_of(layout.dtype, footprint.elems);
+      return bytes_of(layout.dtype, elems);
     case kernels::StateExtent::kPerTensor:
-      return bytes_of(layout.dtype, footprint.tensor_state_elems);
+      return elems == 0 ? 0 : bytes_of(layout.dtype, model.units[unit].tensor_state_elems);
   }
   return 0;
 }
@@ -61,8 +62,8 @@ void add_orders(const config::Config& config, CandidateGroup group,
   CandidateGroup by_unit = group;
   for (schedule::StepOptions& options : by_unit) options.order = schedule::ComputeOrder::kUnit;
   groups.push_back(std::move(group));
-  const bool either =
-      config.train.order == config::Config::Order::kAuto && config.train.accumulate > 1;
+  const bool either = config.train.order == config::Config::Order::kAuto &&
+                      config.train.accumulate > config.parallel.data;
   if (either) groups.push_back(std::move(by_unit));
 }
 
@@ -203,6 +204,10 @@ std::uint64_t weight_slots_of_all(const schedule::StepModel& model, std::uint64_
   return slots;
 }
 
+std::uint64_t updated_elems(const schedule::StepModel& model, std::size_t unit) {
+  return schedule::home_range(model, StateKind::kMaster, static_cast<std::int32_t>(unit)).elems();
+}
+
 std::uint64_t optimizer_state_bytes(const schedule::StepModel& model, std::size_t unit) {
   std::uint64_t bytes = 0;
   for (const StateKind kind : kOptimizerKinds) bytes += state_bytes_of(model, unit, kind);
@@ -213,19 +218,19 @@ std::array<std::uint64_t, kTierCount> home_bytes(const schedule::StepModel& mode
                                                  const schedule::StepOptions& options) {
   std::array<std::uint64_t, kTierCount> bytes{};
   const std::uint64_t weight = dtype_bytes(model.dtype);
-  const std::uint64_t gradient =
-      dtype_bytes(schedule::accumulator_dtype(model, options.microbatches));
+  const std::uint64_t gradient = dtype_bytes(schedule::gradient_home_dtype(model, options));
   const bool speculates = options.update == schedule::UpdatePlacement::kSpeculative;
   const std::int32_t carried = schedule::carried_units(options, model.units.size());
   for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
     const bool twice = speculates && static_cast<std::int32_t>(unit) >= carried;
     const std::uint64_t versions = twice ? 2 : 1;
-    const std::uint64_t elems = model.units[unit].elems;
-    const auto add = [&](const std::vector<Tier>& tiers, std::uint64_t elem_bytes) {
-      bytes[static_cast<std::size_t>(tiers[unit])] += elems * elem_bytes;
+    const auto add = [&](StateKind kind, const std::vector<Tier>& tiers, std::uint64_t elem_bytes) {
+      const auto at = static_cast<std::int32_t>(unit);
+      bytes[static_cast<std::size_t>(tiers[unit])] +=
+          schedule::home_range(model, kind, at).elems() * elem_bytes;
     };
-    add(options.placement.weight, versions * weight);
-    add(options.placement.gradient, gradient);
+    add(StateKind::kWeight, options.placement.weight, versions * weight);
+    add(StateKind::kGradient, options.placement.gradient, gradient);
     const auto tier = static_cast<std::size_t>(options.placement.optimizer[unit]);
     bytes[tier] += versions * optimizer_state_bytes(model, unit);
   }

@@ -41,9 +41,12 @@ std::vector<schedule::StepOptions> carried_variants(const config::Config& config
 
 // Slots that the weights of all units take.
 std::uint64_t weight_slots_of_all(const schedule::StepModel& model, std::uint64_t chunk_bytes);
-// Bytes of a unit's optimizer state of all kinds.
+// Elements of the unit that the model's rank updates.
+std::uint64_t updated_elems(const schedule::StepModel& model, std::size_t unit);
+// Bytes of a unit's optimizer state of all kinds that the rank keeps.
 std::uint64_t optimizer_state_bytes(const schedule::StepModel& model, std::size_t unit);
-// Bytes that model state takes of each tier between steps. No plan with this placement needs less.
+// Bytes that the rank's model state takes of each tier between steps. No plan with this placement
+// needs less.
 std::array<std::uint64_t, kTierCount> home_bytes(const schedule::StepModel& model,
                                                  const schedule::StepOptions& options);
 

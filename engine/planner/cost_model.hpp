@@ -26,6 +26,7 @@ struct StepRates {
   double copy_s = 0;  // between pinned memory and the device, one way
   double storage_read_s = 0;
   double storage_write_s = 0;
+  double comm_s = 0;  // between ranks, in the busier direction
   // Of all parameters: on the host's optimizer lane and on the device.
   struct StateWork {
     double accumulate_s = 0;  // one micro-batch's gradient
@@ -40,6 +41,7 @@ class CostModel {
  public:
   // All arguments must outlive it. config.train.threads = 0 stands for the profile's cores. For
   // memory.backend = "cuda" the device's figures are hardware.gpu, or those of a small GPU.
+  // config.parallel.data ranks share the cores and the storage of a node, and the links between them.
   CostModel(const config::Config& config, const model::Model& model, const model::BatchShape& batch,
             const HardwareProfile& hardware);
 
@@ -71,6 +73,8 @@ class CostModel {
   double link_s(std::uint64_t bytes) const;
   double copy_s(schedule::Lane lane, std::uint64_t bytes) const;
   double transfer_s(TimedOperation operation, std::uint64_t bytes) const;
+  double collective_s(const schedule::Schedule& schedule,
+                      const schedule::Instruction& instruction) const;
   double instruction_s(const schedule::Schedule& schedule,
                        const schedule::Instruction& instruction);
   double overhead_s(const schedule::Schedule& schedule,
@@ -82,7 +86,10 @@ class CostModel {
   const model::BatchShape& batch_;
   const HardwareProfile& hardware_;  // the host's
   HardwareProfile device_;           // the host's again if the device is the host
-  int threads_;
+  RankLinks links_;
+  std::int32_t ranks_;
+  double node_ranks_;  // that share this machine
+  int threads_;        // of one rank
   model::ParameterTable table_;
   PricedKernels kernels_;  // the device's
   PricedKernels host_kernels_;

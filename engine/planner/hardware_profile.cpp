@@ -79,6 +79,22 @@ constexpr BytesKey kOptionalBytes[] = {
     {"storage_bytes", &HardwareProfile::storage_bytes},
 };
 
+// The members of "rank_links"; node_bytes_per_s and node_ranks may be 0.
+struct LinkKey {
+  const char* key;
+  double RankLinks::*member;
+  double most;
+  bool may_be_zero = false;
+};
+constexpr LinkKey kLinkNumbers[] = {
+    {"latency_s", &RankLinks::latency_s, kMaxSeconds},
+    {"bytes_per_s", &RankLinks::bytes_per_s, kMaxRate},
+    {"node_bytes_per_s", &RankLinks::node_bytes_per_s, kMaxRate, true},
+    {"network_latency_s", &RankLinks::network_latency_s, kMaxSeconds},
+    {"network_bytes_per_s", &RankLinks::network_bytes_per_s, kMaxRate},
+};
+constexpr std::int64_t kMaxNodeRanks = 1 << 20;
+
 // Takes members out of one JSON object, and complains with the name of the source and of the key.
 class ObjectReader {
  public:
@@ -98,20 +114,24 @@ class ObjectReader {
     if (found == object_.end()) refuse(key, "is missing; run `sluice doctor` to measure it");
     return *found;
   }
-  double number(const std::string& key, double most) {
+  double number(const std::string& key, double most, bool may_be_zero = false) {
     const json& value = get(key);
-    const double result = value.is_number() ? value.get<double>() : 0.0;
+    const double result = value.is_number() ? value.get<double>() : -1.0;
+    if (result == 0.0 && may_be_zero) return result;
     // Not-a-number fails both comparisons.
     if (!(result > 0.0 && result <= most)) {
       refuse(key, "must be a number above 0, at most " + json(most).dump());
     }
     return result;
   }
-  std::int64_t integer(const std::string& key, std::int64_t most) {
+  std::int64_t integer(const std::string& key, std::int64_t most, std::uint64_t least = 1) {
     const json& value = get(key);
-    const bool fits = value.is_number_unsigned() && value.get<std::uint64_t>() >= 1 &&
+    const bool fits = value.is_number_unsigned() && value.get<std::uint64_t>() >= least &&
                       value.get<std::uint64_t>() <= static_cast<std::uint64_t>(most);
-    if (!fits) refuse(key, "must be a whole number from 1 to " + std::to_string(most));
+    if (!fits) {
+      refuse(key, "must be a whole number from " + std::to_string(least) + " to " +
+                      std::to_string(most));
+    }
     return value.get<std::int64_t>();
   }
   std::string text(const std::string& key) {
@@ -217,7 +237,30 @@ std::vector<OperationGrid> read_grids(ObjectReader& profile, const std::string& 
   return grids;
 }
 
+RankLinks read_links(const json& object, const std::string& source) {
+  ObjectReader reader(object, source, "rank_links.");
+  RankLinks links;
+  for (const LinkKey& number : kLinkNumbers) {
+    links.*number.member = reader.number(number.key, number.most, number.may_be_zero);
+  }
+  links.node_ranks = static_cast<std::int32_t>(reader.integer("node_ranks", kMaxNodeRanks, 0));
+  reader.refuse_unknown();
+  return links;
+}
+
+json links_to_object(const RankLinks& links) {
+  json object{{"node_ranks", links.node_ranks}};
+  for (const LinkKey& number : kLinkNumbers) object[number.key] = links.*number.member;
+  return object;
+}
+
 }  // namespace
+
+std::string HardwareProfile::rank_links_source() const {
+  if (!rank_links) return "default: loopback of a small machine, not measured";
+  const auto found = sources.find("rank_links");
+  return found == sources.end() ? "the hardware profile" : found->second;
+}
 
 const OperationGrid* HardwareProfile::find(TimedOperation operation, DType dtype) const {
   const auto found =
@@ -260,6 +303,7 @@ json to_object(const HardwareProfile& profile) {
     if (profile.*bytes.member > 0) object[bytes.key] = profile.*bytes.member;
   }
   if (profile.storage_drives > 0) object["storage_drives"] = profile.storage_drives;
+  if (profile.rank_links) object["rank_links"] = links_to_object(*profile.rank_links);
   if (!profile.sources.empty()) object["sources"] = profile.sources;
   object["operations"] = json::array();
   for (const OperationGrid& grid : profile.operations) {
@@ -304,7 +348,10 @@ HardwareProfile from_object(const json& object, const std::string& source,
   }
   if (reader.has("sources")) profile.sources = reader.texts("sources");
   profile.operations = read_grids(reader, source);
-  // Only of a machine that has one, and a GPU has none of its own.
+  // Only of a machine, whose GPU has neither ranks nor a GPU of its own.
+  if (prefix.empty() && object.contains("rank_links")) {
+    profile.rank_links = read_links(reader.get("rank_links"), source);
+  }
   if (prefix.empty() && object.contains("gpu")) {
     profile.gpu =
         std::make_shared<const HardwareProfile>(from_object(reader.get("gpu"), source, "gpu."));

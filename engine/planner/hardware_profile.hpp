@@ -5,10 +5,12 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "engine/planner/operation_times.hpp"
+#include "engine/planner/rank_links.hpp"
 
 namespace sluice::planner {
 
@@ -57,11 +59,16 @@ struct HardwareProfile {
   double d2h_bytes_per_s = 0;
   // The manufacturer's rate of dense bf16 products with fp32 sums.
   double peak_bf16_flops_per_s = 0;
+  // Of several ranks on machines like this one; none: nobody described them.
+  std::optional<RankLinks> rank_links;
   // The origin of each figure, by its key. Empty for a measured profile.
   std::map<std::string, std::string> sources;
 
   // The rates of a small GPU, low on purpose, for a GPU that was never measured.
   HardwareProfile gpu_or_default() const;
+  RankLinks rank_links_or_default() const { return rank_links.value_or(RankLinks{}); }
+  // The origin of these links, for people.
+  std::string rank_links_source() const;
 
   // Null if there is none; valid until `operations` changes.
   const OperationGrid* find(TimedOperation operation, DType dtype) const;

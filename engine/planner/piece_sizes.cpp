@@ -5,6 +5,7 @@
 #include <array>
 
 #include "base/units.hpp"
+#include "engine/planner/candidates.hpp"
 #include "engine/planner/step_size.hpp"
 
 namespace sluice::planner {
@@ -19,12 +20,24 @@ static_assert(bytes_of(DType::kBlock8, kLeastBlock8PieceElems) % 4096 == 0);
 // grows with them.
 constexpr std::uint64_t kMostPieces = 32768;
 
+// Of the state that the rank updates.
+std::uint64_t total_elems(const schedule::StepModel& model) {
+  std::uint64_t total = 0;
+  for (std::size_t unit = 0; unit < model.units.size(); ++unit) total += updated_elems(model, unit);
+  return total;
+}
+std::uint64_t largest_elems(const schedule::StepModel& model) {
+  std::uint64_t largest = 0;
+  for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
+    largest = std::max(largest, updated_elems(model, unit));
+  }
+  return largest;
+}
+
 // The least piece, doubled from `piece` on, that cuts the model into at most `most` pieces.
 std::uint64_t few_pieces(const schedule::StepModel& model, std::uint64_t piece,
                          std::uint64_t most = kMostPieces) {
-  std::uint64_t total = 0;
-  for (const schedule::UnitFootprint& unit : model.units) total += unit.elems;
-  while (total / piece > most) piece *= 2;
+  while (total_elems(model) / piece > most) piece *= 2;
   return piece;
 }
 
@@ -37,8 +50,7 @@ constexpr std::uint64_t kMostUpdatePieces = 8192;
 }  // namespace
 
 std::uint64_t usual_piece_elems(const schedule::StepModel& model) {
-  std::uint64_t largest = 0;
-  for (const schedule::UnitFootprint& unit : model.units) largest = std::max(largest, unit.elems);
+  const std::uint64_t largest = largest_elems(model);
   std::uint64_t piece = 4 * kLeastPieceElems;
   while (piece < 16 * kLeastPieceElems && piece * 16 < largest) piece *= 2;
   return few_pieces(model, piece);
@@ -51,8 +63,7 @@ std::uint64_t small_piece_elems(const schedule::StepModel& model) {
 }
 
 void grow_pieces(const schedule::StepModel& model, schedule::StepOptions& options) {
-  std::uint64_t largest = 0;
-  for (const schedule::UnitFootprint& unit : model.units) largest = std::max(largest, unit.elems);
+  const std::uint64_t largest = largest_elems(model);
   while (step_size(model, options) > kMostStepInstructions && options.piece_elems < largest) {
     options.piece_elems *= 2;
   }
@@ -71,9 +82,7 @@ void make_staging_roomy(const schedule::StepModel& model, std::uint64_t pinned_b
   constexpr std::uint64_t kRingBytesPerElem = 13;  // of all rings together, for each piece of depth
   constexpr std::uint64_t kShare = 64;
   constexpr std::uint64_t kLeastPiecesPerUnit = 4;
-  std::uint64_t total = 0;
-  for (const schedule::UnitFootprint& unit : model.units) total += unit.elems;
-  const std::uint64_t mean = total / model.units.size();
+  const std::uint64_t mean = total_elems(model) / model.units.size();
   for (const Size& size : kSizes) {
     const std::uint64_t piece = options.piece_elems * size.times;
     const auto depth = static_cast<std::uint64_t>(size.lookahead) + 1;

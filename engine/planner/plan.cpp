@@ -16,11 +16,14 @@
 #include "engine/planner/cost_model.hpp"
 #include "engine/planner/footprint.hpp"
 #include "engine/planner/outlook.hpp"
+#include "engine/planner/rank_settings.hpp"
 #include "engine/planner/search.hpp"
 #include "engine/planner/step_size.hpp"
 #include "engine/planner/unit_need.hpp"
 #include "engine/runtime/durable_state.hpp"
+#include "engine/runtime/state_store.hpp"
 #include "engine/schedule/check/validate.hpp"
+#include "engine/schedule/compile/generate.hpp"
 #include "engine/schedule/merge.hpp"
 
 namespace sluice::planner {
@@ -150,16 +153,86 @@ namespace {
 
 schedule::StepModel step_model_of(const config::Config& config, const model::Model& model,
                                   const kernels::Kernels& kernels,
-                                  const kernels::Kernels* host_kernels) {
-  return make_step_model(model, batch_shape(config), parameter_table(config, model), kernels,
-                         host_kernels == nullptr ? kernels : *host_kernels);
+                                  const kernels::Kernels* host_kernels, std::int32_t rank = 0) {
+  schedule::StepModel step =
+      make_step_model(model, batch_shape(config), parameter_table(config, model), kernels,
+                      host_kernels == nullptr ? kernels : *host_kernels);
+  step.view =
+      parallel::make_rank_view(step, rank, static_cast<std::int32_t>(config.parallel.data),
+                               static_cast<std::int32_t>(config.parallel.zero));
+  return step;
+}
+
+schedule::StepModel of_rank(schedule::StepModel step, std::int32_t rank) {
+  step.view.rank = rank;
+  return step;
+}
+
+// The same step of one rank of each other size of shards.
+std::vector<schedule::StepModel> other_ranks(const schedule::StepModel& step) {
+  std::vector<schedule::StepModel> others;
+  for (const std::int32_t rank : parallel::ranks_of_each_size(step.view)) {
+    if (rank > 0) others.push_back(of_rank(step, rank));
+  }
+  return others;
+}
+
+std::uint64_t state_bytes(const schedule::Schedule& training) {
+  std::uint64_t sum = 0;
+  for (const TierBytes& tiers : kind_bytes(training)) {
+    sum = std::accumulate(tiers.begin(), tiers.end(), sum);
+  }
+  return sum;
+}
+
+RankFigures figures_of(const schedule::Schedule& training) {
+  RankFigures figures;
+  figures.rank = training.first_rank;
+  figures.sent = sent_bytes(training);
+  const auto comm = static_cast<std::size_t>(schedule::Lane::kComm);
+  figures.received_bytes = schedule::message_bytes(training, 0)[comm].received;
+  figures.state_bytes = state_bytes(training);
+  return figures;
+}
+
+// Proves the steps of a world whose rank 0 has these schedules, and returns the figures of each of
+// its ranks. One kind of step at a time, since the lists of all ranks take memory.
+std::vector<RankFigures> check_ranks(const schedule::StepModel& step, const Compiled& first,
+                                     const TierBytes& budgets) {
+  const auto ranks = static_cast<std::size_t>(step.view.ranks);
+  std::vector<RankFigures> figures(ranks);
+  std::vector<runtime::MemoryNeed> needs(ranks);
+  for (const StepKind kind : schedule::kStepKinds) {
+    if (!schedule::has_step(first.options, kind)) continue;
+    std::vector<schedule::Schedule> lists{first.schedules[kind]};
+    for (std::int32_t rank = 1; rank < step.view.ranks; ++rank) {
+      lists.push_back(schedule::compile(of_rank(step, rank), first.options, kind));
+    }
+    for (std::size_t rank = 0; rank < ranks; ++rank) {
+      const std::array<const schedule::Schedule*, 1> list{&lists[rank]};
+      const auto need = runtime::memory_need(list, runtime::StateStore::kWindowBytes);
+      if (kind == StepKind::kTraining) {
+        needs[rank] = need;
+        figures[rank] = figures_of(lists[rank]);
+      } else {
+        needs[rank].include(need);
+      }
+    }
+    check_schedule(schedule::merge(lists), budgets);
+  }
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    needs[rank].log_bytes = first.need.log_bytes;
+    figures[rank].peak_bytes = needs[rank].peak_bytes();
+  }
+  return figures;
 }
 
 }  // namespace
 
-double least_step_s(const config::Config& config, const model::Model& model,
+double least_step_s(const config::Config& given, const model::Model& model,
                     const kernels::Kernels& kernels, const HardwareProfile& hardware,
                     const kernels::Kernels* host_kernels) {
+  const config::Config config = with_places_of_stage(given);
   const model::BatchShape batch = batch_shape(config);
   const schedule::StepModel step_model = step_model_of(config, model, kernels, host_kernels);
   const TierBytes budgets = budgets_of(config);
@@ -178,16 +251,14 @@ void check_world(const std::vector<const Plan*>& plans, const TierBytes& budgets
   }
 }
 
-// Below stage 3 weights are whole on every rank, and kernels read them on the device.
 Plan plan_rank(const config::Config& config, const model::Model& model,
                const kernels::Kernels& kernels, const HardwareProfile& hardware,
                const schedule::StepOptions& options, std::int32_t rank,
                const kernels::Kernels* host_kernels) {
+  check_rank_counts(config);
   const model::BatchShape batch = batch_shape(config);
-  schedule::StepModel step = step_model_of(config, model, kernels, host_kernels);
-  const auto stage = static_cast<std::int32_t>(config.parallel.zero);
-  step.view =
-      parallel::make_rank_view(step, rank, static_cast<std::int32_t>(config.parallel.data), stage);
+  const schedule::StepModel step = step_model_of(config, model, kernels, host_kernels, rank);
+  check_options(options, config, step);
   CostModel costs(config, model, batch, hardware);
   const Trials trials(step, costs, log_bytes(config, step));
   Compiled compiled = trials.exact(options);
@@ -195,13 +266,17 @@ Plan plan_rank(const config::Config& config, const model::Model& model,
   costs.apply(compiled.schedules[StepKind::kRedo]);
   Plan plan = finish_plan(std::move(compiled), step, model, hardware, costs.simulation_model());
   add_verbs(plan, config, model);
+  plan.ranks.push_back(figures_of(plan.training()));
+  plan.ranks.back().peak_bytes = plan.peak_bytes;
   return plan;
 }
 
-std::variant<Plan, Refusal> make_plan(const config::Config& config, const model::Model& model,
+std::variant<Plan, Refusal> make_plan(const config::Config& given, const model::Model& model,
                                       const kernels::Kernels& kernels,
                                       const HardwareProfile& hardware,
                                       const kernels::Kernels* host_kernels) {
+  check_rank_counts(given);
+  const config::Config config = with_places_of_stage(given);
   const model::BatchShape batch = batch_shape(config);
   const schedule::StepModel step_model = step_model_of(config, model, kernels, host_kernels);
   const TierBytes budgets = budgets_of(config);
@@ -225,7 +300,7 @@ std::variant<Plan, Refusal> make_plan(const config::Config& config, const model:
                      " can be planned; lower train.accumulate or model.layers");
   }
   Search search(config, step_model, budgets, costs, log_bytes(config, step_model),
-                std::move(groups));
+                std::move(groups), other_ranks(step_model));
   if (!search.fits()) {
     Refusal refusal = search.refusal();
     UnitNeed largest = largest_unit_need(step_model, config.memory.chunk_bytes);
@@ -234,9 +309,15 @@ std::variant<Plan, Refusal> make_plan(const config::Config& config, const model:
   }
   Compiled fastest = search.fastest();
   costs.apply(fastest.schedules[StepKind::kRedo]);
-  check_schedules(fastest.schedules, fastest.options, budgets);
+  std::vector<RankFigures> ranks;
+  if (step_model.view.is_alone()) {
+    check_schedules(fastest.schedules, fastest.options, budgets);
+  } else {
+    ranks = check_ranks(step_model, fastest, budgets);
+  }
   Plan plan =
       finish_plan(std::move(fastest), step_model, model, hardware, costs.simulation_model());
+  plan.ranks = std::move(ranks);
   add_verbs(plan, config, model);
   plan.bound_s = search.bound_s();
   plan.tried = search.tried();

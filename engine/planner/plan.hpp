@@ -12,6 +12,7 @@
 #include "engine/model/parameter_table.hpp"
 #include "engine/planner/critical_path.hpp"
 #include "engine/planner/hardware_profile.hpp"
+#include "engine/planner/rank_traffic.hpp"
 #include "engine/planner/refusal.hpp"
 #include "engine/planner/search.hpp"
 #include "engine/planner/spill_choice.hpp"
@@ -25,7 +26,8 @@ namespace sluice::planner {
 
 struct Plan {
   schedule::StepOptions options;
-  schedule::RankView view;  // whose step it is
+  schedule::RankView view;         // whose step it is
+  std::vector<RankFigures> ranks;  // of a plan for several ranks, by rank; plan_rank: this one's
   schedule::StepSchedules schedules;
   const schedule::Schedule& training() const { return schedules[schedule::StepKind::kTraining]; }
 
@@ -62,7 +64,12 @@ struct Plan {
 
 // Deterministic in its arguments. kernels: the device's. host_kernels: the optimizer lane's, if
 // they differ. Every schedule of the plan has passed validate().
-// Throws InputError if no schedule exists for the placement, InternalError if one breaks a rule.
+//
+// Of several ranks (config.parallel.data) the plan is that of rank 0, whose shards are the largest.
+// Its options fit the budgets of every rank, and the merged schedules of all ranks have passed
+// validate().
+// Throws InputError if no schedule exists for the placement or the ranks cannot divide the step,
+// InternalError if a schedule breaks a rule.
 std::variant<Plan, Refusal> make_plan(const config::Config& config, const model::Model& model,
                                       const kernels::Kernels& kernels,
                                       const HardwareProfile& hardware,
@@ -75,8 +82,8 @@ double least_step_s(const config::Config& config, const model::Model& model,
                     const kernels::Kernels* host_kernels = nullptr);
 
 // The plan of one rank of a world with the step options that rank 0 chose. No bound, and no search.
-// rank: below config.parallel.data. Its schedules are a part of the world's: check_world() proves
-// them. Precondition: the placement is one that the ZeRO stage allows (docs/design/ranks.md).
+// rank: below config.parallel.data. Its schedules are a part of the world's, which make_plan() has
+// proved on rank 0. Throws InputError if the options are not of this configuration.
 Plan plan_rank(const config::Config& config, const model::Model& model,
                const kernels::Kernels& kernels, const HardwareProfile& hardware,
                const schedule::StepOptions& options, std::int32_t rank,

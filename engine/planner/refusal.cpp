@@ -117,7 +117,12 @@ std::string Refusal::sentence() const {
     for (const OtherChange& change : other_changes) {
       if (change.changes_results != results) continue;
       if (!changes.empty()) changes += " or";
-      for (const auto& [key, value] : change.settings) changes += " --set " + key + "=" + value;
+      for (const auto& [key, value] : change.settings) {
+        // Ranks below stage 3 hold what they could share, which a reader may not know.
+        const bool shards = key == "parallel.zero";
+        changes += shards ? " use parallel.zero = " + value + ", --set " : " --set ";
+        changes += key + "=" + value;
+      }
     }
     if (changes.empty()) continue;
     text += results ? "; or, if you allow other results:" : "; or, with these budgets:";

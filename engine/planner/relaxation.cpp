@@ -8,7 +8,8 @@
 //
 // Windows keep weights on the device for some passes, which saves as many bytes of transfers as
 // weights with a home there would, and takes as much memory; `cached` is their share. Only those
-// with a home on storage save reads as well, so each home has its own share.
+// with a home on storage save reads as well, so each home has its own share. Where ranks keep shards
+// of weights, windows save gathers too, even those of shards on the device.
 //
 // Where recomputation is free, each operation of a pass may be repeated for a share of the units,
 // in the time that it takes. A part then needs no place.
@@ -25,7 +26,9 @@
 
 #include "engine/planner/candidates.hpp"
 #include "engine/planner/linear_program.hpp"
+#include "engine/planner/rank_traffic.hpp"
 #include "engine/planner/recompute_choice.hpp"
+#include "engine/schedule/compile/rank_share.hpp"
 
 namespace sluice::planner {
 namespace {
@@ -41,9 +44,10 @@ enum Column : std::size_t {
   kOutputs = 12,
   kCached = 15,  // with a home in pinned memory
   kCachedStored = 16,
-  kPhases = 17,  // forward, backward, update
+  kCachedShards = 17,  // with shards on the devices
+  kPhases = 18,        // forward, backward, update
   // Shares of values that are made again: parts by operation, and outputs.
-  kRemadeParts = 20,
+  kRemadeParts = 21,
   kRemadeOutputs = kRemadeParts + 8,
   kColumns,
 };
@@ -76,35 +80,46 @@ struct Sum {
 
 // Seconds of each resource in one phase.
 struct PhaseWork {
-  Sum compute, upload, download, optimizer, read, write;
+  Sum compute, upload, download, optimizer, read, write, comm;
 
+  static constexpr std::array<Sum PhaseWork::*, 7> lanes() {
+    return {&PhaseWork::compute, &PhaseWork::upload, &PhaseWork::download, &PhaseWork::optimizer,
+            &PhaseWork::read,    &PhaseWork::write,  &PhaseWork::comm};
+  }
   void add(const PhaseWork& other) {
-    for (Sum PhaseWork::*const lane :
-         {&PhaseWork::compute, &PhaseWork::upload, &PhaseWork::download, &PhaseWork::optimizer,
-          &PhaseWork::read, &PhaseWork::write}) {
-      (this->*lane).add(other.*lane, 1);
-    }
+    for (Sum PhaseWork::*const lane : lanes()) (this->*lane).add(other.*lane, 1);
   }
 };
 
 struct ModelBytes {
-  double weight = 0, gradient = 0, optimizer = 0;
+  double weight = 0, gradient = 0, optimizer = 0;  // of the rank's homes
+  double windows = 0;        // of the weights of all units
+  double updated = 0;        // of the weights that the rank updates
+  double applied = 0;        // of the gradients that it applies
+  double gradient_part = 0;  // of one micro-batch's gradient, as far as it reaches the home
   double saved = 0, outputs = 0;  // of one micro-batch, without the head
   bool reads_weight = false;
 };
 
-ModelBytes model_bytes(const schedule::StepModel& model, std::int32_t microbatches,
-                       const schedule::Recomputation& recompute) {
+// Only microbatches, fold_groups and recompute of the options count.
+ModelBytes model_bytes(const schedule::StepModel& model, const schedule::StepOptions& options) {
   ModelBytes bytes;
-  const DType accumulator = schedule::accumulator_dtype(model, microbatches);
+  const DType accumulator = schedule::gradient_home_dtype(model, options);
+  const schedule::Recomputation& recompute = options.recompute;
   for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
     const schedule::UnitFootprint& footprint = model.units[unit];
-    const auto elems = static_cast<double>(footprint.elems);
-    bytes.weight += elems * dtype_bytes(model.dtype);
-    bytes.gradient += elems * dtype_bytes(accumulator);
+    const auto at = static_cast<std::int32_t>(unit);
+    const auto home = [&](StateKind kind) {
+      return static_cast<double>(schedule::home_range(model, kind, at).elems());
+    };
+    bytes.windows += static_cast<double>(footprint.elems * dtype_bytes(model.dtype));
+    bytes.weight += home(StateKind::kWeight) * dtype_bytes(model.dtype);
+    bytes.gradient += home(StateKind::kGradient) * dtype_bytes(accumulator);
+    bytes.gradient_part += home(StateKind::kGradient) * dtype_bytes(model.dtype);
+    bytes.updated += home(StateKind::kMaster) * dtype_bytes(model.dtype);
+    bytes.applied += home(StateKind::kMaster) * dtype_bytes(accumulator);
     bytes.optimizer += static_cast<double>(optimizer_state_bytes(model, unit));
     if (footprint.is_head) continue;
-    const auto at = static_cast<std::int32_t>(unit);
     for (std::size_t part = 0; part < footprint.saved_parts.size(); ++part) {
       if (recompute.remakes(at, part)) continue;
       bytes.saved += static_cast<double>(footprint.saved_parts[part].bytes);
@@ -150,7 +165,9 @@ Relaxation::Relaxation(const config::Config& config, const schedule::StepModel& 
 // The cheapest operations first. Beyond the columns, the rest counts at the least rate, so the time
 // stays a bound.
 void Relaxation::list_remade() {
-  const ModelBytes bytes = model_bytes(model_, 1, {});
+  schedule::StepOptions one_each;
+  one_each.microbatches = model_.view.ranks;
+  const ModelBytes bytes = model_bytes(model_, one_each);
   double output_rate = std::numeric_limits<double>::infinity();  // seconds per share
   for (const RemakeClass& of : remake_classes(model_, costs_)) {
     const auto units = static_cast<double>(of.units.size());
@@ -190,14 +207,18 @@ void Relaxation::list_remade() {
 std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
                                          const config::Config::Places& place,
                                          const TierBytes& budgets, const TierBytes& extra) const {
-  const auto microbatches = static_cast<double>(config_.train.accumulate);
-  const ModelBytes bytes =
-      model_bytes(model_, static_cast<std::int32_t>(microbatches), shape.recompute);
+  schedule::StepOptions step;
+  step.microbatches = static_cast<std::int32_t>(config_.train.accumulate);
+  step.fold_groups = static_cast<std::int32_t>(config_.train.fold_groups);
+  step.recompute = shape.recompute;
+  const ModelBytes bytes = model_bytes(model_, step);
+  const RankTraffic traffic = rank_traffic(model_, step);
+  const auto microbatches = static_cast<double>(schedule::own_microbatch_count(model_, step));
   const bool by_unit = shape.order == schedule::ComputeOrder::kUnit;
   const double fetches = by_unit ? 1 : microbatches;
   const double live = by_unit ? microbatches : 1;
   const double saved = bytes.saved;
-  const bool sums = microbatches > 1;
+  const bool sums = step.microbatches > 1;
 
   std::array<PhaseWork, kPhaseCount> work;
   PhaseWork& forward = work[kForwardPhase];
@@ -222,6 +243,11 @@ std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
     phase->upload.add(kCachedStored, -moved_s * rates_.copy_s);
     phase->read.add(kWeight + kStorage, moved_s * rates_.storage_read_s);
     phase->read.add(kCachedStored, -moved_s * rates_.storage_read_s);
+    const double gathers_s = fetches * traffic.weight_fetch * rates_.comm_s;
+    phase->comm.constant = gathers_s;
+    for (const std::size_t cached : {kCached, kCachedStored, kCachedShards}) {
+      phase->comm.add(cached, -gathers_s);
+    }
   }
   // Activations that leave the device.
   for (const auto& [kind, of] : {std::pair(kSaved, saved), std::pair(kOutputs, bytes.outputs)}) {
@@ -233,12 +259,16 @@ std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
     backward.read.add(kind + kStorage, microbatches * of * rates_.storage_read_s);
   }
   // Gradients.
-  backward.download.add_rest(kGradient + kDevice, microbatches * bytes.weight * rates_.copy_s);
-  const double sums_made = sums ? microbatches : 0;
+  const double arrivals = gradient_arrivals(model_, step);
+  backward.download.add_rest(kGradient + kDevice, arrivals * bytes.gradient_part * rates_.copy_s);
+  backward.comm.constant += (traffic.gradients + traffic.norm) * rates_.comm_s;
+  const double share = owned_share(model_);
+  const bool sums_at_home = sums && !schedule::rounds_gradients(model_, step);
+  const double sums_made = sums_at_home ? share * step.microbatches : 0;
   backward.compute.add(kGradient + kDevice, sums_made * rates_.device.accumulate_s);
-  backward.optimizer.add_rest(kGradient + kDevice,
-                              sums_made * rates_.host.accumulate_s + rates_.host.norm_s);
-  const double rewrites = sums && !by_unit ? microbatches : 1;
+  backward.optimizer.add_rest(kGradient + kDevice, sums_made * rates_.host.accumulate_s +
+                                                       share * rates_.host.norm_s);
+  const double rewrites = sums_at_home && !by_unit ? microbatches : 1;
   backward.write.add(kGradient + kStorage, rewrites * bytes.gradient * rates_.storage_write_s);
   backward.read.add(kGradient + kStorage, (rewrites - 1) * bytes.gradient * rates_.storage_read_s);
   // The update.
@@ -247,30 +277,29 @@ std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
       shape.update == schedule::UpdatePlacement::kAfterBackward ? kUpdatePhase
       : shape.update == schedule::UpdatePlacement::kNextForward ? kForwardPhase
                                                                 : kBackwardPhase;
-  update.optimizer.add_rest(kOptimizer + kDevice, rates_.host.update_s);
-  update.compute.add(kOptimizer + kDevice, rates_.device.update_s);
+  const double updated = bytes.windows > 0 ? bytes.updated / bytes.windows : 1;
+  update.optimizer.add_rest(kOptimizer + kDevice, updated * rates_.host.update_s);
+  update.compute.add(kOptimizer + kDevice, updated * rates_.device.update_s);
   update.read.add(kOptimizer + kStorage, bytes.optimizer * rates_.storage_read_s);
-  update.read.add(kGradient + kStorage, bytes.gradient * rates_.storage_read_s);
+  update.read.add(kGradient + kStorage, bytes.applied * rates_.storage_read_s);
   update.write.add(kOptimizer + kStorage, bytes.optimizer * rates_.storage_write_s);
-  update.write.add(kWeight + kStorage, bytes.weight * rates_.storage_write_s);
-  update.upload.add(kWeight + kDevice, bytes.weight * rates_.copy_s);
-  update.upload.add(kOptimizer + kDevice, -bytes.weight * rates_.copy_s);
-  update.download.add(kGradient + kDevice, bytes.gradient * rates_.copy_s);
-  update.download.add(kOptimizer + kDevice, -bytes.gradient * rates_.copy_s);
+  update.write.add(kWeight + kStorage, bytes.updated * rates_.storage_write_s);
+  update.upload.add(kWeight + kDevice, bytes.updated * rates_.copy_s);
+  update.upload.add(kOptimizer + kDevice, -bytes.updated * rates_.copy_s);
+  update.download.add(kGradient + kDevice, bytes.applied * rates_.copy_s);
+  update.download.add(kOptimizer + kDevice, -bytes.applied * rates_.copy_s);
   if (bytes.reads_weight) {
-    update.read.add(kWeight + kStorage, bytes.weight * rates_.storage_read_s);
-    update.download.add(kWeight + kDevice, bytes.weight * rates_.copy_s);
-    update.download.add(kOptimizer + kDevice, -bytes.weight * rates_.copy_s);
+    update.read.add(kWeight + kStorage, bytes.updated * rates_.storage_read_s);
+    update.download.add(kWeight + kDevice, bytes.updated * rates_.copy_s);
+    update.download.add(kOptimizer + kDevice, -bytes.updated * rates_.copy_s);
   }
+  update.comm.constant = traffic.weights * rates_.comm_s;
 
   const double pass_s = forward.compute.constant + backward.compute.constant;
   const double unit_s = pass_s > 0 ? pass_s : 1;
   for (PhaseWork* of :
        {&work[kForwardPhase], &work[kBackwardPhase], &work[kUpdatePhase], &update}) {
-    for (Sum* lane :
-         {&of->compute, &of->upload, &of->download, &of->optimizer, &of->read, &of->write}) {
-      lane->scale(1 / unit_s);
-    }
+    for (Sum PhaseWork::*const lane : PhaseWork::lanes()) (of->*lane).scale(1 / unit_s);
   }
   const double per_state = 1 / (bytes.weight + bytes.gradient + bytes.optimizer);
 
@@ -300,10 +329,13 @@ std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
       program.at_most(std::move(row), 0);
     }
     for (const auto& [cached, home] :
-         {std::pair(kCached, kWeight + kPinned), std::pair(kCachedStored, kWeight + kStorage)}) {
+         {std::pair(kCached, kWeight + kPinned), std::pair(kCachedStored, kWeight + kStorage),
+          std::pair(kCachedShards, kWeight + kDevice)}) {
       std::vector<double> row(kColumns);
       row[cached] = 1;
-      row[home] = -1;
+      // Weights that lie whole on the device are their own windows.
+      const bool is_window = cached == kCachedShards && !model_.view.shards_weights();
+      row[home] = is_window ? 0 : -1;
       program.at_most(std::move(row), 0);
     }
     const bool speculates = shape.update == schedule::UpdatePlacement::kSpeculative;
@@ -318,7 +350,9 @@ std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
       row[kOptimizer + tier] = versions * bytes.optimizer * per_state;
       row[kSaved + tier] = live * saved * per_state;
       row[kOutputs + tier] = live * bytes.outputs * per_state;
-      if (tier == kDevice) row[kCached] = row[kCachedStored] = bytes.weight * per_state;
+      if (tier == kDevice) {
+        row[kCached] = row[kCachedStored] = row[kCachedShards] = bytes.windows * per_state;
+      }
       program.at_most(std::move(row), room);
     }
     const auto add_storage = [&](const Sum& read, const Sum& write,
@@ -334,7 +368,7 @@ std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
     Sum reads;
     Sum writes;
     const auto add_lanes = [&](const PhaseWork& of, const std::vector<std::size_t>& phases) {
-      for (const Sum* lane : {&of.compute, &of.upload, &of.download, &of.optimizer}) {
+      for (const Sum* lane : {&of.compute, &of.upload, &of.download, &of.optimizer, &of.comm}) {
         add_at_most(program, *lane, phases, 1);
       }
       if (machine_.cores <= 0) return;
@@ -346,6 +380,7 @@ std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
       add(of.upload, schedule::Lane::kH2D);
       add(of.download, schedule::Lane::kD2H);
       add(of.optimizer, schedule::Lane::kOptimizer);
+      add(of.comm, schedule::Lane::kComm);
       add_at_most(program, cores, phases, machine_.cores);
     };
     PhaseWork passes = update;  // of forward and backward
@@ -376,9 +411,10 @@ std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
   std::copy(work.begin(), work.end(), all.begin());
   all.back() = update;
   for (const PhaseWork& of : all) {
-    for (const Sum* lane :
-         {&of.compute, &of.upload, &of.download, &of.optimizer, &of.read, &of.write}) {
-      for (std::size_t i = 0; i < kColumns; ++i) time[i] += shape.hidden_price * lane->columns[i];
+    for (Sum PhaseWork::*const lane : PhaseWork::lanes()) {
+      for (std::size_t i = 0; i < kColumns; ++i) {
+        time[i] += shape.hidden_price * (of.*lane).columns[i];
+      }
     }
   }
   const std::optional<LinearProgram::Solution> lean = program_for(time, For::kPlaces).minimum();
@@ -394,13 +430,14 @@ std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
                  shares(kOptimizer),
                  shares(kSaved),
                  shares(kOutputs),
-                 x[kCached] + x[kCachedStored]};
+                 x[kCached] + x[kCachedStored] + x[kCachedShards]};
 }
 
 TierBytes Relaxation::accounted_bytes(const schedule::StepOptions& options) const {
   TierBytes bytes = home_bytes(model_, options);
   const bool by_unit = options.order == schedule::ComputeOrder::kUnit;
-  const auto live = static_cast<std::uint64_t>(by_unit ? options.microbatches : 1);
+  const auto live = static_cast<std::uint64_t>(
+      by_unit ? schedule::own_microbatch_count(model_, options) : 1);
   for (std::size_t i = 0; i < model_.units.size(); ++i) {
     const schedule::UnitFootprint& footprint = model_.units[i];
     const auto unit = static_cast<std::int32_t>(i);

@@ -17,6 +17,7 @@
 #include "engine/planner/recompute_choice.hpp"
 #include "engine/planner/settle_update.hpp"
 #include "engine/planner/step_size.hpp"
+#include "engine/schedule/compile/rank_share.hpp"
 
 namespace sluice::planner {
 namespace {
@@ -71,11 +72,11 @@ std::string place_text(const char* name, Place place) {
 
 Search::Search(const config::Config& config, const schedule::StepModel& model,
                const TierBytes& budgets, CostModel& costs, std::uint64_t log_bytes,
-               std::vector<CandidateGroup> groups)
+               std::vector<CandidateGroup> groups, std::vector<schedule::StepModel> other_ranks)
     : config_(config),
       model_(model),
       budgets_(budgets),
-      trials_(model, costs, log_bytes),
+      trials_(model, costs, log_bytes, std::move(other_ranks)),
       relaxation_(config, model, costs),
       activations_(config, model, costs),
       feasibility_(model, budgets, trials_, std::move(groups)),
@@ -104,7 +105,7 @@ std::vector<Search::Shape> Search::shapes() const {
   for (const auto order : {schedule::ComputeOrder::kMicrobatch, schedule::ComputeOrder::kUnit}) {
     const bool by_unit = order == schedule::ComputeOrder::kUnit;
     const bool fixed = config_.train.order == (by_unit ? Order::kMicrobatch : Order::kUnit);
-    if (fixed || (by_unit && config_.train.order == Order::kAuto && base.microbatches < 2))
+    if (fixed || (by_unit && config_.train.order == Order::kAuto && own_microbatch_count(model_, base) < 2))
       continue;
     for (const schedule::StepOptions& update : updates) {
       for (const schedule::Recomputation& recompute : search_recomputations(config_, model_)) {
@@ -349,7 +350,7 @@ Compiled Search::confirm(const std::vector<Shape>& shapes) {
     search(try_shapes(shapes));
   }
   Compiled frugal = trials_.exact(feasibility_.frugal());
-  SLUICE_CHECK(planner::fits(frugal.need.peak_bytes(), budgets_));
+  SLUICE_CHECK(planner::fits(frugal.most_bytes, budgets_));
   trials_.simulate(frugal);
   return frugal;
 }

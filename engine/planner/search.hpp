@@ -36,9 +36,10 @@ struct Tried {
 
 class Search {
  public:
-  // All arguments must outlive it.
+  // The arguments up to `costs` must outlive it. log_bytes, other_ranks: as of Trials.
   Search(const config::Config& config, const schedule::StepModel& model, const TierBytes& budgets,
-         CostModel& costs, std::uint64_t log_bytes, std::vector<CandidateGroup> groups);
+         CostModel& costs, std::uint64_t log_bytes, std::vector<CandidateGroup> groups,
+         std::vector<schedule::StepModel> other_ranks = {});
 
   // Whether any group has a candidate that fits.
   bool fits() { return feasibility_.fits(); }

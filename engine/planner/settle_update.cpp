@@ -23,8 +23,8 @@ std::uint64_t pieces_within(std::uint64_t bytes, const schedule::StepModel& mode
   for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
     if (options.placement.optimizer[unit] != Tier::kStorage) continue;
     state_bytes += optimizer_state_bytes(model, unit);
-    elems += model.units[unit].elems;
-    pieces += ceil_div(model.units[unit].elems, options.update_piece_elems);
+    elems += updated_elems(model, unit);
+    pieces += ceil_div(updated_elems(model, unit), options.update_piece_elems);
   }
   if (pieces == 0) return 0;
   // Each kind of state in a piece begins at an aligned place.
@@ -98,7 +98,7 @@ class UpdateChoice {
 void settle_update(const config::Config& config, const schedule::StepModel& model,
                    const TierBytes& budgets, const Trials& trials, Compiled& best) {
   const auto pinned = static_cast<std::size_t>(Tier::kPinned);
-  const std::uint64_t used = best.need.peak_bytes()[pinned];
+  const std::uint64_t used = best.most_bytes[pinned];
   UpdateChoice choice(config, model, budgets, trials, best);
   bool shorter = choice.choose_carried();
   // Without pieces of its own an update is not fed by storage, or memory is short.
@@ -109,7 +109,7 @@ void settle_update(const config::Config& config, const schedule::StepModel& mode
   }
   if (!shorter) return;
   Compiled compiled = trials.exact(choice.options());
-  if (!fits(compiled.need.peak_bytes(), budgets)) return;
+  if (!fits(compiled.most_bytes, budgets)) return;
   trials.simulate(compiled);
   best = std::move(compiled);
 }

@@ -89,14 +89,14 @@ schedule::StepOptions Shortlist::refined(schedule::StepOptions options) {
 std::optional<Compiled> Shortlist::compile(const Found& found) {
   const schedule::StepOptions fine = refined(found.options);
   Compiled compiled = trials_.exact(fine);
-  if (!planner::fits(compiled.need.peak_bytes(), budgets_)) {
+  if (!planner::fits(compiled.most_bytes, budgets_)) {
     if (fine == found.options) {
-      shrink_room(fine, compiled.need.peak_bytes());
+      shrink_room(fine, compiled.most_bytes);
       return std::nullopt;
     }
     compiled = trials_.exact(found.options);
-    if (!planner::fits(compiled.need.peak_bytes(), budgets_)) {
-      shrink_room(found.options, compiled.need.peak_bytes());
+    if (!planner::fits(compiled.most_bytes, budgets_)) {
+      shrink_room(found.options, compiled.most_bytes);
       return std::nullopt;
     }
   }

@@ -8,6 +8,7 @@
 
 #include "base/error.hpp"
 #include "engine/planner/recompute_choice.hpp"
+#include "engine/schedule/compile/rank_share.hpp"
 
 namespace sluice::planner {
 namespace {
@@ -172,7 +173,7 @@ SavedBytes saved_bytes_by_part(const schedule::StepModel& model,
     for (std::size_t part = 0; part < parts.size(); ++part) {
       if (options.recompute.remakes(static_cast<std::int32_t>(unit), part)) continue;
       entry(parts[part].name)[0] +=
-          parts[part].bytes * static_cast<std::uint64_t>(options.microbatches);
+          parts[part].bytes * static_cast<std::uint64_t>(own_microbatch_count(model, options));
     }
   }
   for (const schedule::Instruction& instruction : training.instructions) {

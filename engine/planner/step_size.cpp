@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "base/units.hpp"
+#include "engine/schedule/compile/rank_share.hpp"
 
 namespace sluice::planner {
 namespace {
@@ -38,10 +39,16 @@ std::uint64_t spilled_moves(const schedule::StepModel& model,
 // Counts the passes, fetches and gradient pieces of every micro-batch, then the optimizer's pieces.
 std::uint64_t step_size(const schedule::StepModel& model, const schedule::StepOptions& options) {
   std::uint64_t pieces = 0;
-  for (const schedule::UnitFootprint& unit : model.units)
-    pieces += ceil_div(unit.elems, options.piece_elems);
-  const auto microbatches = static_cast<std::uint64_t>(options.microbatches);
-  const std::uint64_t each = 12 * model.units.size() + 6 * pieces + spilled_moves(model, options);
+  for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
+    const auto own = schedule::home_range(model, StateKind::kMaster, static_cast<std::int32_t>(unit));
+    pieces += ceil_div(own.elems(), options.piece_elems);
+  }
+  // Of a round each rank gets the parts of all ranks, in pieces.
+  const auto parts = static_cast<std::uint64_t>(
+      schedule::rounds_gradients(model, options) ? 1 : model.view.ranks);
+  const auto microbatches =
+      static_cast<std::uint64_t>(schedule::own_microbatch_count(model, options));
+  const std::uint64_t each = 12 * model.units.size() + 6 * parts * pieces + spilled_moves(model, options);
   return microbatches * each + 10 * pieces;
 }
 

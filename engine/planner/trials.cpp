@@ -10,10 +10,12 @@
 #include <vector>
 
 #include "base/units.hpp"
+#include "engine/planner/candidates.hpp"
 #include "engine/runtime/state_store.hpp"
 #include "engine/schedule/compile/generate.hpp"
 #include "engine/schedule/compile/link.hpp"
 #include "engine/schedule/compile/pack.hpp"
+#include "engine/schedule/compile/rank_share.hpp"
 #include "engine/schedule/compile/step_builder.hpp"
 
 namespace sluice::planner {
@@ -64,7 +66,9 @@ std::string key_of(const schedule::StepOptions& options) {
 
 std::uint64_t coarse_piece_elems(const schedule::StepModel& model, std::uint64_t piece_elems) {
   std::uint64_t largest = 0;
-  for (const schedule::UnitFootprint& unit : model.units) largest = std::max(largest, unit.elems);
+  for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
+    largest = std::max(largest, updated_elems(model, unit));
+  }
   return std::max(piece_elems, round_up(largest / kCoarsePiecesPerUnit, kLawBlockElems));
 }
 
@@ -77,10 +81,12 @@ bool is_staging(const schedule::StepOptions& options, const schedule::Buffer& bu
          buffer.role == schedule::BufferRole::kState && !buffer.per_tensor && !waits;
 }
 
-// The micro-batches of a coarse step. Groups with sums of their own are compiled in full, since the
-// sums that wait at once depend on their number.
-std::int32_t few_microbatches(const schedule::StepOptions& options, std::int32_t few) {
-  return options.fold_groups > 1 ? options.microbatches : std::min(options.microbatches, few);
+// The rank's own micro-batches in a coarse step. Groups with sums of their own are compiled in full,
+// since the sums that wait at once depend on their number.
+std::int32_t few_microbatches(const schedule::StepModel& model,
+                              const schedule::StepOptions& options, std::int32_t few) {
+  const std::int32_t own = schedule::own_microbatch_count(model, options);
+  return options.fold_groups > 1 ? own : std::min(own, few);
 }
 
 // whole_tensors: of a rule that takes a unit's state as one piece, whatever the pieces of others are.
@@ -94,27 +100,28 @@ void shrink_staging(const schedule::StepOptions& options, schedule::Schedule& tr
   }
 }
 
-// Lets each micro-batch between the first and the last stand for `times` of them, by longer
-// instructions. In the order "unit" the work of all micro-batches on a unit overlaps one transfer
+// Lets each round between the first and the last stand for `times` of them, by longer instructions.
+// A round is one micro-batch of each rank. In the order "unit" the work of all micro-batches on a unit overlaps one transfer
 // of its state. The longer of the two decides, so fewer micro-batches would tell nothing of all.
-void lengthen_microbatches(schedule::Schedule& training, std::int32_t microbatches, double times) {
+void lengthen_microbatches(schedule::Schedule& training, std::int32_t rounds, double times) {
   for (schedule::Instruction& instruction : training.instructions) {
-    if (instruction.microbatch < 1 || instruction.microbatch + 1 >= microbatches) continue;
+    const std::int32_t round = instruction.microbatch / schedule::world_ranks_of(training);
+    if (instruction.microbatch < 0 || round < 1 || round + 1 >= rounds) continue;
     instruction.cost_s *= times;
     instruction.bytes =
         static_cast<std::uint64_t>(std::llround(static_cast<double>(instruction.bytes) * times));
   }
 }
 
-// From the end of the first micro-batch to the end of the second, in the order "microbatch".
+// From the end of the first round to the end of the second, in the order "microbatch".
 double period_s(const schedule::Schedule& training,
                 const std::vector<schedule::InstructionTimes>& times) {
   std::array<double, 2> ends{};
   for (const schedule::Instruction& instruction : training.instructions) {
-    const auto microbatch = static_cast<std::size_t>(instruction.microbatch);
-    const bool pass = instruction.op == schedule::Op::kBackwardWeight;
-    if (!pass || microbatch >= ends.size()) continue;
-    ends[microbatch] = std::max(ends[microbatch], times[instruction.id].end_s);
+    if (instruction.op != schedule::Op::kBackwardWeight) continue;
+    const auto round =
+        static_cast<std::size_t>(instruction.microbatch / schedule::world_ranks_of(training));
+    if (round < ends.size()) ends[round] = std::max(ends[round], times[instruction.id].end_s);
   }
   return ends[1] - ends[0];
 }
@@ -134,9 +141,9 @@ const TierBytes& Trials::coarse_need(const schedule::StepOptions& options) {
 }
 
 schedule::Schedule Trials::coarse_step(const schedule::StepOptions& options,
-                                       std::int32_t microbatches) const {
+                                       std::int32_t rounds) const {
   schedule::StepOptions coarse = options;
-  coarse.microbatches = microbatches;
+  coarse.microbatches = rounds * model_.view.ranks;
   coarse.piece_elems = coarse_piece_elems(model_, options.piece_elems);
   return schedule::generate(model_, coarse, schedule::StepKind::kTraining);
 }
@@ -151,7 +158,8 @@ TierBytes Trials::need_of(const schedule::Schedule& training) const {
 // The need of all micro-batches, from that of `few` of them.
 TierBytes Trials::need_of_all(const schedule::StepOptions& options, TierBytes need,
                               std::int32_t few, packing::PackingEffort effort) const {
-  const auto missing = static_cast<std::uint64_t>(options.microbatches - few);
+  const auto missing =
+      static_cast<std::uint64_t>(schedule::own_microbatch_count(model_, options) - few);
   if (missing == 0) return need;
   if (options.order == schedule::ComputeOrder::kMicrobatch) {
     // Only tokens and loss of each micro-batch have homes of their own.
@@ -176,7 +184,7 @@ TierBytes Trials::measure_need(const schedule::StepOptions& options) const {
   constexpr auto kEffort = packing::PackingEffort::kQuick;
   const bool by_unit = options.order == schedule::ComputeOrder::kUnit;
   const std::int32_t few =
-      few_microbatches(options, by_unit ? kFewMicrobatches + 1 : kFewMicrobatches);
+      few_microbatches(model_, options, by_unit ? kFewMicrobatches + 1 : kFewMicrobatches);
   schedule::Schedule training = coarse_step(options, few);
   shrink_staging(options, training, takes_whole_tensors());
   schedule::place_buffers(training, kTensorAlignmentBytes, kEffort);
@@ -186,8 +194,8 @@ TierBytes Trials::measure_need(const schedule::StepOptions& options) const {
 Trial Trials::measure(const schedule::StepOptions& options) {
   constexpr auto kEffort = packing::PackingEffort::kCoarse;
   const bool by_unit = options.order == schedule::ComputeOrder::kUnit;
-  const std::int32_t few = few_microbatches(options, by_unit ? kFewOfAUnit : kFewMicrobatches);
-  const std::int32_t missing = options.microbatches - few;
+  const std::int32_t few = few_microbatches(model_, options, by_unit ? kFewOfAUnit : kFewMicrobatches);
+  const std::int32_t missing = schedule::own_microbatch_count(model_, options) - few;
   schedule::Schedule training = coarse_step(options, few);
   schedule::link(training);
   shrink_staging(options, training, takes_whole_tensors());
@@ -206,11 +214,12 @@ Trial Trials::measure(const schedule::StepOptions& options) {
 }
 
 // Compiled without deps, which take half of the time.
-TierBytes Trials::exact_need(const schedule::StepOptions& options) const {
+TierBytes Trials::exact_need(const schedule::StepModel& model,
+                             const schedule::StepOptions& options) const {
   schedule::StepSchedules schedules;
   for (const schedule::StepKind kind : schedule::kStepKinds) {
     if (!schedule::has_step(options, kind)) continue;
-    schedules[kind] = schedule::generate(model_, options, kind);
+    schedules[kind] = schedule::generate(model, options, kind);
     schedule::place_buffers(schedules[kind]);
     schedules[kind].instructions.clear();
   }
@@ -218,6 +227,20 @@ TierBytes Trials::exact_need(const schedule::StepOptions& options) const {
       runtime::memory_need(schedules.of(options), runtime::StateStore::kWindowBytes);
   need.log_bytes = log_bytes_;
   return need.peak_bytes();
+}
+
+TierBytes Trials::exact_need(const schedule::StepOptions& options) const {
+  return with_other_ranks(exact_need(model_, options), options);
+}
+
+TierBytes Trials::with_other_ranks(TierBytes need, const schedule::StepOptions& options) const {
+  for (const schedule::StepModel& other : other_ranks_) {
+    const TierBytes theirs = exact_need(other, options);
+    for (std::size_t tier = 0; tier < kTierCount; ++tier) {
+      need[tier] = std::max(need[tier], theirs[tier]);
+    }
+  }
+  return need;
 }
 
 Trial Trials::training(const schedule::StepOptions& options) const {
@@ -236,6 +259,7 @@ Compiled Trials::exact(const schedule::StepOptions& options) const {
   compiled.need =
       runtime::memory_need(compiled.schedules.of(options), runtime::StateStore::kWindowBytes);
   compiled.need.log_bytes = log_bytes_;
+  compiled.most_bytes = with_other_ranks(compiled.need.peak_bytes(), options);
   return compiled;
 }
 

@@ -4,11 +4,14 @@
 // micro-batches, since those between the first and the last are alike, and large pieces of state.
 // Times and bytes of the missing micro-batches are added. An exact trial confirms a coarse one
 // before a plan is taken.
+//
+// Of several ranks one is tried, the one with the largest shards. Exact needs are those of all.
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "allocator/packing/arena_packing.hpp"
@@ -25,6 +28,7 @@ struct Compiled {
   schedule::StepOptions options;
   schedule::StepSchedules schedules;
   runtime::MemoryNeed need;
+  TierBytes most_bytes{};  // the most that any rank needs
   // The times of one training step; empty until it is simulated.
   schedule::Simulation simulation;
   std::vector<schedule::InstructionTimes> times;
@@ -37,16 +41,20 @@ struct Trial {
 
 class Trials {
  public:
-  // All arguments must outlive it. log_bytes: the size of a durable run's log of commits; 0 for
-  // other runs.
-  Trials(const schedule::StepModel& model, CostModel& costs, std::uint64_t log_bytes)
-      : model_(model), costs_(costs), log_bytes_(log_bytes) {}
+  // model and costs must outlive it. log_bytes: the size of a durable run's log of commits; 0 for
+  // other runs. other_ranks: the same step of one rank of each other size of shards.
+  Trials(const schedule::StepModel& model, CostModel& costs, std::uint64_t log_bytes,
+         std::vector<schedule::StepModel> other_ranks = {})
+      : model_(model),
+        costs_(costs),
+        log_bytes_(log_bytes),
+        other_ranks_(std::move(other_ranks)) {}
 
   // The need is up to a few percent above the exact one, since packings are coarse too.
   const Trial& coarse(const schedule::StepOptions& options);
   // The need alone, from a coarse schedule that is packed as an exact one is.
   const TierBytes& coarse_need(const schedule::StepOptions& options);
-  // The need of exact(), in half of its time.
+  // The most_bytes of exact(), in half of its time.
   TierBytes exact_need(const schedule::StepOptions& options) const;
   // The time of an exact training step, and its need; other steps of the run may need more.
   Trial training(const schedule::StepOptions& options) const;
@@ -60,8 +68,11 @@ class Trials {
  private:
   Trial measure(const schedule::StepOptions& options);
   TierBytes measure_need(const schedule::StepOptions& options) const;
-  schedule::Schedule coarse_step(const schedule::StepOptions& options,
-                                 std::int32_t microbatches) const;
+  // rounds: the micro-batches of each rank.
+  schedule::Schedule coarse_step(const schedule::StepOptions& options, std::int32_t rounds) const;
+  TierBytes exact_need(const schedule::StepModel& model,
+                       const schedule::StepOptions& options) const;
+  TierBytes with_other_ranks(TierBytes need, const schedule::StepOptions& options) const;
   TierBytes need_of(const schedule::Schedule& training) const;
   TierBytes need_of_all(const schedule::StepOptions& options, TierBytes need, std::int32_t few,
                         packing::PackingEffort effort) const;
@@ -71,6 +82,7 @@ class Trials {
   const schedule::StepModel& model_;
   CostModel& costs_;
   std::uint64_t log_bytes_;
+  std::vector<schedule::StepModel> other_ranks_;
   std::uint64_t instructions_ = 0;
   std::map<std::string, Trial> known_;
   std::map<std::string, TierBytes> known_needs_;

@@ -13,6 +13,7 @@
 // them in global micro-batch order, so the bits are those of one rank.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <vector>
 
@@ -33,5 +34,12 @@ struct RankView {
   bool shards_optimizer() const { return ranks > 1 && zero_stage > 0; }
   bool operator==(const RankView&) const = default;
 };
+
+// Whether a fold of `groups` sums has the bits of one rank on `ranks` ranks: each then holds a whole
+// subtree of the balanced tree.
+constexpr bool can_fold(std::int64_t groups, std::int64_t ranks) {
+  if (groups == 1 || ranks == 1) return true;
+  return groups % ranks == 0 && std::has_single_bit(static_cast<std::uint64_t>(groups / ranks));
+}
 
 }  // namespace sluice::schedule

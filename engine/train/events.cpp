@@ -120,6 +120,29 @@ RunEvent state_json(const planner::Plan& plan) {
   return json;
 }
 
+RunEvent sent_json(const planner::SentBytes& sent) {
+  return {{"gradients", sent.gradients}, {"weights", sent.weights}, {"norm", sent.norm}};
+}
+
+// The ranks of the plan, and the bytes between them, all along the data dimension.
+void add_ranks(const planner::Plan& plan, RunEvent& event) {
+  if (plan.view.is_alone()) return;
+  event["ranks"] = plan.view.ranks;
+  event["zero"] = plan.view.zero_stage;
+  event["fold_groups"] = plan.options.fold_groups;
+  RunEvent& all = event["per_rank"] = RunEvent::array();
+  for (const planner::RankFigures& figures : plan.ranks) {
+    all.push_back({{"rank", figures.rank},
+                   {"sent", sent_json(figures.sent)},
+                   {"received", figures.received_bytes},
+                   {"state_bytes", figures.state_bytes},
+                   {"peak_bytes", tier_bytes_json(figures.peak_bytes)}});
+    if (figures.rank != plan.view.rank) continue;
+    event["bytes_moved"]["sent"] = {{"data", figures.sent.total()}};
+    event["bytes_moved"]["received"] = {{"data", figures.received_bytes}};
+  }
+}
+
 }  // namespace
 
 RunEvent stalls_json(const runtime::Stalls& stalls) {
@@ -165,6 +188,7 @@ RunEvent plan_event(const planner::Plan& plan) {
                             {"redo_time_s", plan.redo_s}};
   }
   if (plan.options.durable) event["saving_bytes_moved"] = link_bytes_json(plan.saving_bytes);
+  add_ranks(plan, event);
   return event;
 }
 

@@ -31,6 +31,18 @@ RunEvent path_json(const planner::CriticalPath& path) {
   return json;
 }
 
+// The links that the plan was priced with.
+RunEvent links_json(const planner::HardwareProfile& hardware) {
+  const planner::RankLinks links = hardware.rank_links_or_default();
+  return {{"latency_s", links.latency_s},
+          {"bytes_per_s", links.bytes_per_s},
+          {"node_bytes_per_s", links.node_bytes_per_s},
+          {"network_latency_s", links.network_latency_s},
+          {"network_bytes_per_s", links.network_bytes_per_s},
+          {"node_ranks", links.node_ranks},
+          {"source", hardware.rank_links_source()}};
+}
+
 }  // namespace
 
 std::optional<double> peak_flops(const planner::HardwareProfile& hardware,
@@ -86,6 +98,7 @@ RunEvent outlook_json(const Prepared& prepared) {
       planner::wear(plan.step_bytes.storage_write, step_s, prepared.hardware.storage_tbw);
   outlook["wear"] = {{"bytes_per_day", wear.bytes_per_day},
                      {"days_to_endurance", or_null(wear.days_to_endurance)}};
+  if (!plan.view.is_alone()) outlook["rank_links"] = links_json(prepared.hardware);
   return outlook;
 }
 

@@ -174,6 +174,9 @@ TrainingEnd resume_newest(const std::string& path,
 TrainingEnd train(const config::Config& asked, const TrainingOptions& options,
                   const EventSink& events, const StepObserver& observe) {
   config::check_supported(asked);
+  if (asked.parallel.data > 1) {
+    throw InputError("parallel.data above 1 can be planned and is not trained in this version");
+  }
   config::Config given = asked;
   const bool resumes = !options.resume.empty();
   const RunId id = make_run_id();

@@ -136,6 +136,10 @@ std::vector<planner::OtherChange> changes_that_fit(const Prepared& refused) {
     const Settings settings{{"recompute.policy", "auto"}};
     if (fits(settings)) found.push_back({settings, false});
   }
+  if (config.parallel.data > 1 && config.parallel.zero < 3) {
+    const Settings settings{{"parallel.zero", "3"}};
+    if (fits(settings)) found.push_back({settings, false});
+  }
   // The largest of smaller micro-batches. The batch stays, but its gradients are rounded once for
   // each micro-batch.
   for (std::int64_t size = config.train.micro_batch; size % 2 == 0;) {

@@ -15,6 +15,7 @@
 #include "tools/bench/median.hpp"
 #include "tools/bench/plan_cases.hpp"
 #include "tools/bench/plan_quality.hpp"
+#include "tools/bench/plan_ranks.hpp"
 #include "tools/bench/plan_small.hpp"
 #include "tools/bench/storage_rates.hpp"
 
@@ -83,6 +84,7 @@ json run_plan_bench(const PlanBenchOptions& options) {
   json figures;
   if (options.quality) figures["quality"] = measure_plan_quality(options.pairs, options.settings);
   if (options.small > 0) figures["small"] = measure_small_plans(options.small);
+  if (options.ranks) figures["ranks"] = measure_rank_plans();
   if (figures.is_null()) figures = times_and_bounds(options.shapes);
   return {{"event", "bench"}, {"name", "plan"}, {"figures", std::move(figures)}};
 }

@@ -11,13 +11,15 @@ struct PlanBenchOptions {
   int pairs = 10;        // of a model and a machine
   int settings = 100;
   int small = 0;  // small models beside exhaustive search (plan_small.hpp), instead of times
+  bool ranks = false;  // ZeRO-3 beside its limits (plan_ranks.hpp), instead of times
 };
 
 // Plans well-known cases, then random models of up to 100 units and 128 micro-batches with random
 // budgets, for a machine that is described in the source. Runs nothing.
 // {"event":"bench","name":"plan","figures":{"cases":[{case, outcome ("fits" | "refused"), cpu_s,
 //   and of a plan step_s, bound_s, tokens_per_s}], "shapes":{count, fits, median_cpu_s, worst_cpu_s,
-//   median_gap (step / bound - 1)}}}, or figures of "quality" and "small" alone.
+//   median_gap (step / bound - 1)}}}, or figures of "quality",
+//   "small" and "ranks" alone.
 nlohmann::json run_plan_bench(const PlanBenchOptions& options);
 
 }  // namespace sluice::bench

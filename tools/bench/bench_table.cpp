@@ -250,10 +250,23 @@ std::string small_plans_table(const json& figures) {
          "\nits best: " + worst["best"].get<std::string>() + "\n";
 }
 
+std::string rank_plans_table(const json& plans) {
+  std::string text = formatted("%-8s %6s %8s %11s %8s %7s %10s\n", "tokens", "ranks", "step s",
+                               "compute s", "comm s", "over", "GB sent");
+  for (const json& plan : plans) {
+    text += formatted("%-8d %6d %8.3f %11.3f %8.3f %6.1f%% %10.1f\n", plan["tokens"].get<int>(),
+                      plan["ranks"].get<int>(), plan["step_s"].get<double>(),
+                      plan["compute_s"].get<double>(), plan["comm_s"].get<double>(),
+                      100 * plan["over"].get<double>(), plan["sent_bytes"].get<double>() * 1e-9);
+  }
+  return text + "\ntokens: of each rank; over: the step beyond the longer of compute and comm\n";
+}
+
 std::string plan_table(const json& figures) {
   std::string checks;
   if (figures.contains("quality")) checks += plan_quality_table(figures["quality"]);
   if (figures.contains("small")) checks += small_plans_table(figures["small"]);
+  if (figures.contains("ranks")) checks += rank_plans_table(figures["ranks"]);
   if (!figures.contains("cases")) return checks;
   std::string text = formatted("%-36s %8s %8s %10s %10s %9s\n", "case", "CPU s", "outcome",
                                "step s", "bound s", "tokens/s");

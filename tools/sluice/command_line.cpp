@@ -112,7 +112,9 @@ void add_plan(CLI::App& app, Command& chosen) {
                       "The machine to plan for: a name such as rtx4090-64g-1nvme, or the file of a "
                       "profile (doctor writes one). Budgets default to its memory and are not "
                       "compared with this machine's");
-  command->add_option("--world", plan->world, "Number of ranks");
+  command->add_option("--world", plan->world,
+                      "Number of data-parallel ranks, in place of parallel.data")
+      ->check(CLI::PositiveNumber);
   command->add_option("--trace", plan->trace, "Write the simulated step's trace here");
   command->add_flag("--free-optimizer", plan->free_optimizer,
                     "Also simulate the step with an optimizer that takes no time");

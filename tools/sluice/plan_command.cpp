@@ -20,10 +20,6 @@
 namespace sluice::cli {
 
 int plan_command(const PlanArguments& arguments) {
-  if (arguments.world != 1) {
-    throw InputError("--world " + std::to_string(arguments.world) +
-                     ": more than one rank is not available in this version; use --world 1");
-  }
   const bool this_machine = arguments.hardware.empty();
   const planner::HardwareProfile hardware =
       this_machine
@@ -31,8 +27,9 @@ int plan_command(const PlanArguments& arguments) {
           : planner::load_named_profile(arguments.hardware, planner::bundled_profile_directory());
   std::vector<std::string> budgets;
   if (!this_machine) budgets = planner::default_budgets(hardware);
-  const config::Config loaded =
-      config::load_config(arguments.config.path, arguments.config.overrides, budgets);
+  std::vector<std::string> overrides = arguments.config.overrides;
+  if (arguments.world > 0) overrides.push_back("parallel.data=" + std::to_string(arguments.world));
+  const config::Config loaded = config::load_config(arguments.config.path, overrides, budgets);
   config::check_supported(loaded);
   std::optional<WaitingNotice> waiting(kPlanningText);
   train::Prepared prepared =

@@ -114,6 +114,27 @@ std::string wear_line(const RunEvent& outlook) {
   return line + "\n";
 }
 
+// The links that collectives were priced with. Ranks of one node use the network only if some lie
+// elsewhere.
+std::string links_line(const RunEvent& outlook) {
+  if (!outlook.contains("rank_links")) return {};
+  const RunEvent& links = outlook["rank_links"];
+  const auto rate = [&](const char* key) {
+    return three_digits(links[key].get<double>() * 1e-9) + " GB/s";
+  };
+  std::string line = "links    " + rate("bytes_per_s") + " and " +
+                     format_seconds(links["latency_s"].get<double>()) + " between ranks";
+  if (links["node_bytes_per_s"].get<double>() > 0) {
+    line += ", " + rate("node_bytes_per_s") + " for a node";
+  }
+  const auto node_ranks = links["node_ranks"].get<int>();
+  if (node_ranks > 0) {
+    line += "; " + std::to_string(node_ranks) + " ranks a node, " + rate("network_bytes_per_s") +
+            " between nodes";
+  }
+  return line + " (" + links["source"].get<std::string>() + ")\n";
+}
+
 // Changes that keep results, then those that do not; without those that gain nothing.
 std::string next_lines(const RunEvent& changes) {
   constexpr double kLeastGain = 1.01;
@@ -137,7 +158,8 @@ std::string next_lines(const RunEvent& changes) {
 
 std::string outlook_text(const RunEvent& outlook) {
   std::string text = speed_line(outlook) + path_line(outlook, outlook["step_time_s"].get<double>());
-  text += memory_table(outlook) + break_even_line(outlook) + wear_line(outlook);
+  text += memory_table(outlook) + links_line(outlook) + break_even_line(outlook) +
+          wear_line(outlook);
   if (outlook.contains("next")) text += next_lines(outlook["next"]);
   if (outlook.contains("explain")) {
     for (const RunEvent& line : outlook["explain"]) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -143,6 +144,32 @@ void print_split(const train::RunEvent& batch) {
                static_cast<long long>(batch["micro_batch"].get<std::int64_t>()), others.c_str());
 }
 
+// "1.0 MiB", or "1.0 MiB to 1.1 MiB" where ranks differ.
+std::string range_text(const std::vector<std::uint64_t>& bytes) {
+  const auto [least, most] = std::minmax_element(bytes.begin(), bytes.end());
+  const std::string text = format_bytes(*least);
+  return text == format_bytes(*most) ? text : text + " to " + format_bytes(*most);
+}
+
+// Only for several ranks: their number and stage, and the bytes that each keeps and sends.
+void print_ranks(const train::RunEvent& plan) {
+  if (!plan.contains("ranks")) return;
+  std::vector<std::uint64_t> state;
+  std::map<std::string, std::vector<std::uint64_t>> sent;
+  for (const train::RunEvent& rank : plan["per_rank"]) {
+    state.push_back(rank["state_bytes"].get<std::uint64_t>());
+    for (const auto& [purpose, bytes] : rank["sent"].items()) {
+      sent[purpose].push_back(bytes.get<std::uint64_t>());
+    }
+  }
+  std::fprintf(stderr, "ranks    %d, ZeRO stage %d, fold groups %d; each keeps %s of state\n",
+               plan["ranks"].get<int>(), plan["zero"].get<int>(), plan["fold_groups"].get<int>(),
+               range_text(state).c_str());
+  std::fprintf(stderr, "sent     by each rank a step: gradients %s, weights %s, norm %s\n",
+               range_text(sent["gradients"]).c_str(), range_text(sent["weights"]).c_str(),
+               range_text(sent["norm"]).c_str());
+}
+
 // "none", or "unit in 3 of 8 units".
 std::string recompute_words(const train::RunEvent& plan) {
   const auto units = plan["recomputed"]["units"].get<int>();
@@ -175,6 +202,7 @@ void Progress::plan(const train::RunEvent& plan) {
                tier_line(plan["peak_bytes"]).c_str(), recompute_words(plan).c_str(),
                plan["order"].get<std::string>().c_str(), update.c_str(),
                shares ? ", weights and activations share the device" : "");
+  print_ranks(plan);
   print_split(plan["batch"]);
   const std::string verbs = verbs_line(plan);
   if (!verbs.empty()) std::fprintf(stderr, "verbs    %s\n", verbs.c_str());

@@ -48,11 +48,18 @@ void emit_host_norm(StepBuilder& builder, std::int32_t unit, BufferId gradient, 
   norm.writes.push_back(builder.norm_partials_of(unit, range));
 }
 
-// The device computes the partials, and one copy brings them to pinned memory.
+// The device computes the partials, and one copy brings them to pinned memory. Tensors may end inside
+// of shards of one size, so their blocks are not equally many. The buffer has room for those of any
+// rank, so that ranks with shards of one size need the same memory.
 void emit_device_norm(StepBuilder& builder, std::int32_t unit, BufferId gradient, ElemRange range) {
   const Use home = builder.norm_partials_of(unit, range);
+  std::uint64_t most_bytes = home.bytes;
+  for (std::int32_t rank = 0; rank < builder.view().ranks; ++rank) {
+    const ElemRange shard = builder.shard(unit, rank);
+    most_bytes = std::max(most_bytes, builder.norm_partials_of(unit, shard).bytes);
+  }
   const BufferId partials =
-      builder.add_device(BufferRole::kNormPartial, Category::kGradient, home.bytes, unit, -1);
+      builder.add_device(BufferRole::kNormPartial, Category::kGradient, most_bytes, unit, -1);
   Instruction& norm = builder.emit(Op::kGradNorm, Lane::kCompute, unit, -1);
   norm.reads.push_back(builder.part(gradient, range));
   norm.writes.push_back({partials, 0, home.bytes});

@@ -4,8 +4,6 @@
 // for: a power of two on the left, and fewer groups on the right.
 #include "engine/schedule/compile/group_sums.hpp"
 
-#include <bit>
-
 namespace sluice::schedule {
 
 void GroupSums::fold_top(bool last, const Fold& fold) {
@@ -21,11 +19,6 @@ void GroupSums::complete(bool is_last, const Fold& fold) {
     if (!equal && !is_last) return;
     fold_top(is_last && sums_.size() == 2, fold);
   }
-}
-
-bool can_fold(std::int32_t groups, std::int32_t ranks) {
-  if (groups == 1 || ranks == 1) return true;
-  return groups % ranks == 0 && std::has_single_bit(static_cast<std::uint32_t>(groups / ranks));
 }
 
 }  // namespace sluice::schedule

@@ -35,8 +35,4 @@ class GroupSums {
   std::vector<Sum> sums_;
 };
 
-// Whether the fold of `groups` groups has the bits of one rank on `ranks` ranks: each then holds a
-// whole subtree.
-bool can_fold(std::int32_t groups, std::int32_t ranks);
-
 }  // namespace sluice::schedule

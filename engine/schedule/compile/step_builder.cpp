@@ -9,7 +9,7 @@
 #include "base/dtype.hpp"
 #include "base/error.hpp"
 #include "engine/schedule/compile/compute_items.hpp"
-#include "engine/schedule/compile/group_sums.hpp"
+#include "engine/schedule/compile/rank_share.hpp"
 
 namespace sluice::schedule {
 namespace {
@@ -50,27 +50,19 @@ void StepBuilder::join_world() {
 }
 
 ElemRange StepBuilder::shard(std::int32_t unit, std::int32_t rank) const {
-  if (view().is_alone()) return {0, unit_elems(unit)};
-  return view().shards[index(unit)][index(rank)];
+  return shard_of(model_, unit, rank);
 }
 
 ElemRange StepBuilder::home_range(StateKind kind, std::int32_t unit) const {
-  const RankView& ours = view();
-  const bool sharded = kind == StateKind::kWeight ? ours.shards_weights() : ours.shards_optimizer();
-  return sharded ? own_shard(unit) : ElemRange{0, unit_elems(unit)};
+  return schedule::home_range(model_, kind, unit);
 }
 
-// A sum that is complete in one exchange need not wait in fp32: with one micro-batch for each rank,
-// and with groups, which are exchanged when they are summed. Ranks without shards apply the whole
-// gradient, which they gather rounded.
 bool StepBuilder::rounds_gradients() const {
-  if (view().is_alone()) return false;
-  return !view().shards_optimizer() || options_.fold_groups > 1 ||
-         options_.microbatches == view().ranks;
+  return schedule::rounds_gradients(model_, options_);
 }
 
 std::uint64_t StepBuilder::unit_elems(std::int32_t unit) const {
-  return unit == tied_unit() ? model_.tied_elems : model_.units[index(unit)].elems;
+  return schedule::unit_elems(model_, unit);
 }
 
 BufferId StepBuilder::home(StateKind kind, std::int32_t unit) const {
@@ -183,8 +175,7 @@ void StepBuilder::add_shadows() {
 // last, so that runs without them have the same ids for everything else.
 void StepBuilder::add_homes() {
   const Placement& place = options_.placement;
-  const DType gradient_dtype =
-      rounds_gradients() ? model_.dtype : accumulator_dtype(model_, options_.microbatches);
+  const DType gradient_dtype = gradient_home_dtype(model_, options_);
   homes_.assign(model_.units.size() + 1, {kNoId, kNoId, kNoId, kNoId, kNoId});
   const auto set = [&](std::int32_t unit, StateKind kind, Tier tier, DType dtype) {
     homes_[index(unit)][static_cast<std::size_t>(kind)] = add_home(kind, unit, tier, dtype);

@@ -437,9 +437,8 @@ TEST(Config, EachChoiceComesBackAsItWasWritten) {
 TEST(Config, SettingsNotYetBuiltAreRefusedByName) {
   EXPECT_NO_THROW(check_supported(parse(kSmall)));
   for (const std::string assignment :
-       {"data.format=megatron", "parallel.data=2", "parallel.tensor=2", "parallel.pipeline=2",
-        "parallel.context=2", "parallel.zero=1", "parallel.schedule=1f1b", "model.from=somewhere",
-        "train.reduction=sequential", "train.fold_groups=2"}) {
+       {"data.format=megatron", "parallel.tensor=2", "parallel.pipeline=2", "parallel.context=2",
+        "parallel.schedule=1f1b", "model.from=somewhere", "train.reduction=sequential"}) {
     const Config config = parse(kSmall, {"train.accumulate=2", assignment});
     const std::string words = testing::message_of<InputError>([&] { check_supported(config); });
     const std::string path = assignment.substr(0, assignment.find('='));
@@ -447,6 +446,26 @@ TEST(Config, SettingsNotYetBuiltAreRefusedByName) {
     EXPECT_TRUE(holds(config_help(), "not in this version: " + path + " "));
     EXPECT_TRUE(holds(words, "is not available in this version"));
   }
+}
+
+TEST(Config, RanksDivideTheMicroBatchesAndFoldWholeSubtrees) {
+  for (const auto& [ranks, accumulate, groups] :
+       {std::array{2, 2, 1}, {3, 6, 1}, {2, 4, 4}, {4, 8, 8}, {3, 12, 12}, {1, 12, 6}}) {
+    EXPECT_NO_THROW(check_supported(parse(
+        kSmall, {"parallel.zero=3", "parallel.data=" + std::to_string(ranks),
+                 "train.accumulate=" + std::to_string(accumulate),
+                 "train.fold_groups=" + std::to_string(groups)})));
+  }
+  const std::string two = "parallel.data=2";
+  const std::string four = "parallel.data=4";
+  expect_refusals(
+      {{{two, "train.accumulate=3"}, "a multiple of parallel.data = 2, such as 4"},
+       {{four, "train.accumulate=8", "train.fold_groups=2"}, "such as 4"},
+       {{two, "train.accumulate=6", "train.fold_groups=6"}, "such as 4"},
+       {{four, "train.accumulate=12", "train.fold_groups=12"}, "such as 8"}});
+  const Config durable = parse(kSmall, {two, "train.accumulate=2", "checkpoint.mode=durable"});
+  EXPECT_TRUE(holds(testing::message_of<InputError>([&] { check_supported(durable); }),
+                    "with parallel.data above 1"));
 }
 
 TEST(Config, AnUpdateInTheBackwardPassMayNotDependOnTheNorm) {

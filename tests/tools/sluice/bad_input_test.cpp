@@ -151,8 +151,18 @@ TEST_F(BadInput, BudgetsLargerThanTheMachineAreRefused) {
 }
 
 TEST_F(BadInput, FeaturesThatThisVersionLacksAreNamed) {
-  expect_set_refused("parallel.zero=1", {"parallel.zero", "this version"});
-  expect_refused({"plan", "config.toml", "--json", "--world", "2"}, {"--world 2"});
+  expect_set_refused("parallel.tensor=2", {"parallel.tensor", "this version"});
+}
+
+TEST_F(BadInput, RanksThatCannotDivideTheStepAreRefused) {
+  expect_refused({"plan", "config.toml", "--json", "--world", "7"},
+                 {"train.accumulate", "parallel.data = 7", "such as 7"});
+  expect_refused({"plan", "config.toml", "--json", "--set", "parallel.data=4", "--set",
+                  "train.accumulate=12", "--set", "train.fold_groups=12"},
+                 {"train.fold_groups", "power of two", "such as 8"});
+  expect_refused({"plan", "config.toml", "--json", "--set", "parallel.data=2", "--set",
+                  "train.accumulate=2", "--set", "memory.place.weight=pinned"},
+                 {"memory.place.weight", "use parallel.zero = 3"});
 }
 
 TEST_F(BadInput, AGpuThatIsNotThereIsNotPretended) {

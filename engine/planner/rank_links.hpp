@@ -1,0 +1,34 @@
+// The links between data-parallel ranks, as a plan prices their collectives.
+#pragma once
+
+#include <cstdint>
+
+namespace sluice::planner {
+
+// Each rank talks to each other rank directly. The default is the loopback of a small virtual
+// machine with all ranks on it: Gloo moved 0.45 GB/s between two processes on two cores
+// (docs/design/ranks.md).
+struct RankLinks {
+  // Between two ranks of one node: from the start of a message to its first byte, and the bytes
+  // that a rank sends a second while it receives as many.
+  double latency_s = 1e-4;
+  double bytes_per_s = 4e8;
+  // All ranks of a node together, among themselves; 0: as many times bytes_per_s as there are.
+  double node_bytes_per_s = 8e8;
+  // Between nodes: the same of a whole node, whose ranks share it.
+  double network_latency_s = 1e-4;
+  double network_bytes_per_s = 1e8;
+  std::int32_t node_ranks = 0;  // of one node; 0: all
+
+  bool operator==(const RankLinks&) const = default;
+
+  // Ranks of `ranks` that share a node.
+  std::int32_t ranks_of_node(std::int32_t ranks) const;
+  // The duration of a collective in which a rank moves so many bytes in the busier direction, evenly
+  // from or to all others. One message for each of them goes out after the other.
+  double collective_s(std::int32_t ranks, double bytes) const;
+  // The same for one byte of a very large collective.
+  double byte_s(std::int32_t ranks) const;
+};
+
+}  // namespace sluice::planner

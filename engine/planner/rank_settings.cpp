@@ -1,0 +1,71 @@
+#include "engine/planner/rank_settings.hpp"
+
+#include <algorithm>
+#include <string>
+
+#include "base/error.hpp"
+
+namespace sluice::planner {
+namespace {
+
+using Place = config::Config::Place;
+
+std::string stage_text(const config::Config& config) {
+  return "parallel.zero = " + std::to_string(config.parallel.zero);
+}
+
+bool all_on_device(const std::vector<Tier>& tiers) {
+  return std::all_of(tiers.begin(), tiers.end(), [](Tier tier) { return tier == Tier::kDevice; });
+}
+
+}  // namespace
+
+void check_rank_counts(const config::Config& config) {
+  if (const auto problem = config::ranks_problem(config)) throw InputError(problem->sentence);
+}
+
+config::Config with_places_of_stage(config::Config config) {
+  if (config.parallel.data == 1) return config;
+  config::Config::Places& place = config.memory.place;
+  const auto keep_on_device = [&](Place& kind, const char* key, const char* what) {
+    if (kind != Place::kAuto && kind != Place::kDevice) {
+      throw InputError(std::string(key) + " must be \"device\" or \"auto\" with " +
+                       stage_text(config) + ", where each of parallel.data = " +
+                       std::to_string(config.parallel.data) + " ranks keeps all " + what +
+                       " on its device; use parallel.zero = 3");
+    }
+    kind = Place::kDevice;
+  };
+  if (config.parallel.zero < 3) keep_on_device(place.weight, "memory.place.weight", "weights");
+  if (config.parallel.zero == 0) {
+    keep_on_device(place.gradient, "memory.place.gradient", "gradients");
+  }
+  return config;
+}
+
+void check_options(const schedule::StepOptions& options, const config::Config& config,
+                   const schedule::StepModel& step) {
+  const schedule::Placement& placement = options.placement;
+  const auto per_unit = [&](const auto& list, bool may_be_empty) {
+    return list.size() == step.units.size() || (may_be_empty && list.empty());
+  };
+  const bool shaped = options.microbatches == config.train.accumulate &&
+                      options.fold_groups == config.train.fold_groups &&
+                      options.chunk_bytes == config.memory.chunk_bytes &&
+                      per_unit(placement.weight, false) && per_unit(placement.gradient, false) &&
+                      per_unit(placement.optimizer, false) &&
+                      per_unit(placement.activation, true) &&
+                      per_unit(options.recompute.units, true) &&
+                      placement.saved.size() <= step.units.size();
+  if (!shaped) throw InputError("the step options are not of this configuration");
+  const schedule::RankView& view = step.view;
+  const bool placed =
+      view.is_alone() || ((view.shards_weights() || all_on_device(placement.weight)) &&
+                          (view.shards_optimizer() || all_on_device(placement.gradient)));
+  if (!placed || !schedule::is_possible(step, options.recompute)) {
+    throw InputError("the step options ask for a placement or a recomputation that " +
+                     stage_text(config) + " and this model do not allow");
+  }
+}
+
+}  // namespace sluice::planner

@@ -1,0 +1,23 @@
+// The settings that several data-parallel ranks can run together.
+#pragma once
+
+#include "engine/config/config.hpp"
+#include "engine/schedule/compile/step_model.hpp"
+
+namespace sluice::planner {
+
+// Throws InputError, one sentence that names the key and the right value, where the ranks cannot
+// divide the step or fold its groups.
+void check_rank_counts(const config::Config& config);
+
+// The same configuration with the places that the ZeRO stage leaves no choice for: below stage 3
+// every rank keeps all weights on its device, and in stage 0 all gradients. Throws InputError where
+// memory.place.* asks for another place.
+config::Config with_places_of_stage(config::Config config);
+
+// Throws InputError unless `options`, which another rank may have sent, are for the step of this
+// configuration and model. step: with the rank's view.
+void check_options(const schedule::StepOptions& options, const config::Config& config,
+                   const schedule::StepModel& step);
+
+}  // namespace sluice::planner

@@ -1,0 +1,86 @@
+// A gather sends the own shard to all others and receives theirs. An exchange sends to each other
+// rank the part of its shard and receives N - 1 parts of the own one. The formulas follow
+// rank_exchange.cpp; the tests compare them with the bytes of schedules.
+#include "engine/planner/rank_traffic.hpp"
+
+#include <algorithm>
+
+#include "engine/schedule/compile/rank_share.hpp"
+
+namespace sluice::planner {
+namespace {
+
+// Elements of all units, and of the tied use.
+struct Elems {
+  double all = 0, own = 0;
+};
+
+Elems elems_of(const schedule::StepModel& model, std::size_t units) {
+  Elems elems;
+  for (std::size_t at = 0; at < units; ++at) {
+    const auto unit = static_cast<std::int32_t>(at);
+    elems.all += static_cast<double>(schedule::unit_elems(model, unit));
+    elems.own += static_cast<double>(schedule::shard_of(model, unit, model.view.rank).elems());
+  }
+  return elems;
+}
+
+}  // namespace
+
+SentBytes sent_bytes(const schedule::Schedule& list) {
+  SentBytes sent;
+  for (const schedule::Instruction& instruction : list.instructions) {
+    if (instruction.lane != schedule::Lane::kComm) continue;
+    if (instruction.op == schedule::Op::kRelease) continue;
+    const auto& uses = instruction.reads.empty() ? instruction.writes : instruction.reads;
+    if (uses.empty()) continue;
+    const schedule::Buffer& buffer = list.buffers[uses.front().buffer];
+    const bool norm = buffer.role == schedule::BufferRole::kNormPartial;
+    const bool weights = buffer.kind == StateKind::kWeight;
+    (norm ? sent.norm : weights ? sent.weights : sent.gradients) += instruction.bytes;
+  }
+  return sent;
+}
+
+RankTraffic rank_traffic(const schedule::StepModel& model, const schedule::StepOptions& options) {
+  const schedule::RankView& view = model.view;
+  RankTraffic traffic;
+  if (view.is_alone()) return traffic;
+  const double others = view.ranks - 1;
+  const std::int32_t rounds = schedule::own_microbatch_count(model, options);
+  const bool grouped = options.fold_groups > 1;
+  // With groups a rank sends one sum, in fp32 unless it is a single micro-batch.
+  const auto dtype_size = static_cast<double>(dtype_bytes(model.dtype));
+  const double partial_bytes = grouped && rounds > 1 ? sizeof(float) : dtype_size;
+  const double exchanges = grouped ? 1 : rounds;
+  const std::size_t units = model.units.size();
+  const Elems whole = elems_of(model, units);
+  const Elems with_tied = elems_of(model, model.tied_elems > 0 ? units + 1 : units);
+  const auto larger = [&](const Elems& elems) {
+    return std::max(elems.all - elems.own, others * elems.own);
+  };
+  traffic.gradients = exchanges * partial_bytes * larger(with_tied);
+  const double gathered = dtype_size * larger(whole);
+  if (view.shards_weights()) {
+    traffic.weight_fetch = gathered;
+  } else if (view.shards_optimizer()) {
+    traffic.weights = gathered;
+  } else {
+    traffic.gradients += gathered;
+  }
+  const double block = static_cast<double>(sizeof(double)) / kLawBlockElems;
+  traffic.norm = block * larger(whole);
+  return traffic;
+}
+
+double owned_share(const schedule::StepModel& model) {
+  const Elems elems = elems_of(model, model.units.size());
+  return elems.all > 0 ? elems.own / elems.all : 1;
+}
+
+std::int32_t gradient_arrivals(const schedule::StepModel& model,
+                               const schedule::StepOptions& options) {
+  return schedule::rounds_gradients(model, options) ? 1 : options.microbatches;
+}
+
+}  // namespace sluice::planner

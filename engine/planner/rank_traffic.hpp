@@ -1,0 +1,50 @@
+// The bytes that a data-parallel rank exchanges with others in one step (docs/design/ranks.md):
+// counted in a schedule, or by formula before there is one.
+#pragma once
+
+#include <cstdint>
+
+#include "engine/planner/tier_bytes.hpp"
+#include "engine/schedule/compile/step_model.hpp"
+
+namespace sluice::planner {
+
+// Bytes that a rank sends in one step, by purpose.
+struct SentBytes {
+  std::uint64_t gradients = 0;
+  std::uint64_t weights = 0;
+  std::uint64_t norm = 0;  // partials
+  std::uint64_t total() const { return gradients + weights + norm; }
+  bool operator==(const SentBytes&) const = default;
+};
+// Of the list of one rank.
+SentBytes sent_bytes(const schedule::Schedule& list);
+
+// The figures of a plan that differ from rank to rank.
+struct RankFigures {
+  std::int32_t rank = 0;
+  SentBytes sent;
+  std::uint64_t received_bytes = 0;
+  std::uint64_t state_bytes = 0;
+  TierBytes peak_bytes{};
+};
+
+// The formulas. All are zero for a rank that is alone. Of what a rank sends and receives the larger
+// amount counts, since a link works in both directions at once.
+struct RankTraffic {
+  double gradients = 0;     // all exchanges of gradients, and of rounded ones
+  double norm = 0;          // partials of the norm
+  double weights = 0;       // the gathers of updated weights, below ZeRO stage 3
+  double weight_fetch = 0;  // stage 3: one gather of each unit
+};
+// Only microbatches and fold_groups of the options count.
+RankTraffic rank_traffic(const schedule::StepModel& model, const schedule::StepOptions& options);
+
+// The part of all elements that the rank owns.
+double owned_share(const schedule::StepModel& model);
+// The number of times that a step adds or copies the gradient of this rank's home on its way there:
+// once for each micro-batch of the step, but a rounded home gets it once.
+std::int32_t gradient_arrivals(const schedule::StepModel& model,
+                               const schedule::StepOptions& options);
+
+}  // namespace sluice::planner

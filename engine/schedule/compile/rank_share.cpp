@@ -1,0 +1,39 @@
+#include "engine/schedule/compile/rank_share.hpp"
+
+namespace sluice::schedule {
+
+std::uint64_t unit_elems(const StepModel& model, std::int32_t unit) {
+  const auto at = static_cast<std::size_t>(unit);
+  return at == model.units.size() ? model.tied_elems : model.units[at].elems;
+}
+
+ElemRange shard_of(const StepModel& model, std::int32_t unit, std::int32_t rank) {
+  if (model.view.is_alone()) return {0, unit_elems(model, unit)};
+  return model.view.shards[static_cast<std::size_t>(unit)][static_cast<std::size_t>(rank)];
+}
+
+ElemRange home_range(const StepModel& model, StateKind kind, std::int32_t unit) {
+  const RankView& view = model.view;
+  const bool sharded = kind == StateKind::kWeight ? view.shards_weights() : view.shards_optimizer();
+  return sharded ? shard_of(model, unit, view.rank) : ElemRange{0, unit_elems(model, unit)};
+}
+
+// A sum that is complete in one exchange need not wait in fp32: with one micro-batch for each rank,
+// and with groups, which are exchanged when they are summed. Ranks without shards apply the whole
+// gradient, which they gather rounded.
+bool rounds_gradients(const StepModel& model, const StepOptions& options) {
+  const RankView& view = model.view;
+  if (view.is_alone()) return false;
+  return !view.shards_optimizer() || options.fold_groups > 1 || options.microbatches == view.ranks;
+}
+
+DType gradient_home_dtype(const StepModel& model, const StepOptions& options) {
+  return rounds_gradients(model, options) ? model.dtype
+                                          : accumulator_dtype(model, options.microbatches);
+}
+
+std::int32_t own_microbatch_count(const StepModel& model, const StepOptions& options) {
+  return options.microbatches / model.view.ranks;
+}
+
+}  // namespace sluice::schedule

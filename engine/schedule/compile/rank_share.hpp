@@ -1,0 +1,26 @@
+// The state and the micro-batches of a step that fall to the model's rank (rank_view.hpp). All of
+// them if the rank is alone.
+#pragma once
+
+#include <cstdint>
+
+#include "engine/schedule/compile/step_model.hpp"
+
+namespace sluice::schedule {
+
+// Elements of a unit. The number behind the last unit stands for the tied use, which has only a
+// gradient.
+std::uint64_t unit_elems(const StepModel& model, std::int32_t unit);
+// The range of the unit that a rank owns.
+ElemRange shard_of(const StepModel& model, std::int32_t unit, std::int32_t rank);
+// The elements that this rank's home holds; empty: the rank has no such home.
+ElemRange home_range(const StepModel& model, StateKind kind, std::int32_t unit);
+// Whether the homes of gradients that several ranks sum hold them rounded, in the gradients' own
+// dtype. Their sums are transient buffers on the device.
+bool rounds_gradients(const StepModel& model, const StepOptions& options);
+// Of the homes of gradients.
+DType gradient_home_dtype(const StepModel& model, const StepOptions& options);
+// The number of micro-batches that each rank computes.
+std::int32_t own_microbatch_count(const StepModel& model, const StepOptions& options);
+
+}  // namespace sluice::schedule

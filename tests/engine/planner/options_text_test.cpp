@@ -1,0 +1,99 @@
+// Step options travel between ranks as text: exactly, and no damaged text becomes options.
+#include "engine/planner/options_text.hpp"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "base/error.hpp"
+#include "tests/support/holds.hpp"
+#include "tests/support/step_examples.hpp"
+#include "tests/support/sweep.hpp"
+#include "tests/support/thrown.hpp"
+
+namespace sluice::planner {
+namespace {
+
+using namespace testing;
+
+// Every member differs from its default in some of these.
+schedule::StepOptions drawn_options(std::uint64_t seed) {
+  const CounterRng random(seed, stream_of("test/options_text"));
+  std::uint64_t draw = 0;
+  const auto below = [&](std::uint64_t bound) { return random.below(draw++, bound); };
+  schedule::StepModel model = example_model(static_cast<int>(below(6)), below(2) == 0, DType::kBF16);
+  cut_saved(model);
+  const auto groups = static_cast<std::int32_t>(1 + below(5));
+  schedule::StepOptions options =
+      random_options(model, groups * static_cast<std::int32_t>(1 + below(9)), seed);
+  options.fold_groups = groups;
+  options.update = static_cast<schedule::UpdatePlacement>(below(4));
+  options.carried_units = static_cast<std::int32_t>(below(7));
+  options.weight_slots = below(3) == 0 ? below(std::uint64_t{1} << 40) : 0;
+  options.durable = below(3) == 0;
+  if (below(2) == 0) scatter_saved(model, seed, options.placement);
+  return options;
+}
+
+TEST(OptionsText, RoundTripsExactly) {
+  for (std::uint64_t seed = 0; seed < sweep(1000); ++seed) {
+    const schedule::StepOptions options = drawn_options(seed);
+    const std::string text = options_text(options);
+    ASSERT_EQ(options_from_text(text), options) << seed << ": " << text;
+    ASSERT_EQ(options_text(options_from_text(text)), text);
+    ASSERT_EQ(text.find('\n'), std::string::npos);
+  }
+}
+
+std::string refusal_of(const std::string& text) {
+  return message_of<InputError>([&] { options_from_text(text); });
+}
+
+TEST(OptionsText, NamesTheKeyThatIsMissing) {
+  const nlohmann::json whole = nlohmann::json::parse(options_text(drawn_options(1)));
+  for (const auto& [key, value] : whole.items()) {
+    nlohmann::json less = whole;
+    less.erase(key);
+    EXPECT_TRUE(holds(refusal_of(less.dump()), "\"" + key + "\" is missing")) << key;
+  }
+}
+
+TEST(OptionsText, NamesTheKeyThatIsWrong) {
+  const nlohmann::json whole = nlohmann::json::parse(options_text(drawn_options(2)));
+  for (const auto& [key, value] : whole.items()) {
+    for (const nlohmann::json& wrong :
+         {nlohmann::json(-1), nlohmann::json(1.5), nlohmann::json("x"), nlohmann::json(nullptr),
+          nlohmann::json::array({7}), nlohmann::json(std::uint64_t{1} << 60)}) {
+      nlohmann::json damaged = whole;
+      damaged[key] = wrong;
+      EXPECT_TRUE(holds(refusal_of(damaged.dump()), "\"" + key + "\"")) << damaged.dump();
+    }
+  }
+}
+
+TEST(OptionsText, RefusesWhatDoesNotGoTogether) {
+  const nlohmann::json whole = nlohmann::json::parse(options_text(drawn_options(3)));
+  const auto with = [&](const char* key, const nlohmann::json& value) {
+    nlohmann::json changed = whole;
+    changed[key] = value;
+    return refusal_of(changed.dump());
+  };
+  const auto weight = whole["weight"].get<std::string>();
+  for (const char* key : {"gradient", "optimizer"}) {
+    EXPECT_TRUE(holds(with(key, weight + "d"), key));
+    EXPECT_TRUE(holds(with(key, ""), key));
+  }
+  EXPECT_TRUE(holds(with("activation", weight + "d"), "activation"));
+  EXPECT_TRUE(holds(with("recompute", nlohmann::json::array({{0, 0, 1}})), "recompute"));
+  EXPECT_TRUE(holds(with("piece_elems", 4097), "multiple of 4096"));
+  EXPECT_TRUE(holds(with("microbatches", 0), "microbatches"));
+  EXPECT_TRUE(holds(with("fold_groups", whole["microbatches"].get<int>() + 1), "fold_groups"));
+  EXPECT_TRUE(holds(with("order", "both"), "microbatch, unit"));
+  EXPECT_TRUE(holds(with("lookahead", 1), "unknown"));
+  for (const char* text : {"", "{", "[]", "7", "null", "{} {}"}) {
+    EXPECT_TRUE(holds(refusal_of(text), "no JSON object")) << text;
+  }
+}
+
+}  // namespace
+}  // namespace sluice::planner

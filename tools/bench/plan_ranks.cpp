@@ -1,0 +1,86 @@
+// The machine is an H100 of share/hardware with another rate of products, and links as fast between
+// any two ranks. Compute and traffic are the busy times of their lanes in the simulated step.
+#include "tools/bench/plan_ranks.hpp"
+
+#include <algorithm>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "base/error.hpp"
+#include "engine/planner/bundled_profiles.hpp"
+#include "engine/planner/machine_check.hpp"
+#include "engine/train/prepare.hpp"
+#include "tools/bench/storage_rates.hpp"
+
+namespace sluice::bench {
+namespace {
+
+using nlohmann::json;
+
+constexpr double kFlopsPerS = 4e14;
+constexpr double kLinkBytesPerS = 5e10;
+constexpr double kLinkLatencyS = 5e-6;
+constexpr int kRanks = 8;
+constexpr int kSeq = 2048;
+
+planner::HardwareProfile machine() {
+  planner::HardwareProfile hardware =
+      planner::load_named_profile("h100-512g-4nvme", planner::bundled_profile_directory());
+  planner::HardwareProfile gpu = *hardware.gpu;
+  gpu.gemm_bf16_flops_per_s = kFlopsPerS;
+  hardware.gpu = std::make_shared<const planner::HardwareProfile>(std::move(gpu));
+  planner::RankLinks links;
+  links.latency_s = kLinkLatencyS;
+  links.bytes_per_s = kLinkBytesPerS;
+  links.node_bytes_per_s = 0;
+  hardware.rank_links = links;
+  return hardware;
+}
+
+json planned(int micro_batch, const planner::HardwareProfile& hardware) {
+  const std::vector<std::string> settings{"model.family=llama",
+                                          "model.layers=32",
+                                          "model.hidden=4096",
+                                          "model.ffn=11008",
+                                          "model.heads=32",
+                                          "model.vocab=32000",
+                                          "train.seq=" + std::to_string(kSeq),
+                                          "train.micro_batch=" + std::to_string(micro_batch),
+                                          "train.accumulate=" + std::to_string(kRanks),
+                                          "parallel.data=" + std::to_string(kRanks),
+                                          "parallel.zero=3"};
+  config::Config config =
+      config::parse_config("", "bench", settings, planner::default_budgets(hardware));
+  train::settle_described_backend(config, hardware);
+  config.train.threads = hardware.cores;
+  planner::settle_budgets_elsewhere(config);
+  train::Backend backend = train::make_described_backend(config, hardware);
+  const double begin_s = process_cpu_seconds();
+  train::Prepared prepared = train::prepare_with(config, hardware, std::move(backend));
+  const double cpu_s = process_cpu_seconds() - begin_s;
+  const planner::Plan* plan = prepared.plan();
+  if (plan == nullptr) throw InternalError("bench plan: no plan for several ranks");
+  const auto& busy = plan->simulation.busy_s.front();
+  const double compute_s = busy[static_cast<std::size_t>(schedule::Lane::kCompute)];
+  const double comm_s = busy[static_cast<std::size_t>(schedule::Lane::kComm)];
+  const double step_s = plan->simulation.total_s;
+  return {{"tokens", micro_batch * kSeq},
+          {"ranks", kRanks},
+          {"step_s", step_s},
+          {"compute_s", compute_s},
+          {"comm_s", comm_s},
+          {"over", step_s / std::max(compute_s, comm_s) - 1},
+          {"sent_bytes", plan->ranks.front().sent.total()},
+          {"cpu_s", cpu_s}};
+}
+
+}  // namespace
+
+json measure_rank_plans() {
+  const planner::HardwareProfile hardware = machine();
+  return json::array({planned(8, hardware), planned(2, hardware)});
+}
+
+}  // namespace sluice::bench
