@@ -117,8 +117,8 @@ void add_verbs(Plan& plan, const config::Config& config, const model::Model& mod
     plan.export_file_bytes = checkpoint::ModelState::exported_bytes(model, table) +
                              (converts ? checkpoint::huggingface_bytes(model.shape(), weight) : 0);
   }
-  plan.verb_peaks =
-      verb_peaks(plan.schedules, plan.options, plan.need, converts && config.checkpoint.final);
+  plan.verb_peaks = verb_peaks(plan.schedules, plan.options, plan.need,
+                               converts && config.checkpoint.final, plan.view);
 }
 
 }  // namespace

@@ -40,7 +40,7 @@ MemoryNeed need_of(const schedule::StepSchedules& schedules, const schedule::Ste
 }  // namespace
 
 VerbPeaks verb_peaks(const schedule::StepSchedules& schedules, const schedule::StepOptions& options,
-                     const MemoryNeed& whole, bool converts) {
+                     const MemoryNeed& whole, bool converts, const schedule::RankView& view) {
   const schedule::Schedule& training = schedules[StepKind::kTraining];
   const std::uint64_t homes_end = runtime::persistent_pinned_bytes(training);
   const MemoryNeed resting = runtime::resting_need(training);
@@ -54,6 +54,7 @@ VerbPeaks verb_peaks(const schedule::StepSchedules& schedules, const schedule::S
     return kind != StateKind::kGradient;  // made anew by each step
   });
   const bool weights =
+      view.shards_weights() ||
       passes_window(training, [](StateKind kind) { return kind == StateKind::kWeight; });
   VerbPeaks peaks{};
   for (const Verb verb : kVerbs) {
@@ -67,7 +68,8 @@ VerbPeaks verb_peaks(const schedule::StepSchedules& schedules, const schedule::S
       need.include(
           moves_state(converts, checkpoint::export_piece_bytes(whole.pinned_bytes - homes_end)));
     } else {
-      need.include(moves_state(all, window));
+      const bool gathers = verb == Verb::kSave && view.shards_optimizer();
+      need.include(moves_state(all || gathers, window));
     }
     need.log_bytes = whole.log_bytes;
     peaks[static_cast<std::size_t>(verb)] = need.peak_bytes();
