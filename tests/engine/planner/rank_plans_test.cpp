@@ -6,6 +6,7 @@
 #include <numeric>
 #include <set>
 
+#include "engine/config/schema.hpp"
 #include "engine/planner/options_text.hpp"
 #include "engine/planner/rank_links.hpp"
 #include "engine/planner/world_digest.hpp"
