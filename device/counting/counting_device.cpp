@@ -46,6 +46,10 @@ std::unique_ptr<Stream> CountingDevice::create_stream(const std::string&) {
   return std::make_unique<CountedStream>(*this);
 }
 
+std::unique_ptr<Stream> CountingDevice::wrap_stream(void*, const std::string& name) {
+  return create_stream(name);
+}
+
 std::unique_ptr<Event> CountingDevice::create_event() {
   ++counters_.created_events;
   return std::make_unique<CountedEvent>();

@@ -21,6 +21,7 @@ class CountingDevice final : public Device {
   DeviceCounters counters() const override { return counters_; }
   std::int64_t now_ns() const override { return 0; }
   std::unique_ptr<Stream> create_stream(const std::string& name) override;
+  std::unique_ptr<Stream> wrap_stream(void* native, const std::string& name) override;
   std::unique_ptr<Event> create_event() override;
   AddressRange reserve(std::uint64_t bytes) override;
   PhysicalBlock create_block(std::uint64_t bytes) override;

@@ -30,7 +30,13 @@ class CudaDevice final : public Device {
   std::int64_t now_ns() const override { return CudaClock::now_ns(); }
   DeviceCounters counters() const override;
 
-  std::unique_ptr<Stream> create_stream(const std::string& name) override;
+  std::unique_ptr<Stream> create_stream(const std::string& name) override {
+    return stream_over(std::make_shared<CudaQueue>(runtime_, name));
+  }
+  std::unique_ptr<Stream> wrap_stream(void* native, const std::string& name) override {
+    return stream_over(
+        std::make_shared<CudaQueue>(runtime_, name, static_cast<CUstream>(native)));
+  }
   std::unique_ptr<Event> create_event() override {
     auto event = std::make_unique<CudaEvent>(runtime_);
     created_events_.fetch_add(1, std::memory_order_relaxed);  // relaxed: a total for reports
@@ -65,6 +71,7 @@ class CudaDevice final : public Device {
   }
 
  private:
+  std::unique_ptr<Stream> stream_over(std::shared_ptr<CudaQueue> queue);
   template <typename Resource>
   Resource own(const CudaMemory::Placement& placement) {
     return Resource(this, placement.data, placement.bytes, placement.handle);
@@ -78,8 +85,7 @@ class CudaDevice final : public Device {
   std::vector<std::weak_ptr<CudaQueue>> queues_ SLUICE_GUARDED_BY(queues_mutex_);
 };
 
-std::unique_ptr<Stream> CudaDevice::create_stream(const std::string& name) {
-  auto queue = std::make_shared<CudaQueue>(runtime_, name);
+std::unique_ptr<Stream> CudaDevice::stream_over(std::shared_ptr<CudaQueue> queue) {
   const MutexLock lock(queues_mutex_);
   std::erase_if(queues_, [](const std::weak_ptr<CudaQueue>& past) { return past.expired(); });
   queues_.push_back(queue);

@@ -5,14 +5,18 @@
 namespace sluice::device {
 
 CudaQueue::CudaQueue(std::shared_ptr<CudaRuntime> runtime, std::string name)
-    : runtime_(std::move(runtime)), name_(std::move(name)) {
+    : runtime_(std::move(runtime)), name_(std::move(name)), is_borrowed_(false) {
   const CurrentContext current(*runtime_->context);
   // Non-blocking: not ordered with the default stream, which the host program may use.
   runtime_->driver().check(runtime_->driver().cuStreamCreate(&handle_, CU_STREAM_NON_BLOCKING),
                            "creating a stream");
 }
 
+CudaQueue::CudaQueue(std::shared_ptr<CudaRuntime> runtime, std::string name, CUstream borrowed)
+    : runtime_(std::move(runtime)), name_(std::move(name)), handle_(borrowed), is_borrowed_(true) {}
+
 CudaQueue::~CudaQueue() {
+  if (is_borrowed_) return;
   release_in_context(*runtime_->context, "destroying a stream",
                      [this](const CudaDriver& driver) { return driver.cuStreamDestroy(handle_); });
 }

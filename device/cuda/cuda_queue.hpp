@@ -30,6 +30,8 @@ class CudaQueue {
  public:
   // Throws DeviceError.
   CudaQueue(std::shared_ptr<CudaRuntime> runtime, std::string name);
+  // Over a stream of the host program, which stays the program's.
+  CudaQueue(std::shared_ptr<CudaRuntime> runtime, std::string name, CUstream borrowed);
   ~CudaQueue();
   CudaQueue(const CudaQueue&) = delete;
   CudaQueue& operator=(const CudaQueue&) = delete;
@@ -56,6 +58,7 @@ class CudaQueue {
   const std::shared_ptr<CudaRuntime> runtime_;
   const std::string name_;
   CUstream handle_ = nullptr;
+  const bool is_borrowed_;
   mutable Mutex mutex_;
   std::exception_ptr error_ SLUICE_GUARDED_BY(mutex_);
   CopiedBytes queued_ SLUICE_GUARDED_BY(mutex_){};

@@ -2,9 +2,11 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstring>
 #include <utility>
 
 #include "base/topology.hpp"
+#include "device/host/caller_stream.hpp"
 #include "device/host/host_event.hpp"
 #include "device/host/host_runtime.hpp"
 #include "device/host/host_stream.hpp"
@@ -36,6 +38,9 @@ class HostDevice final : public Device {
 
   std::unique_ptr<Stream> create_stream(const std::string& name) override {
     return std::make_unique<HostStream>(runtime_, name);
+  }
+  std::unique_ptr<Stream> wrap_stream(void*, const std::string& name) override {
+    return std::make_unique<CallerStream>(runtime_, name);
   }
   std::unique_ptr<Event> create_event() override {
     created_events_.fetch_add(1, std::memory_order_relaxed);
@@ -96,6 +101,22 @@ class HostDevice final : public Device {
 };
 
 }  // namespace
+
+void HostRuntime::copy(void* destination, const void* source, std::uint64_t bytes, CopyKind kind) {
+  switch (kind) {
+    case CopyKind::kHostToDevice:
+      upload.copy(destination, source, bytes);
+      break;
+    case CopyKind::kDeviceToHost:
+      download.copy(destination, source, bytes);
+      break;
+    case CopyKind::kDeviceToDevice:
+      std::memcpy(destination, source, bytes);
+      break;
+  }
+  // Relaxed: a total for reports; a reader after a synchronize is ordered by that.
+  copied_bytes[static_cast<std::size_t>(kind)].fetch_add(bytes, std::memory_order_relaxed);
+}
 
 std::int64_t host_now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(

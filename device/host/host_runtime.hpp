@@ -20,6 +20,9 @@ struct HostRuntime {
         download(options),
         races(options.detect_races ? std::make_unique<RaceDetector>() : nullptr) {}
 
+  // Copies now, taking the time of the link, and counts the bytes. Throws TimeoutError.
+  void copy(void* destination, const void* source, std::uint64_t bytes, CopyKind kind);
+
   HostMemory memory;
   HostLink upload;    // host to device
   HostLink download;  // device to host

@@ -1,6 +1,5 @@
 #include "device/host/host_stream.hpp"
 
-#include <cstring>
 #include <utility>
 
 #include "base/thread.hpp"
@@ -170,7 +169,9 @@ void HostStream::execute(Entry& entry, const std::exception_ptr& earlier) noexce
   std::exception_ptr error;
   try {
     std::visit(
-        Overloaded{[](Launch& launch) { launch.work(); }, [this](Copy& copy) { run_copy(copy); },
+        Overloaded{[](Launch& launch) { launch.work(); }, [this](Copy& copy) {
+                     runtime_->copy(copy.destination, copy.source, copy.bytes, copy.kind);
+                   },
                    [&error](Wait& wait) {
                      error = wait.point->wait(Deadline::after_seconds(kStreamWaitSeconds),
                                               "an event that a stream waits for");
@@ -184,23 +185,6 @@ void HostStream::execute(Entry& entry, const std::exception_ptr& earlier) noexce
     const MutexLock lock(mutex_);
     error_ = error;
   }
-}
-
-void HostStream::run_copy(const Copy& entry) {
-  switch (entry.kind) {
-    case CopyKind::kHostToDevice:
-      runtime_->upload.copy(entry.destination, entry.source, entry.bytes);
-      break;
-    case CopyKind::kDeviceToHost:
-      runtime_->download.copy(entry.destination, entry.source, entry.bytes);
-      break;
-    case CopyKind::kDeviceToDevice:
-      std::memcpy(entry.destination, entry.source, entry.bytes);
-      break;
-  }
-  // Relaxed: a total for reports; a reader after a synchronize is ordered by that.
-  runtime_->copied_bytes[static_cast<std::size_t>(entry.kind)].fetch_add(entry.bytes,
-                                                                         std::memory_order_relaxed);
 }
 
 }  // namespace sluice::device

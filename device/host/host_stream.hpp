@@ -66,7 +66,6 @@ class HostStream final : public Stream {
   void run_worker();
   // earlier: the failure that the stream holds, or null.
   void execute(Entry& entry, const std::exception_ptr& earlier) noexcept SLUICE_EXCLUDES(mutex_);
-  void run_copy(const Copy& entry);
 
   const std::shared_ptr<HostRuntime> runtime_;
   const std::string name_;

@@ -24,6 +24,9 @@ class ForwardingDevice : public device::Device {
   std::unique_ptr<device::Stream> create_stream(const std::string& name) override {
     return inner_.create_stream(name);
   }
+  std::unique_ptr<device::Stream> wrap_stream(void* native, const std::string& name) override {
+    return inner_.wrap_stream(native, name);
+  }
   std::unique_ptr<device::Event> create_event() override { return inner_.create_event(); }
   device::AddressRange reserve(std::uint64_t bytes) override { return inner_.reserve(bytes); }
   device::PhysicalBlock create_block(std::uint64_t bytes) override {

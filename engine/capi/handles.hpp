@@ -1,0 +1,23 @@
+// The handles of the C API, complete. Each shares what it needs, so they may go in any order.
+#pragma once
+
+#include <memory>
+
+#include "engine/host/framework_allocator.hpp"
+#include "engine/host/host_engine.hpp"
+#include "include/sluice/sluice.h"
+
+struct sluice_engine {
+  std::shared_ptr<sluice::host::HostEngine> inner;
+};
+
+struct sluice_allocator {
+  std::shared_ptr<sluice::host::FrameworkAllocator> inner;
+};
+
+namespace sluice::capi {
+
+// Removes the allocator from the table of sluice_torch_alloc, if it is there.
+void detach_torch(const std::shared_ptr<host::FrameworkAllocator>& allocator) noexcept;
+
+}  // namespace sluice::capi

@@ -1,0 +1,179 @@
+#include "engine/host/framework_allocator.hpp"
+
+#include <cerrno>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <sstream>
+#include <utility>
+
+#include "allocator/oom/oom_fixes.hpp"
+#include "allocator/oom/oom_text.hpp"
+#include "allocator/record/format/memory_trace_csv.hpp"
+#include "allocator/record/format/torch_snapshot.hpp"
+#include "base/posix_file.hpp"
+
+namespace sluice::host {
+namespace {
+
+// A request is tried again this often while the callback says that it has freed memory. A callback
+// that always says so must not hang the program.
+constexpr int kMostPressureCalls = 16;
+
+// No device has so many bytes. The allocators round sizes up, which must not pass 2^64.
+constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 62;
+
+std::unique_ptr<record::MemoryRecorder> make_recorder(std::size_t events) {
+  return events == 0 ? nullptr : std::make_unique<record::MemoryRecorder>(events);
+}
+
+allocator::CachingAllocatorOptions caching_options(record::MemoryRecorder* recorder) {
+  allocator::CachingAllocatorOptions options;
+  options.recorder = recorder;
+  return options;
+}
+
+// The allocators take a foreign address for a bug of their caller. Here the caller is the host
+// program, so it is bad input.
+template <typename Work>
+void refuse_foreign_block(const void* data, Work work) {
+  try {
+    work();
+  } catch (const InternalError&) {
+    std::ostringstream address;
+    address << data;
+    throw InputError("the address " + address.str() +
+                     " is no block of this allocator, or it is freed already");
+  }
+}
+
+}  // namespace
+
+FrameworkAllocator::FrameworkAllocator(std::shared_ptr<HostEngine> engine,
+                                       const FrameworkAllocatorOptions& options)
+    : engine_(std::move(engine)),
+      pages_(engine_->device(), engine_->ledger(), engine_->device().facts().granularity_bytes),
+      recorder_(make_recorder(options.recorded_events)),
+      caching_(engine_->device(), pages_, caching_options(recorder_.get())) {
+  if (options.plans) {
+    planning_ = std::make_unique<allocator::PlanningAllocator>(engine_->device(), caching_);
+  }
+}
+
+// Streams are few and rarely new, so one lock serves all threads.
+allocator::StreamId FrameworkAllocator::stream_id(void* native, bool movable, bool* is_new) {
+  const MutexLock lock(mutex_);
+  const auto found = streams_.find(native);
+  if (is_new != nullptr) *is_new = found == streams_.end();
+  if (found != streams_.end()) return found->second;
+  wrappers_.push_back(engine_->device().wrap_stream(
+      native, "host program's stream " + std::to_string(wrappers_.size())));
+  device::Stream& stream = *wrappers_.back();
+  const allocator::StreamId id = planning_ ? planning_->add_stream(stream, movable)
+                                           : caching_.add_stream(stream, movable);
+  streams_.emplace(native, id);
+  return id;
+}
+
+bool FrameworkAllocator::pin_stream(void* native_stream) {
+  bool is_new = false;
+  stream_id(native_stream, /*movable=*/false, &is_new);
+  return is_new;
+}
+
+std::byte* FrameworkAllocator::try_once(const allocator::AllocationRequest& request) {
+  return planning_ ? planning_->allocate(request) : caching_.allocate(request);
+}
+
+std::byte* FrameworkAllocator::allocate(std::uint64_t bytes, void* native_stream,
+                                        std::uint32_t site) {
+  if (bytes > kMostBytes) {
+    throw OutOfMemory(Tier::kDevice, Category::kExternal, bytes,
+                      engine_->ledger().cap_bytes(Tier::kDevice));
+  }
+  const allocator::AllocationRequest request{
+      .bytes = bytes, .stream = stream_id(native_stream), .name = site};
+  for (int calls = 0;; ++calls) {
+    std::shared_ptr<const PressureCallback> pressure;
+    try {
+      return try_once(request);
+    } catch (const allocator::OutOfMemoryReported& error) {
+      {
+        const MutexLock lock(mutex_);
+        last_report_ = error.report;
+        pressure = pressure_;
+      }
+      if (pressure == nullptr || calls == kMostPressureCalls || !(*pressure)(bytes)) throw;
+    }
+  }
+}
+
+void FrameworkAllocator::free(void* data) {
+  auto* const block = static_cast<std::byte*>(data);
+  refuse_foreign_block(data, [&] { planning_ ? planning_->free(block) : caching_.free(block); });
+}
+
+void FrameworkAllocator::record_use(void* data, void* native_stream) {
+  auto* const block = static_cast<std::byte*>(data);
+  const allocator::StreamId stream = stream_id(native_stream);
+  refuse_foreign_block(data, [&] {
+    planning_ ? planning_->record_use(block, stream) : caching_.record_use(block, stream);
+  });
+}
+
+// A PlanningAllocator passes the step on.
+void FrameworkAllocator::begin_step() {
+  planning_ ? planning_->begin_step() : caching_.begin_step();
+}
+
+// Without a recorder, numbers have no names anywhere, but stay apart in reports.
+std::uint32_t FrameworkAllocator::intern_site(std::string_view name) {
+  if (recorder_ != nullptr) return recorder_->intern(name);
+  const MutexLock lock(mutex_);
+  const auto number = static_cast<std::uint32_t>(sites_.size() + 1);
+  return sites_.try_emplace(std::string(name), number).first->second;
+}
+
+void FrameworkAllocator::set_pressure_callback(PressureCallback callback) {
+  auto replacement =
+      callback ? std::make_shared<const PressureCallback>(std::move(callback)) : nullptr;
+  const MutexLock lock(mutex_);
+  pressure_.swap(replacement);
+}
+
+std::uint64_t FrameworkAllocator::planned_count() {
+  return planning_ ? planning_->statistics().planned_count : 0;
+}
+
+void FrameworkAllocator::write_snapshot(const std::string& path, SnapshotFormat format) {
+  const record::MemorySnapshot snapshot = planning_ ? planning_->snapshot() : caching_.snapshot();
+  PosixFile file = PosixFile::create(path);
+  std::uint64_t offset = 0;
+  const auto append = [&](std::string_view text) {
+    file.write_all(offset, std::as_bytes(std::span(text.data(), text.size())));
+    offset += text.size();
+  };
+  if (format == SnapshotFormat::kTorch) {
+    record::write_torch_snapshot(snapshot, append);
+  } else {
+    std::ostringstream text;
+    record::write_memory_trace_csv(snapshot, text);
+    append(text.view());
+  }
+}
+
+std::string FrameworkAllocator::report(bool searches_fixes) {
+  std::shared_ptr<const allocator::OomReport> report;
+  {
+    const MutexLock lock(mutex_);
+    report = last_report_;
+  }
+  if (report == nullptr) return "";
+  allocator::OomFixes fixes;
+  if (searches_fixes) fixes = allocator::find_fixes(*report);
+  const nlohmann::json json =
+      allocator::oom_json(*report, searches_fixes ? &fixes : nullptr);
+  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+}  // namespace sluice::host

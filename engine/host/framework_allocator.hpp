@@ -1,0 +1,79 @@
+// Device memory for the tensors of a host framework: a dynamic allocator over the engine's device
+// and budget, addressed by the framework's own streams. Thread-safe.
+//
+// A stream is known by its native handle. It is wrapped at its first use, and the wrapper lives as
+// long as the allocator, so the framework's streams must too.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "allocator/caching/oom_report.hpp"
+#include "allocator/caching/planning_allocator.hpp"
+#include "allocator/page_pool.hpp"
+#include "base/mutex.hpp"
+#include "engine/host/host_engine.hpp"
+
+namespace sluice::host {
+
+struct FrameworkAllocatorOptions {
+  bool plans = false;  // a PlanningAllocator answers first
+  std::size_t recorded_events = 0;
+};
+
+class FrameworkAllocator {
+ public:
+  // Called when a request finds no room; true: try again. No lock is held.
+  using PressureCallback = std::function<bool(std::uint64_t wanted_bytes)>;
+  enum class SnapshotFormat { kTorch, kCsv };
+
+  FrameworkAllocator(std::shared_ptr<HostEngine> engine, const FrameworkAllocatorOptions& options);
+
+  // Throws OutOfMemoryReported.
+  std::byte* allocate(std::uint64_t bytes, void* native_stream, std::uint32_t site);
+  // Throw InputError for an address that is no block of this allocator.
+  void free(void* data);
+  void record_use(void* data, void* native_stream);
+  // Returns false if the stream is in use already.
+  bool pin_stream(void* native_stream);
+  void begin_step();
+  void release_cached() { caching_.release_cached(); }
+  std::uint32_t intern_site(std::string_view name);
+  void set_pressure_callback(PressureCallback callback);
+
+  allocator::CachingAllocatorStatistics statistics() { return caching_.statistics(); }
+  std::uint64_t planned_count();
+  // Throws IoError.
+  void write_snapshot(const std::string& path, SnapshotFormat format);
+  // JSON of the last request that found no room; "" if there was none. The search for changes that
+  // would have helped takes seconds.
+  std::string report(bool searches_fixes);
+  HostEngine& engine() { return *engine_; }
+
+ private:
+  allocator::StreamId stream_id(void* native, bool movable, bool* is_new);
+  allocator::StreamId stream_id(void* native) { return stream_id(native, true, nullptr); }
+  std::byte* try_once(const allocator::AllocationRequest& request);
+
+  const std::shared_ptr<HostEngine> engine_;
+  allocator::PagePool pages_;
+  std::unique_ptr<record::MemoryRecorder> recorder_;        // null: none
+  // Outlive the allocators.
+  std::vector<std::unique_ptr<device::Stream>> wrappers_ SLUICE_GUARDED_BY(mutex_);
+  allocator::CachingAllocator caching_;
+  std::unique_ptr<allocator::PlanningAllocator> planning_;  // null: none
+
+  Mutex mutex_;
+  std::unordered_map<void*, allocator::StreamId> streams_ SLUICE_GUARDED_BY(mutex_);
+  std::unordered_map<std::string, std::uint32_t> sites_ SLUICE_GUARDED_BY(mutex_);
+  std::shared_ptr<const PressureCallback> pressure_ SLUICE_GUARDED_BY(mutex_);
+  std::shared_ptr<const allocator::OomReport> last_report_ SLUICE_GUARDED_BY(mutex_);
+};
+
+}  // namespace sluice::host

@@ -1,0 +1,45 @@
+// The resources of a host program that embeds Sluice: one device, the ledger with its budgets, and
+// the storage directories. The parts that work on them (allocators, sessions) share it and keep it
+// alive. Thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "allocator/ledger.hpp"
+#include "base/deadline.hpp"
+#include "device/device.hpp"
+
+namespace sluice::host {
+
+struct EngineOptions {
+  bool cuda = false;  // else the host device
+  int device_id = 0;
+  // 0: nine tenths of what is free now.
+  std::uint64_t device_bytes = 0, pinned_bytes = 0, storage_bytes = 0;
+  std::vector<std::string> storage_paths;  // empty: no storage
+  std::string storage_engine = "auto";     // offload::make_storage_engine()
+  int threads = 0;                         // 0: all cores of this process
+  double deadline_s = kDefaultDeadlineSeconds;
+  double link_bandwidth_bytes_per_s = 0;  // of the host device
+};
+
+class HostEngine {
+ public:
+  // Throws InputError (a device or a directory that does not exist) and DeviceError.
+  explicit HostEngine(const EngineOptions& options);
+
+  // With the budgets as numbers.
+  const EngineOptions& options() const { return options_; }
+  device::Device& device() { return *device_; }
+  allocator::Ledger& ledger() { return ledger_; }
+
+ private:
+  const EngineOptions options_;
+  const std::unique_ptr<device::Device> device_;
+  allocator::Ledger ledger_;
+};
+
+}  // namespace sluice::host

@@ -1,0 +1,230 @@
+/* Sluice's C API: memory of a training program over device, pinned host memory and storage.
+ *
+ * Conventions. The whole header keeps them; a function says only what it adds.
+ *  1. Handles are opaque. X_create makes one. X_destroy ends its use, waits for queued work, and
+ *     never fails; X_destroy(NULL) does nothing. Handles may be destroyed in any order: an engine's
+ *     memory lives until its last handle is gone.
+ *  2. Every other call returns sluice_status. If it is not SLUICE_OK, out parameters are untouched,
+ *     and nothing has changed unless the call says so. sluice_error() has the sentence.
+ *  3. Structs that are handed in begin with struct_size: use X_INIT, then set what differs. Members
+ *     are only ever appended, and a zero member means the default. Bytes behind the size that the
+ *     library knows must be zero, else SLUICE_E_VERSION: an older library never ignores a newer
+ *     program's wish. Structs that are filled begin with struct_size too: the caller's. The library
+ *     fills as much as it knows and sets the rest to zero. No struct has padding that the compiler
+ *     adds, and none is passed by value.
+ *  4. Enumerations are int32_t, and numbers are never reused. Text is UTF-8 and is copied in.
+ *  5. Threads: [any] from any thread at once. Other calls: one thread at a time for each handle; a
+ *     second thread gets SLUICE_E_BUSY, never a race.
+ *  6. [waits]: the call may block for a device, a disk or another thread. No wait is without end:
+ *     SLUICE_E_TIMEOUT names the awaited thing. No other call waits.
+ *  7. A stream is {device type as in DLPack, device number, native handle}. On CUDA, calls queue
+ *     work and order it by events. On the CPU, the work of a stream is the work of the calling
+ *     thread.
+ *  8. Never: an exception through this border, abort, exit, output, a signal handler, a changed
+ *     locale, floating-point mode, CUDA device or context. Messages go to sluice_set_log().
+ *  9. Callbacks come on the thread that makes the call, unless said otherwise, with no lock held.
+ * 10. After fork() the child's calls return SLUICE_E_FORKED and its destroys do nothing. (A process
+ *     whose parent made an engine is such a child; exec() ends that.)
+ * 11. Binary interface: SONAME libsluice.so.1, symbols of version SLUICE_1. Within 1.x, a program
+ *     that was built keeps working.
+ * 12. Sizes are uint64_t and say bytes, elems or ns. */
+#ifndef SLUICE_SLUICE_H
+#define SLUICE_SLUICE_H
+#include <stddef.h>
+#include <stdint.h>
+#ifdef __cplusplus
+extern "C" {
+#endif
+#if defined(__GNUC__)
+#define SLUICE_API __attribute__((visibility("default"))) __attribute__((warn_unused_result))
+#define SLUICE_API_VOID __attribute__((visibility("default")))
+#else
+#define SLUICE_API
+#define SLUICE_API_VOID
+#endif
+#define SLUICE_VERSION_MAJOR 1
+#define SLUICE_VERSION_MINOR 0
+#define SLUICE_VERSION_PATCH 0
+
+/* ---- Library: version, errors, log ----------------------------------------------------------- */
+
+typedef int32_t sluice_status;
+enum {
+  SLUICE_OK = 0,
+  SLUICE_E_INPUT = 1,        /* an argument, a file or a tensor is wrong; nothing changed */
+  SLUICE_E_REFUSED = 2,      /* no plan fits the budgets; the sentence has the least change */
+  SLUICE_E_MEMORY = 3,       /* a budget or a tier is full */
+  SLUICE_E_IO = 4,           /* a system call on a file failed */
+  SLUICE_E_INTEGRITY = 5,    /* bytes on storage are not those that were written */
+  SLUICE_E_TIMEOUT = 6,      /* a wait passed its deadline */
+  SLUICE_E_DEVICE = 7,       /* the device's driver or the kernel reported a failure */
+  SLUICE_E_STATE = 8,        /* the call does not belong here in the handle's life */
+  SLUICE_E_BUSY = 9,         /* another thread is in a call on the handle */
+  SLUICE_E_UNSUPPORTED = 10, /* this build or version does not have it */
+  SLUICE_E_VERSION = 11,     /* a struct says more than this library knows */
+  SLUICE_E_FORKED = 12,      /* the process was forked off one with an engine */
+  SLUICE_E_NOT_FINITE = 13,  /* a gradient is not finite; the update was not made */
+  SLUICE_E_POISONED = 14,    /* an earlier call failed halfway; destroy the handle */
+  SLUICE_E_INTERNAL = 15     /* a bug of ours; please report the sentence */
+};
+typedef struct sluice_error_info {
+  uint32_t struct_size;
+  sluice_status status;
+  int32_t system_errno; /* 0: none */
+  int32_t tier;         /* SLUICE_TIER_*; -1: none */
+  uint64_t requested_bytes, available_bytes;
+  const char* message; /* one sentence */
+  const char* subject; /* the failed operation and its file; "": none */
+} sluice_error_info;
+#define SLUICE_ERROR_INFO_INIT {sizeof(sluice_error_info), 0, 0, -1, 0, 0, NULL, NULL}
+
+/* [any] major << 16 | minor << 8 | patch, of the library that is loaded. */
+SLUICE_API uint32_t sluice_version(void);
+/* [any] "SLUICE_E_IO"; for a number that is no status, "SLUICE_E_UNKNOWN". */
+SLUICE_API const char* sluice_status_name(sluice_status status);
+/* [any] This thread's last call that failed; status SLUICE_OK: none has. Its text lives until the
+ * thread's next call that fails. This call itself is not recorded. */
+SLUICE_API sluice_status sluice_error(sluice_error_info* info);
+
+enum { SLUICE_LOG_DEBUG = 0, SLUICE_LOG_INFO = 1, SLUICE_LOG_WARNING = 2 };
+typedef void (*sluice_log_callback)(void* user, int32_t level, const char* line);
+/* [any] One for the process; NULL drops all lines. Called from any thread, the library's own
+ * too. */
+SLUICE_API sluice_status sluice_set_log(sluice_log_callback callback, void* user);
+
+/* ---- Engine: a device, the tiers below it, their budgets ------------------------------------- */
+
+enum { SLUICE_TIER_DEVICE = 0, SLUICE_TIER_PINNED = 1, SLUICE_TIER_STORAGE = 2 };
+/* DLPack's numbers. CPU: the host device, which is made of memory and obeys a GPU's laws. */
+enum { SLUICE_DEVICE_CPU = 1, SLUICE_DEVICE_CUDA = 2 };
+enum { SLUICE_STORAGE_AUTO = 0, SLUICE_STORAGE_IO_URING = 1, SLUICE_STORAGE_POSIX = 2 };
+typedef struct sluice_stream {
+  int32_t device_type, device_id;
+  void* native; /* a cudaStream_t, NULL for the default stream; on the CPU any number of the caller's */
+} sluice_stream;
+
+typedef struct sluice_engine sluice_engine;
+typedef struct sluice_engine_options {
+  uint32_t struct_size;
+  int32_t device_type, device_id; /* device_type 0: the CPU */
+  int32_t storage_engine;         /* SLUICE_STORAGE_* */
+  /* Hard caps. 0: nine tenths of the bytes that are free now. On the CPU, device and pinned memory
+   * both are the host's. */
+  uint64_t device_bytes, pinned_bytes, storage_bytes;
+  const char* const* storage_paths; /* directories; none: the engine has no storage */
+  uint32_t storage_path_count;
+  int32_t threads;                     /* of updates; 0: all cores of this process */
+  double deadline_s;                   /* of one wait; 0: 600 */
+  uint64_t link_bandwidth_bytes_per_s; /* CPU: of a made-up link to the device; 0: memory's own */
+} sluice_engine_options;
+#define SLUICE_ENGINE_OPTIONS_INIT \
+  {sizeof(sluice_engine_options), SLUICE_DEVICE_CPU, 0, 0, 0, 0, 0, NULL, 0, 0, 0.0, 0}
+
+/* [any] */
+SLUICE_API sluice_status sluice_engine_create(const sluice_engine_options* options,
+                                              sluice_engine** out);
+SLUICE_API_VOID void sluice_engine_destroy(sluice_engine* engine);
+
+enum {
+  SLUICE_CATEGORY_WEIGHT = 0,
+  SLUICE_CATEGORY_GRADIENT = 1,
+  SLUICE_CATEGORY_OPTIMIZER = 2,
+  SLUICE_CATEGORY_ACTIVATION = 3,
+  SLUICE_CATEGORY_WORKSPACE = 4,
+  SLUICE_CATEGORY_COMMUNICATION = 5,
+  SLUICE_CATEGORY_EXTERNAL = 6,
+  SLUICE_CATEGORY_COUNT = 7
+};
+typedef struct sluice_usage {
+  uint32_t struct_size, reserved;
+  uint64_t cap_bytes, live_bytes, peak_bytes; /* charged, before any driver or system call */
+  uint64_t measured_peak_bytes; /* counted by the device itself; 0 for storage */
+  uint64_t live_by_category[SLUICE_CATEGORY_COUNT];
+} sluice_usage;
+/* [any] */
+SLUICE_API sluice_status sluice_engine_usage(sluice_engine* engine, int32_t tier,
+                                             sluice_usage* out);
+
+/* ---- Allocator: device memory for somebody else's tensors ------------------------------------ */
+
+typedef struct sluice_allocator sluice_allocator;
+typedef struct sluice_allocator_options {
+  uint32_t struct_size;
+  int32_t planned; /* 1: watches steps, and answers from an arena packed for them (a few steps on) */
+  uint64_t recorded_events; /* the last events that snapshots and reports have; 0: none */
+} sluice_allocator_options;
+#define SLUICE_ALLOCATOR_OPTIONS_INIT {sizeof(sluice_allocator_options), 0, 0}
+
+/* [any] */
+SLUICE_API sluice_status sluice_allocator_create(sluice_engine* engine,
+                                                 const sluice_allocator_options* options,
+                                                 sluice_allocator** out);
+/* [waits] Blocks that are still out go too. Every stream that the allocator was told of must still
+ * exist. */
+SLUICE_API_VOID void sluice_allocator_destroy(sluice_allocator* allocator);
+
+/* [any] Device memory, aligned to 512 bytes, reused in the order of `stream` (NULL: the device's
+ * default stream). 0 bytes: *out is NULL. site: a number of sluice_allocator_site(), or 0.
+ * SLUICE_E_MEMORY: sluice_allocator_report() says why. */
+SLUICE_API sluice_status sluice_alloc(sluice_allocator* allocator, uint64_t bytes,
+                                      const sluice_stream* stream, uint32_t site, void** out);
+/* [any] In the order of the block's stream; `data` NULL does nothing. */
+SLUICE_API sluice_status sluice_free(sluice_allocator* allocator, void* data);
+/* [any] `stream` uses the block too: once freed, it is not reused before that work is done. */
+SLUICE_API sluice_status sluice_record_use(sluice_allocator* allocator, void* data,
+                                           const sluice_stream* stream);
+/* [any] [waits] A step of the program begins. */
+SLUICE_API sluice_status sluice_allocator_step(sluice_allocator* allocator);
+/* [any] Pages of this stream never move (NCCL's registered memory, CUDA graphs). Before the
+ * stream's first allocation, else SLUICE_E_STATE. */
+SLUICE_API sluice_status sluice_allocator_pin_stream(sluice_allocator* allocator,
+                                                     const sluice_stream* stream);
+/* [any] The number of a name, for reports. Equal names have equal numbers. */
+SLUICE_API sluice_status sluice_allocator_site(sluice_allocator* allocator, const char* name,
+                                               uint32_t* out);
+/* Called on the thread that allocates, when a request finds no room. It may free blocks; it returns
+ * 1 if the request shall be tried again, else 0. */
+typedef int32_t (*sluice_pressure_callback)(void* user, uint64_t wanted_bytes);
+/* [any] NULL: none. */
+SLUICE_API sluice_status sluice_allocator_on_pressure(sluice_allocator* allocator,
+                                                      sluice_pressure_callback callback,
+                                                      void* user);
+/* [any] [waits] Returns cached memory to the device. */
+SLUICE_API sluice_status sluice_allocator_trim(sluice_allocator* allocator);
+typedef struct sluice_allocator_stats {
+  uint32_t struct_size, reserved;
+  uint64_t live_bytes, peak_live_bytes;         /* requested and not freed */
+  uint64_t reserved_bytes, peak_reserved_bytes; /* pages held */
+  uint64_t allocations, frees;
+  uint64_t planned_allocations; /* answered from the arena of a plan */
+  uint64_t remapped_pages;      /* pages that moved, in place of growth */
+} sluice_allocator_stats;
+/* [any] */
+SLUICE_API sluice_status sluice_allocator_get_stats(sluice_allocator* allocator,
+                                                    sluice_allocator_stats* out);
+enum { SLUICE_FORMAT_TORCH = 1, SLUICE_FORMAT_CSV = 2 };
+/* [any] [waits] Writes the blocks and the recorded events. SLUICE_FORMAT_TORCH: the pickle of
+ * torch.cuda.memory._dump_snapshot; SLUICE_FORMAT_CSV: events alone. An existing file is
+ * replaced. */
+SLUICE_API sluice_status sluice_allocator_snapshot(sluice_allocator* allocator, const char* path,
+                                                   int32_t format);
+/* [any] The last request that found no room, as JSON: holders of memory, the cause with its proof.
+ * "": there was none. search_fixes 1 adds changes that would have helped, each tried on the record;
+ * that takes seconds. The text lives until this thread's next call of this function. */
+SLUICE_API sluice_status sluice_allocator_report(sluice_allocator* allocator, int32_t search_fixes,
+                                                 const char** json);
+
+/* For torch.cuda.memory.CUDAPluggableAllocator and MemPool, whose functions have no handle: they
+ * use the allocator that is attached to their device. At most one for each device number (0 to 63);
+ * destroying the allocator detaches it. */
+/* [any] */
+SLUICE_API sluice_status sluice_torch_attach(sluice_allocator* allocator);
+/* [any] NULL: no room, or none is attached; torch then raises. */
+SLUICE_API void* sluice_torch_alloc(ptrdiff_t size, int device, void* stream);
+/* [any] Data of a detached allocator are gone already; then this does nothing. */
+SLUICE_API_VOID void sluice_torch_free(void* data, ptrdiff_t size, int device, void* stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,121 @@
+/* Eight threads make [any] calls on one allocator at once; then a child of fork() is refused. */
+#define _POSIX_C_SOURCE 200809L
+#include <pthread.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests/engine/capi/check.h"
+
+#define MIB ((uint64_t)1 << 20)
+enum { THREADS = 8, ROUNDS = 2000, BLOCKS = 16 };
+
+struct task {
+  sluice_engine* engine;
+  sluice_allocator* allocator;
+  unsigned number;
+};
+
+static void exercise(const struct task* task, unsigned* random) {
+  sluice_stream stream = {SLUICE_DEVICE_CPU, 0, NULL};
+  sluice_usage usage = {sizeof(usage), 0, 0, 0, 0, 0, {0}};
+  sluice_allocator_stats stats = {sizeof(stats), 0, 0, 0, 0, 0, 0, 0, 0, 0};
+  sluice_error_info info = SLUICE_ERROR_INFO_INIT;
+  unsigned char* blocks[BLOCKS] = {NULL};
+  uint32_t site = 0;
+  int round, at;
+  stream.native = (void*)(uintptr_t)(task->number % 3);
+  for (round = 0; round < ROUNDS; ++round) {
+    *random = *random * 1664525u + 1013904223u;
+    at = (int)(*random >> 16) % BLOCKS;
+    if (blocks[at] != NULL) {
+      CHECK(blocks[at][0] == (unsigned char)task->number && blocks[at][511] == (unsigned char)at);
+      EXPECT(SLUICE_OK, sluice_record_use(task->allocator, blocks[at], NULL));
+      EXPECT(SLUICE_OK, sluice_free(task->allocator, blocks[at]));
+      blocks[at] = NULL;
+      continue;
+    }
+    EXPECT(SLUICE_OK, sluice_alloc(task->allocator, 512 + *random % 100000, &stream, site,
+                                   (void**)&blocks[at]));
+    blocks[at][0] = (unsigned char)task->number;
+    blocks[at][511] = (unsigned char)at;
+    if (round % 64 != 0) continue;
+    EXPECT(SLUICE_OK, sluice_allocator_site(task->allocator, "a site", &site));
+    EXPECT(SLUICE_OK, sluice_engine_usage(task->engine, SLUICE_TIER_DEVICE, &usage));
+    EXPECT(SLUICE_OK, sluice_allocator_get_stats(task->allocator, &stats));
+    /* Each thread has an error of its own. */
+    EXPECT(SLUICE_E_INPUT, sluice_engine_usage(task->engine, (int32_t)task->number + 10, &usage));
+    EXPECT(SLUICE_OK, sluice_error(&info));
+    CHECK(strtol(strstr(info.message, "tier is ") + 8, NULL, 10) == (long)task->number + 10);
+    if (round % 512 == 0) EXPECT(SLUICE_OK, sluice_allocator_step(task->allocator));
+  }
+  for (at = 0; at < BLOCKS; ++at) EXPECT(SLUICE_OK, sluice_free(task->allocator, blocks[at]));
+}
+
+static void* run(void* argument) {
+  const struct task* task = argument;
+  unsigned random = task->number;
+  exercise(task, &random);
+  return NULL;
+}
+
+static void test_threads(sluice_engine* engine, int32_t planned) {
+  sluice_allocator_options options = SLUICE_ALLOCATOR_OPTIONS_INIT;
+  sluice_allocator* allocator = NULL;
+  struct task tasks[THREADS];
+  pthread_t threads[THREADS];
+  unsigned i;
+  options.planned = planned;
+  options.recorded_events = 1000;
+  EXPECT(SLUICE_OK, sluice_allocator_create(engine, &options, &allocator));
+  for (i = 0; i < THREADS; ++i) {
+    tasks[i].engine = engine;
+    tasks[i].allocator = allocator;
+    tasks[i].number = i;
+    CHECK(pthread_create(&threads[i], NULL, run, &tasks[i]) == 0);
+  }
+  for (i = 0; i < THREADS; ++i) CHECK(pthread_join(threads[i], NULL) == 0);
+  sluice_allocator_destroy(allocator);
+}
+
+/* The child's calls are refused, its destroys do nothing, and the parent goes on. */
+static void test_fork(sluice_engine* engine) {
+  sluice_allocator_options options = SLUICE_ALLOCATOR_OPTIONS_INIT;
+  sluice_engine_options engine_options = SLUICE_ENGINE_OPTIONS_INIT;
+  sluice_allocator* allocator = NULL;
+  void* data = NULL;
+  pid_t child;
+  int status = 0;
+  EXPECT(SLUICE_OK, sluice_allocator_create(engine, &options, &allocator));
+  child = fork();
+  if (child == 0) {
+    sluice_error_info info = SLUICE_ERROR_INFO_INIT;
+    sluice_engine* other = NULL;
+    EXPECT(SLUICE_E_FORKED, sluice_alloc(allocator, 512, NULL, 0, &data));
+    EXPECT(SLUICE_E_FORKED, sluice_allocator_step(allocator));
+    EXPECT(SLUICE_E_FORKED, sluice_engine_create(&engine_options, &other));
+    EXPECT(SLUICE_OK, sluice_error(&info));
+    CHECK(info.status == SLUICE_E_FORKED && strstr(info.message, "forked") != NULL);
+    CHECK(sluice_torch_alloc(512, 0, NULL) == NULL);
+    sluice_allocator_destroy(allocator);
+    sluice_engine_destroy(engine);
+    _exit(check_result());
+  }
+  CHECK(child > 0 && waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  EXPECT(SLUICE_OK, sluice_alloc(allocator, 512, NULL, 0, &data));
+  EXPECT(SLUICE_OK, sluice_free(allocator, data));
+  sluice_allocator_destroy(allocator);
+}
+
+int main(void) {
+  sluice_engine_options options = SLUICE_ENGINE_OPTIONS_INIT;
+  sluice_engine* engine = NULL;
+  options.device_bytes = 512 * MIB;
+  options.pinned_bytes = MIB;
+  EXPECT(SLUICE_OK, sluice_engine_create(&options, &engine));
+  test_threads(engine, 0);
+  test_threads(engine, 1);
+  test_fork(engine);
+  sluice_engine_destroy(engine);
+  return check_result();
+}
