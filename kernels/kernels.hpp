@@ -60,11 +60,47 @@ struct HeadShape {
   DType dtype = DType::kBF16;
 };
 
-class Kernels {
+// The operations on state between passes: sums and norms of gradients, updates. They need no matrix
+// products (but for muon's), so a library without layers has them alone.
+class StateKernels {
  public:
-  virtual ~Kernels() = default;
+  virtual ~StateKernels() = default;
   // Sets the stream on which CUDA queues. The host ignores it.
   virtual void set_stream(void* native) = 0;
+  // Sets `bytes` bytes to zero.
+  virtual void zero(void* data, std::uint64_t bytes) = 0;
+
+  // accumulator (fp32) = first ? grad : accumulator + grad; grad has grad_dtype.
+  virtual void accumulate(float* accumulator, const void* grad, DType grad_dtype, bool first,
+                          std::int64_t elems) = 0;
+  // into = into + from, both of one dtype, summed in fp32. Adds the gradient of a tied use.
+  virtual void fold(void* into, const void* from, DType dtype, std::int64_t elems) = 0;
+  // partial[i] = fp64 sum of squares of block i in 16 lanes: element j goes to lane j % 16, and the
+  // lanes fold by halves (8, 4, 2, 1). Blocks are [begin, end) element ranges of grad. round_to:
+  // act dtype to which each element of an fp32 grad is rounded first, to nearest even (kF32: none).
+  struct Block {
+    std::int64_t begin = 0, end = 0;
+  };
+  virtual void squared_norm_blocks(const void* grad, DType dtype, DType round_to,
+                                   std::span<const Block> blocks, double* partial) = 0;
+
+  // Updates a chunk by a rule (kernels/optimizer.hpp), in place on master, moments and weight.
+  // workspace: null if update_workspace_bytes is 0; only rules that need whole tensors use any.
+  // InternalError: segments that leave the chunk or overlap, and parts of tensors for kPerTensor
+  // rules.
+  virtual std::uint64_t update_workspace_bytes(
+      const OptimizerOptions& options, std::span<const ParameterSegment> segments) const = 0;
+  virtual void update(const OptimizerOptions& options, const UpdateBuffers& buffers,
+                      std::span<const ParameterSegment> segments, const UpdateScalars& scalars,
+                      void* workspace) = 0;
+  // out = in, converted between act dtypes, to nearest even. weight_rounding: bf16 ties go away
+  // from zero.
+  virtual void cast(const void* in, DType in_dtype, void* out, DType out_dtype,
+                    bool weight_rounding, std::int64_t elems) = 0;
+};
+
+class Kernels : public StateKernels {
+ public:
   // Names everything that a result's bits depend on, such as the GEMM library and its instruction
   // set ("avx2-f32").
   virtual const char* arithmetic() const = 0;
@@ -72,9 +108,6 @@ class Kernels {
   virtual std::uint64_t gemm_workspace_bytes(const GemmShape& shape) const = 0;
   virtual void gemm(const GemmShape& shape, const void* a, const void* b, const void* bias, void* c,
                     void* workspace) = 0;
-
-  // Sets `bytes` bytes to zero.
-  virtual void zero(void* data, std::uint64_t bytes) = 0;
 
   // out[cols] = sum over rows of x[rows, cols].
   virtual void column_sum(const void* x, void* out, std::int64_t rows, std::int64_t cols,
@@ -160,34 +193,6 @@ class Kernels {
   virtual void head_backward_weight(const HeadShape& shape, const void* x, const void* w,
                                     const std::int32_t* targets, float loss_scale, const float* lse,
                                     void* dw, void* workspace) = 0;
-
-  // accumulator (fp32) = first ? grad : accumulator + grad; grad has grad_dtype.
-  virtual void accumulate(float* accumulator, const void* grad, DType grad_dtype, bool first,
-                          std::int64_t elems) = 0;
-  // into = into + from, both of one dtype, summed in fp32. Adds the gradient of a tied use.
-  virtual void fold(void* into, const void* from, DType dtype, std::int64_t elems) = 0;
-  // partial[i] = fp64 sum of squares of block i in 16 lanes: element j goes to lane j % 16, and the
-  // lanes fold by halves (8, 4, 2, 1). Blocks are [begin, end) element ranges of grad. round_to:
-  // act dtype to which each element of an fp32 grad is rounded first, to nearest even (kF32: none).
-  struct Block {
-    std::int64_t begin = 0, end = 0;
-  };
-  virtual void squared_norm_blocks(const void* grad, DType dtype, DType round_to,
-                                   std::span<const Block> blocks, double* partial) = 0;
-
-  // Updates a chunk by a rule (kernels/optimizer.hpp), in place on master, moments and weight.
-  // workspace: null if update_workspace_bytes is 0; only rules that need whole tensors use any.
-  // InternalError: segments that leave the chunk or overlap, and parts of tensors for kPerTensor
-  // rules.
-  virtual std::uint64_t update_workspace_bytes(
-      const OptimizerOptions& options, std::span<const ParameterSegment> segments) const = 0;
-  virtual void update(const OptimizerOptions& options, const UpdateBuffers& buffers,
-                      std::span<const ParameterSegment> segments, const UpdateScalars& scalars,
-                      void* workspace) = 0;
-  // out = in, converted between act dtypes, to nearest even. weight_rounding: bf16 ties go away
-  // from zero.
-  virtual void cast(const void* in, DType in_dtype, void* out, DType out_dtype,
-                    bool weight_rounding, std::int64_t elems) = 0;
 };
 
 // threads: TBB workers including the caller; 0: all cores. bf16_gemm: kAuto uses oneDNN's bf16
@@ -198,5 +203,7 @@ struct HostKernelOptions {
   Bf16Gemm bf16_gemm = Bf16Gemm::kAuto;
 };
 std::unique_ptr<Kernels> make_host_kernels(const HostKernelOptions& options);
+// The operations on state alone; muon is refused (InputError).
+std::unique_ptr<StateKernels> make_host_state_kernels(int threads);
 
 }  // namespace sluice::kernels

@@ -44,12 +44,7 @@ Model::Model(const ModelShape& shape) : shape_(shape) {
   head.is_head = true;
   head.borrows = shape.tie_embeddings ? 0 : -1;
   units_.push_back(std::move(head));
-}
-
-std::uint64_t Model::parameter_count() const {
-  std::uint64_t total = 0;
-  for (const Unit& unit : units_) total += unit.layer->layout().parameter_count();
-  return total;
+  for (const Unit& unit : units_) add_unit(unit.layer->layout());
 }
 
 }  // namespace sluice::model

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/model/layer.hpp"
+#include "engine/model/parameter_space.hpp"
 
 namespace sluice::model {
 
@@ -31,13 +32,13 @@ struct Unit {
   std::int32_t borrows = -1;  // a unit; this one also reads its first tensor (tied head: 0)
 };
 
-class Model {
+// Its units as a ParameterSpace are those of units(), in the same order.
+class Model : public ParameterSpace {
  public:
   // Precondition: the shape passed the configuration's checks.
   explicit Model(const ModelShape& shape);
   const ModelShape& shape() const { return shape_; }
   const std::vector<Unit>& units() const { return units_; }
-  std::uint64_t parameter_count() const;
 
  private:
   ModelShape shape_;

@@ -50,36 +50,45 @@ bool matches(const ParameterGroup& group, const std::string& name) {
   return fnmatch(group.match.c_str(), name.c_str(), 0) == 0;
 }
 
-void check_groups(const Model& model, const std::vector<ParameterGroup>& groups) {
+void check_groups(const ParameterSpace& space, const std::vector<ParameterGroup>& groups) {
   for (const ParameterGroup& group : groups) {
     bool used = false;
-    for (const Unit& unit : model.units()) {
-      for (const PlacedTensor& tensor : unit.layer->layout().tensors()) {
+    for (std::size_t unit = 0; unit < space.unit_count(); ++unit) {
+      for (const PlacedTensor& tensor : space.layout(unit).tensors()) {
         used = used || matches(group, tensor.spec.name);
       }
     }
     if (used) continue;
     throw InputError("optimizer.groups: no tensor's name matches \"" + group.match +
                      "\"; the first is \"" +
-                     model.units().front().layer->layout().tensors().front().spec.name + "\"");
+                     space.layout(0).tensors().front().spec.name + "\"");
   }
 }
 
 }  // namespace
 
-ParameterTable::ParameterTable(const Model& model, const kernels::OptimizerOptions& options,
-                               double weight_decay, const std::vector<ParameterGroup>& groups)
+// The segment of a whole stored tensor. first_key: of the unit's first element.
+kernels::ParameterSegment ParameterTable::segment_of(const PlacedTensor& tensor,
+                                                     std::uint64_t first_key) {
+  kernels::ParameterSegment segment;
+  segment.begin = static_cast<std::int64_t>(tensor.first_elem);
+  segment.end = static_cast<std::int64_t>(tensor.first_elem + tensor.spec.elems());
+  segment.first_key = first_key + tensor.first_elem;
+  segment.tensor = view_of(tensor.spec);
+  return segment;
+}
+
+ParameterTable::ParameterTable(const ParameterSpace& space,
+                               const kernels::OptimizerOptions& options, double weight_decay,
+                               const std::vector<ParameterGroup>& groups)
     : options_(options) {
-  check_groups(model, groups);
+  check_groups(space, groups);
   std::uint64_t first_key = 0;
-  for (const Unit& unit : model.units()) {
+  for (std::size_t unit = 0; unit < space.unit_count(); ++unit) {
     UnitTable table;
-    for (const PlacedTensor& tensor : unit.layer->layout().tensors()) {
-      kernels::ParameterSegment segment;
-      segment.begin = static_cast<std::int64_t>(tensor.first_elem);
-      segment.end = static_cast<std::int64_t>(tensor.first_elem + tensor.spec.elems());
-      segment.first_key = first_key + tensor.first_elem;
-      segment.tensor = view_of(tensor.spec);
+    table.options = options;
+    for (const PlacedTensor& tensor : space.layout(unit).tensors()) {
+      kernels::ParameterSegment segment = segment_of(tensor, first_key);
       segment.weight_decay = tensor.spec.decay ? static_cast<float>(weight_decay) : 0.0f;
       const auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& candidate) {
         return matches(candidate, tensor.spec.name);
@@ -91,14 +100,32 @@ ParameterTable::ParameterTable(const Model& model, const kernels::OptimizerOptio
       add_tensor(table, tensor, segment);
     }
     table.state_elems = round_up(table.state_elems, kStateAlignmentElems);
-    first_key += unit.layer->layout().elems();
+    first_key += space.layout(unit).elems();
+    units_.push_back(std::move(table));
+  }
+}
+
+ParameterTable::ParameterTable(const ParameterSpace& space, const std::vector<UnitRule>& rules) {
+  SLUICE_CHECK(rules.size() == space.unit_count());
+  std::uint64_t first_key = 0;
+  for (std::size_t unit = 0; unit < rules.size(); ++unit) {
+    UnitTable table;
+    table.options = rules[unit].options;
+    for (const PlacedTensor& tensor : space.layout(unit).tensors()) {
+      kernels::ParameterSegment segment = segment_of(tensor, first_key);
+      segment.weight_decay = rules[unit].weight_decay;
+      segment.lr_scale = rules[unit].lr_scale;
+      add_tensor(table, tensor, segment);
+    }
+    table.state_elems = round_up(table.state_elems, kStateAlignmentElems);
+    first_key += space.layout(unit).elems();
     units_.push_back(std::move(table));
   }
 }
 
 void ParameterTable::add_tensor(UnitTable& unit, const PlacedTensor& tensor,
                                 kernels::ParameterSegment segment) {
-  if (!kernels::needs_whole_tensors(options_)) {
+  if (!kernels::needs_whole_tensors(unit.options)) {
     unit.segments.push_back(segment);
     unit.states.emplace_back();
     return;
@@ -107,9 +134,9 @@ void ParameterTable::add_tensor(UnitTable& unit, const PlacedTensor& tensor,
   for (const std::int64_t rows : matrix_rows(tensor.spec, segment.tensor)) {
     segment.tensor.rows = rows;
     segment.end = segment.begin + rows * segment.tensor.cols;
-    check_blocks(options_, tensor.spec, segment.begin);
+    check_blocks(unit.options, tensor.spec, segment.begin);
     segment.moment2_begin = state.begin + state.elems;
-    state.elems += state_elems(options_, StateKind::kMoment2, segment.tensor);
+    state.elems += state_elems(unit.options, StateKind::kMoment2, segment.tensor);
     unit.segments.push_back(segment);
     segment.first_key += static_cast<std::uint64_t>(segment.end - segment.begin);
     segment.begin = segment.end;

@@ -10,8 +10,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "engine/model/model.hpp"
 #include "engine/model/parameter_group.hpp"
+#include "engine/model/parameter_space.hpp"
+#include "kernels/optimizer.hpp"
 
 namespace sluice::model {
 
@@ -19,10 +20,19 @@ class ParameterTable {
  public:
   // weight_decay applies to matrices and embeddings; vectors have none. Throws InputError that
   // names a group without a matching tensor, or a tensor that 8-bit moments cannot represent.
-  ParameterTable(const Model& model, const kernels::OptimizerOptions& options, double weight_decay,
-                 const std::vector<ParameterGroup>& groups);
+  ParameterTable(const ParameterSpace& space, const kernels::OptimizerOptions& options,
+                 double weight_decay, const std::vector<ParameterGroup>& groups);
+  // Each unit by its own rule: a host program's space. `rules` has one for each unit.
+  struct UnitRule {
+    kernels::OptimizerOptions options;
+    float lr_scale = 1;
+    float weight_decay = 0;
+  };
+  ParameterTable(const ParameterSpace& space, const std::vector<UnitRule>& rules);
 
+  // Of every unit; precondition: the table was made of one set of options.
   const kernels::OptimizerOptions& options() const { return options_; }
+  const kernels::OptimizerOptions& options(std::size_t unit) const { return units_[unit].options; }
   // The segments inside elements [begin, end) of a unit; their bounds count from `begin`.
   std::vector<kernels::ParameterSegment> segments(std::size_t unit, std::uint64_t begin,
                                                   std::uint64_t end) const;
@@ -38,12 +48,15 @@ class ParameterTable {
 
  private:
   struct UnitTable {
+    kernels::OptimizerOptions options;
     // Whole tensors or logical matrices; bounds count from the unit's first element.
     std::vector<kernels::ParameterSegment> segments;
     std::vector<StatePart> states;  // by tensor of the layout
     std::uint64_t state_elems = 0;
   };
   void add_tensor(UnitTable& unit, const PlacedTensor& tensor, kernels::ParameterSegment segment);
+
+  static kernels::ParameterSegment segment_of(const PlacedTensor& tensor, std::uint64_t first_key);
 
   kernels::OptimizerOptions options_;
   std::vector<UnitTable> units_;

@@ -52,4 +52,14 @@ std::pair<std::size_t, std::size_t> UnitLayout::norm_block_range(std::uint64_t b
           static_cast<std::size_t>(last - blocks_.begin())};
 }
 
+std::vector<std::uint64_t> UnitLayout::norm_blocks_before() const {
+  std::vector<std::uint64_t> before;
+  std::uint64_t seen = 0;
+  for (std::uint64_t elem = 0; elem <= elems_; elem += kLawBlockElems) {
+    while (seen < blocks_.size() && blocks_[seen].begin < elem) ++seen;
+    before.push_back(seen);
+  }
+  return before;
+}
+
 }  // namespace sluice::model

@@ -53,6 +53,8 @@ class UnitLayout {
   std::uint64_t parameter_count() const { return parameters_; }
   // All norm blocks in element order.
   const std::vector<NormBlock>& norm_blocks() const { return blocks_; }
+  // Item i: the norm blocks that begin before element 4,096 * i; elems() / 4,096 + 1 items.
+  std::vector<std::uint64_t> norm_blocks_before() const;
   // Indices [first, last) of the norm blocks inside elements [begin, end); both multiples of
   // kLawBlockElems or elems().
   std::pair<std::size_t, std::size_t> norm_block_range(std::uint64_t begin,

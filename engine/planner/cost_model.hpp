@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "engine/config/config.hpp"
+#include "engine/model/model.hpp"
 #include "engine/model/parameter_table.hpp"
 #include "engine/planner/hardware_profile.hpp"
 #include "engine/planner/priced_kernels.hpp"

@@ -9,21 +9,6 @@
 #include "base/units.hpp"
 
 namespace sluice::planner {
-namespace {
-
-// norm_blocks_before[i]: blocks of the layout that begin before element 4,096 * i.
-std::vector<std::uint64_t> norm_blocks_before(const model::UnitLayout& layout) {
-  std::vector<std::uint64_t> before;
-  std::uint64_t seen = 0;
-  for (std::uint64_t elem = 0; elem <= layout.elems(); elem += kLawBlockElems) {
-    while (seen < layout.norm_blocks().size() && layout.norm_blocks()[seen].begin < elem) ++seen;
-    before.push_back(seen);
-  }
-  return before;
-}
-
-}  // namespace
-
 // Layers declare their needs for this batch; the parameter table gives the sizes of per-tensor
 // state.
 schedule::StepModel make_step_model(const model::Model& model, const model::BatchShape& batch,
@@ -50,7 +35,7 @@ schedule::StepModel make_step_model(const model::Model& model, const model::Batc
     footprint.forward_workspace_bytes = needs.forward_workspace_bytes;
     footprint.backward_input_workspace_bytes = needs.backward_input_workspace_bytes;
     footprint.backward_weight_workspace_bytes = needs.backward_weight_workspace_bytes;
-    footprint.norm_blocks_before = norm_blocks_before(unit.layer->layout());
+    footprint.norm_blocks_before = unit.layer->layout().norm_blocks_before();
     const std::size_t at = step.units.size();
     footprint.tensor_state_elems = table.tensor_state_elems(at);
     const auto segments = table.segments(at, 0, footprint.elems);

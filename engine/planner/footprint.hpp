@@ -1,6 +1,7 @@
 // The schedule generator's input (step_model.hpp), measured from a model's layers.
 #pragma once
 
+#include "engine/model/model.hpp"
 #include "engine/model/parameter_table.hpp"
 #include "engine/schedule/compile/step_model.hpp"
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/config/config.hpp"
+#include "engine/model/model.hpp"
 #include "engine/model/parameter_table.hpp"
 #include "engine/planner/critical_path.hpp"
 #include "engine/planner/hardware_profile.hpp"

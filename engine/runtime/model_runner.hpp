@@ -9,33 +9,13 @@
 #include <utility>
 #include <vector>
 
+#include "engine/model/model.hpp"
 #include "engine/model/parameter_table.hpp"
 #include "engine/runtime/collective_runner.hpp"
 #include "engine/runtime/executor.hpp"
+#include "engine/runtime/state_operations.hpp"
 
 namespace sluice::runtime {
-
-// The numbers of one step that the schedule leaves open.
-struct StepScalars {
-  // For the pass's own update, and for the pending one of the step before, if the pass makes one
-  // (Program::of_pending_update). The clip factor sets grad_scale.
-  kernels::UpdateScalars update;
-  kernels::UpdateScalars pending_update;
-  double clip = 0.0;  // 0: no clipping
-  // A power of two that the loss is multiplied by; norm and update divide gradients by it.
-  double loss_scale = 1.0;
-  // If the gradient norm is not finite: true skips the update, so that every state kind keeps its
-  // bits and the step goes on; false ends the run.
-  bool skip_overflow = false;
-};
-
-// Results of a step, read after Executor::run.
-struct StepResults {
-  double grad_norm = 0;           // before clipping, of unscaled gradients
-  bool overflow = false;          // the update was skipped
-  bool clipped = false;           // the clip factor changes gradients, as updates read it
-  std::string overflowed_tensor;  // the first, in tensor order, with a gradient that is not finite
-};
 
 class ModelRunner final : public OperationRunner {
  public:
@@ -55,11 +35,8 @@ class ModelRunner final : public OperationRunner {
                          const std::function<void(std::exception_ptr)>& signal)>;
   void attach_framework(Framework framework) { framework_ = std::move(framework); }
 
-  void set_scalars(const StepScalars& scalars) {
-    scalars_ = scalars;
-    results_ = {};
-  }
-  const StepResults& results() const { return results_; }
+  void set_scalars(const StepScalars& scalars) { state_.set_scalars(scalars); }
+  const StepResults& results() const { return state_.results(); }
 
   void run_on_device(const Program& program, const schedule::Instruction& instruction,
                      device::Stream& stream) override;
@@ -78,36 +55,13 @@ class ModelRunner final : public OperationRunner {
   void run_pass(const schedule::Instruction& instruction, const model::PassBuffers& buffers);
 
  private:
-  void accumulate(kernels::Kernels& kernels, const Program& program,
-                  const schedule::Instruction& instruction) const;
-  void fold(kernels::Kernels& kernels, const Program& program,
-            const schedule::Instruction& instruction) const;
-  static void round(kernels::Kernels& kernels, const Program& program,
-                    const schedule::Instruction& instruction);
-  void norm(kernels::Kernels& kernels, const Program& program,
-            const schedule::Instruction& instruction) const;
-  void clip_factor(const Program& program, const schedule::Instruction& instruction);
-  void optimizer_step(kernels::Kernels& kernels, const Program& program,
-                      const schedule::Instruction& instruction,
-                      const kernels::HostUpdate& how) const;
-  static void copy_found(kernels::Kernels& kernels, const std::vector<Place>& reads,
-                         const std::vector<Place>& writes, std::int32_t unit);
-  static void keep_weight(kernels::Kernels& kernels, const Place* master, const Place& weight);
-  void run_state_operation(kernels::Kernels& kernels, const Program& program,
-                           const schedule::Instruction& instruction,
-                           const kernels::HostUpdate& how) const;
-  bool sums_micro_batches() const { return microbatches_ > 1; }
-  std::string tensor_of_norm_block(std::size_t block) const;
-
   const model::Model& model_;
   model::BatchShape batch_;
   std::int32_t microbatches_;
-  const model::ParameterTable& parameters_;
+  StateOperations state_;
   kernels::Kernels& device_kernels_;
   kernels::Kernels& host_kernels_;
   CollectiveRunner collectives_;
-  StepScalars scalars_;
-  StepResults results_;
   Framework framework_;
 };
 

@@ -163,13 +163,13 @@ void HostKernels::squared_norm_blocks(const void* grad, DType dtype, DType round
 
 std::uint64_t HostKernels::update_workspace_bytes(
     const OptimizerOptions& options, std::span<const ParameterSegment> segments) const {
-  return host::update_workspace_bytes(gemm_, options, segments);
+  return host::update_workspace_bytes(&muon_, options, segments);
 }
 
 void HostKernels::update(const OptimizerOptions& options, const UpdateBuffers& buffers,
                          std::span<const ParameterSegment> segments, const UpdateScalars& scalars,
                          void* workspace) {
-  host::update(parallel_, gemm_, options, buffers, segments, scalars, workspace);
+  host::update(parallel_, &muon_, options, buffers, segments, scalars, workspace);
 }
 
 void HostKernels::cast(const void* in, DType in_dtype, void* out, DType out_dtype,

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "kernels/host/gemm.hpp"
+#include "kernels/host/optimizer/muon.hpp"
 #include "kernels/host/parallel.hpp"
 #include "kernels/kernels.hpp"
 
@@ -79,6 +80,7 @@ class HostKernels final : public Kernels {
  private:
   Parallel parallel_;
   Gemm gemm_;
+  Muon muon_{gemm_};
   std::string arithmetic_;
 };
 

@@ -7,6 +7,8 @@
 // gram and its square are symmetric: only the lower half is computed, then mirrored. Nearly all
 // time is in the products: 5 * (4 m^2 n + 2 m^3) operations for [m, n], m <= n. All other tensors
 // use AdamW; their second moment is fp32 and lies in the kPerTensor state.
+#include "kernels/host/optimizer/muon.hpp"
+
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -312,9 +314,9 @@ void update_hidden(const Parallel& parallel, const Gemm& gemm, const OptimizerOp
 
 }  // namespace
 
-void muon(const Parallel& parallel, const Gemm& gemm, const OptimizerOptions& options,
-          const UpdateBuffers& buffers, std::span<const ParameterSegment> segments,
-          const UpdateScalars& scalars, void* workspace) {
+void Muon::update(const Parallel& parallel, const OptimizerOptions& options,
+                  const UpdateBuffers& buffers, std::span<const ParameterSegment> segments,
+                  const UpdateScalars& scalars, void* workspace) const {
   const UpdateArrays arrays = update_arrays(options, buffers, scalars);
   const AdamConstants constants = adam_constants(options, scalars.step);
   // The other tensors come first, all together, because most are small.
@@ -332,17 +334,17 @@ void muon(const Parallel& parallel, const Gemm& gemm, const OptimizerOptions& op
       });
   for (const ParameterSegment& segment : segments) {
     if (!segment.tensor.hidden_matrix) continue;
-    update_hidden(parallel, gemm, options, arrays, segment, scalars, workspace);
+    update_hidden(parallel, gemm_, options, arrays, segment, scalars, workspace);
   }
 }
 
-std::uint64_t muon_workspace_bytes(const Gemm& gemm, std::span<const ParameterSegment> segments) {
+std::uint64_t Muon::workspace_bytes(std::span<const ParameterSegment> segments) const {
   std::uint64_t most = 0;
   for (const ParameterSegment& segment : segments) {
     if (!segment.tensor.hidden_matrix) continue;
     WorkspaceParts parts(nullptr);
     const MuonTensor tensor = lay_out(segment, parts);
-    most = std::max(most, parts.bytes() + products_bytes(gemm, tensor));
+    most = std::max(most, parts.bytes() + products_bytes(gemm_, tensor));
   }
   return most;
 }

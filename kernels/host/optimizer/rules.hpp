@@ -11,7 +11,6 @@
 
 namespace sluice::kernels::host {
 
-class Gemm;
 class Parallel;
 
 // Elements of a task. Gradient, states and weight take at most 28 bytes per element: about 0.5 MiB,
@@ -48,9 +47,16 @@ std::uint64_t adafactor_workspace_bytes(std::span<const ParameterSegment> segmen
 void sm3(const Parallel& parallel, const OptimizerOptions& options, const UpdateBuffers& buffers,
          std::span<const ParameterSegment> segments, const UpdateScalars& scalars, void* workspace);
 std::uint64_t sm3_workspace_bytes(std::span<const ParameterSegment> segments);
-void muon(const Parallel& parallel, const Gemm& gemm, const OptimizerOptions& options,
-          const UpdateBuffers& buffers, std::span<const ParameterSegment> segments,
-          const UpdateScalars& scalars, void* workspace);
-std::uint64_t muon_workspace_bytes(const Gemm& gemm, std::span<const ParameterSegment> segments);
+
+// The rule with matrix products. It is an object, so that a library without them need not link the
+// rest of it.
+class ProductRule {
+ public:
+  virtual ~ProductRule() = default;
+  virtual std::uint64_t workspace_bytes(std::span<const ParameterSegment> segments) const = 0;
+  virtual void update(const Parallel& parallel, const OptimizerOptions& options,
+                      const UpdateBuffers& buffers, std::span<const ParameterSegment> segments,
+                      const UpdateScalars& scalars, void* workspace) const = 0;
+};
 
 }  // namespace sluice::kernels::host

@@ -14,7 +14,16 @@
 
 namespace sluice::kernels::host {
 
-std::uint64_t update_workspace_bytes(const Gemm& gemm, const OptimizerOptions& options,
+namespace {
+
+const ProductRule& required(const ProductRule* muon) {
+  if (muon != nullptr) return *muon;
+  throw InputError("muon needs matrix products, which this library does not have");
+}
+
+}  // namespace
+
+std::uint64_t update_workspace_bytes(const ProductRule* muon, const OptimizerOptions& options,
                                      std::span<const ParameterSegment> segments) {
   check_whole_tensors(options, segments);
   switch (options.rule) {
@@ -23,7 +32,7 @@ std::uint64_t update_workspace_bytes(const Gemm& gemm, const OptimizerOptions& o
     case OptimizerRule::kSm3:
       return sm3_workspace_bytes(segments);
     case OptimizerRule::kMuon:
-      return muon_workspace_bytes(gemm, segments);
+      return required(muon).workspace_bytes(segments);
     default:
       return 0;
   }
@@ -31,7 +40,7 @@ std::uint64_t update_workspace_bytes(const Gemm& gemm, const OptimizerOptions& o
 
 namespace {
 
-void run_rule(const Parallel& parallel, const Gemm& gemm, const OptimizerOptions& options,
+void run_rule(const Parallel& parallel, const ProductRule* muon, const OptimizerOptions& options,
               const UpdateBuffers& buffers, std::span<const ParameterSegment> segments,
               const UpdateScalars& scalars, void* workspace) {
   switch (options.rule) {
@@ -48,14 +57,14 @@ void run_rule(const Parallel& parallel, const Gemm& gemm, const OptimizerOptions
     case OptimizerRule::kSm3:
       return sm3(parallel, options, buffers, segments, scalars, workspace);
     case OptimizerRule::kMuon:
-      return muon(parallel, gemm, options, buffers, segments, scalars, workspace);
+      return required(muon).update(parallel, options, buffers, segments, scalars, workspace);
   }
   throw InternalError("no such optimizer rule: " + std::to_string(static_cast<int>(options.rule)));
 }
 
 }  // namespace
 
-void update(const Parallel& parallel, const Gemm& gemm, const OptimizerOptions& options,
+void update(const Parallel& parallel, const ProductRule* muon, const OptimizerOptions& options,
             const UpdateBuffers& buffers, std::span<const ParameterSegment> segments,
             const UpdateScalars& scalars, void* workspace) {
   check_update(options, buffers, segments);
@@ -69,9 +78,9 @@ void update(const Parallel& parallel, const Gemm& gemm, const OptimizerOptions& 
   }
   // Rules that need whole tensors compute too much for one thread.
   if (buffers.host.one_thread && !needs_whole_tensors(options)) {
-    run_rule(Parallel(1, nullptr), gemm, options, guarded, segments, scalars, workspace);
+    run_rule(Parallel(1, nullptr), muon, options, guarded, segments, scalars, workspace);
   } else {
-    run_rule(parallel, gemm, options, guarded, segments, scalars, workspace);
+    run_rule(parallel, muon, options, guarded, segments, scalars, workspace);
   }
   if (around != nullptr) {
     parallel.for_blocks(buffers.elems, kUpdatePieceElems,

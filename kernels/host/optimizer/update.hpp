@@ -8,15 +8,16 @@
 
 namespace sluice::kernels::host {
 
-class Gemm;
 class Parallel;
+class ProductRule;
 
-std::uint64_t update_workspace_bytes(const Gemm& gemm, const OptimizerOptions& options,
+// muon: null where there are no matrix products; that rule is then refused (InputError).
+std::uint64_t update_workspace_bytes(const ProductRule* muon, const OptimizerOptions& options,
                                      std::span<const ParameterSegment> segments);
 
 // Arguments as in kernels/kernels.hpp. Throws InternalError for segments that leave [0, elems),
 // overlap, or do not match the rule, and for formats that the rule does not support.
-void update(const Parallel& parallel, const Gemm& gemm, const OptimizerOptions& options,
+void update(const Parallel& parallel, const ProductRule* muon, const OptimizerOptions& options,
             const UpdateBuffers& buffers, std::span<const ParameterSegment> segments,
             const UpdateScalars& scalars, void* workspace);
 

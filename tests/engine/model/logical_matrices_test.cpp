@@ -10,6 +10,7 @@
 #include "base/rng.hpp"
 #include "engine/checkpoint/checkpoint.hpp"
 #include "engine/config/config.hpp"
+#include "engine/model/model.hpp"
 #include "engine/model/parameter_table.hpp"
 #include "kernels/kernels.hpp"
 #include "tests/support/holds.hpp"
