@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "base/thread.hpp"
+#include "engine/host/host_session.hpp"
 #include "offload/integrity_error.hpp"
 
 namespace sluice::capi {
@@ -100,6 +101,14 @@ sluice_status keep_failure(const char* function, const std::exception_ptr& error
     return record(function, SLUICE_E_TIMEOUT, e.what());
   } catch (const DeviceError& e) {
     return record(function, SLUICE_E_DEVICE, e.what());
+  } catch (const host::Refused& e) {
+    return record(function, SLUICE_E_REFUSED, e.what());
+  } catch (const host::SessionStateError& e) {
+    return record(function, SLUICE_E_STATE, e.what());
+  } catch (const host::SessionPoisoned& e) {
+    return record(function, SLUICE_E_POISONED, e.what());
+  } catch (const host::GradientNotFinite& e) {
+    return record(function, SLUICE_E_NOT_FINITE, e.what());
   } catch (const ThreadError& e) {
     return record(function, SLUICE_E_DEVICE, e.what());
   } catch (const InputError& e) {

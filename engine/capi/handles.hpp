@@ -1,10 +1,12 @@
 // The handles of the C API, complete. Each shares what it needs, so they may go in any order.
 #pragma once
 
+#include <atomic>
 #include <memory>
 
 #include "engine/host/framework_allocator.hpp"
 #include "engine/host/host_engine.hpp"
+#include "engine/host/host_session.hpp"
 #include "include/sluice/sluice.h"
 
 struct sluice_engine {
@@ -13,6 +15,11 @@ struct sluice_engine {
 
 struct sluice_allocator {
   std::shared_ptr<sluice::host::FrameworkAllocator> inner;
+};
+
+struct sluice_session {
+  std::unique_ptr<sluice::host::HostSession> inner;
+  std::atomic<bool> busy{false};  // a thread is in a call
 };
 
 namespace sluice::capi {

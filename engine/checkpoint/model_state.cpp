@@ -130,17 +130,17 @@ std::vector<float> ModelState::initial_values(const model::UnitLayout& layout, s
 // whole weights and a shard of the masters: then the values are made twice.
 void ModelState::fill_weights(std::size_t unit, std::uint64_t seed) {
   const auto at = static_cast<std::int32_t>(unit);
-  const model::UnitLayout& layout = model_.units()[unit].layer->layout();
+  const model::UnitLayout& layout = space_.layout(unit);
   const auto fill = [&](const std::vector<StateKind>& kinds) {
     store_.visit(kinds, at, 0, layout.elems(), runtime::StateStore::Access::kWrite,
                  [&](std::uint64_t begin, std::uint64_t end, std::span<std::byte* const> data) {
                    const std::vector<float> values = initial_values(layout, seed, begin, end);
                    const bool weights = kinds.front() == StateKind::kWeight;
-                   store_weights(options(), values, weights ? data.front() : nullptr,
+                   store_weights(options(unit), values, weights ? data.front() : nullptr,
                                  kinds.back() == StateKind::kMaster ? data.back() : nullptr);
                  });
   };
-  if (!options().has_master()) return fill({StateKind::kWeight});
+  if (!options(unit).has_master()) return fill({StateKind::kWeight});
   if (store_.range(StateKind::kWeight, at) == store_.range(StateKind::kMaster, at)) {
     return fill({StateKind::kWeight, StateKind::kMaster});
   }
@@ -157,23 +157,25 @@ void ModelState::zero(const StateColumn& column, std::size_t unit, std::uint64_t
 }
 
 void ModelState::initialize(std::uint64_t seed) {
-  const StoredTensors tensors(model_, table_, state_columns(options()));
-  for (std::size_t unit = 0; unit < model_.units().size(); ++unit) {
+  const StoredTensors tensors(space_, table_, StoredTensors::Kinds::kAll);
+  for (std::size_t unit = 0; unit < space_.unit_count(); ++unit) {
     fill_weights(unit, seed);
-    for (std::size_t k = 0; k < tensors.columns().size(); ++k) {
-      const StateColumn& column = tensors.columns()[k];
+    for (std::size_t k = 0; k < tensors.columns(unit).size(); ++k) {
+      const StateColumn& column = tensors.columns(unit)[k];
       if (column.kind == StateKind::kWeight || column.kind == StateKind::kMaster) continue;
       zero(column, unit, tensors.home_elems(unit, k));
     }
   }
 }
 
-void ModelState::write(const std::string& path, const StoredTensors& tensors) {
+void ModelState::write(const std::string& path, const StoredTensors& tensors, const Notes& notes) {
   std::optional<SafetensorsWriter> writer;
-  if (store_.writes_files()) writer.emplace(path, tensors.specs(), file_metadata());
-  for (std::size_t unit = 0; unit < model_.units().size(); ++unit) {
-    for (std::size_t k = 0; k < tensors.columns().size(); ++k) {
-      const StateColumn& column = tensors.columns()[k];
+  Notes metadata = file_metadata();
+  metadata.insert(notes.begin(), notes.end());
+  if (store_.writes_files()) writer.emplace(path, tensors.specs(), metadata);
+  for (std::size_t unit = 0; unit < space_.unit_count(); ++unit) {
+    for (std::size_t k = 0; k < tensors.columns(unit).size(); ++k) {
+      const StateColumn& column = tensors.columns(unit)[k];
       store_.visit_whole(
           column.kind, column.layout, static_cast<std::int32_t>(unit), 0,
           tensors.home_elems(unit, k),
@@ -190,48 +192,48 @@ void ModelState::write(const std::string& path, const StoredTensors& tensors) {
   if (writer) writer->finish();
 }
 
-std::uint64_t ModelState::saved_bytes(const model::Model& model,
+std::uint64_t ModelState::saved_bytes(const model::ParameterSpace& space,
                                       const model::ParameterTable& table) {
-  const StoredTensors tensors(model, table, state_columns(table.options()));
+  const StoredTensors tensors(space, table, StoredTensors::Kinds::kAll);
   return safetensors_bytes(tensors.specs(), file_metadata());
 }
 
-std::uint64_t ModelState::exported_bytes(const model::Model& model,
+std::uint64_t ModelState::exported_bytes(const model::ParameterSpace& space,
                                          const model::ParameterTable& table) {
-  const StoredTensors tensors(model, table, {weight_column(table.options().weight)});
+  const StoredTensors tensors(space, table, StoredTensors::Kinds::kWeights);
   return safetensors_bytes(tensors.specs(), file_metadata());
 }
 
-void ModelState::save(const std::string& path) {
-  write(path, StoredTensors(model_, table_, state_columns(options())));
+void ModelState::save(const std::string& path, const Notes& notes) {
+  write(path, StoredTensors(space_, table_, StoredTensors::Kinds::kAll), notes);
 }
 
 void ModelState::export_weights(const std::string& path) {
   const std::string temporary = path + ".tmp";
-  write(temporary, StoredTensors(model_, table_, {weight_column(options().weight)}));
+  write(temporary, StoredTensors(space_, table_, StoredTensors::Kinds::kWeights), {});
   if (store_.writes_files()) rename_durably(temporary, path);
 }
 
-void ModelState::check_weights(const SafetensorsReader& reader, const model::Model& model,
+void ModelState::check_weights(const SafetensorsReader& reader, const model::ParameterSpace& space,
                                const model::ParameterTable& table) {
-  const StoredTensors weights(model, table, {weight_column(table.options().weight)});
+  const StoredTensors weights(space, table, StoredTensors::Kinds::kWeights);
   check_present(reader, weights.specs());
   check_known(reader, weights.specs(), true);
 }
 
-void ModelState::check(const SafetensorsReader& reader, const model::Model& model,
+void ModelState::check(const SafetensorsReader& reader, const model::ParameterSpace& space,
                        const model::ParameterTable& table) {
-  const StoredTensors tensors(model, table, state_columns(table.options()));
+  const StoredTensors tensors(space, table, StoredTensors::Kinds::kAll);
   const std::vector<SafetensorsSpec>& expected = tensors.specs();
   check_present(reader, expected);
   check_known(reader, expected, false);
 }
 
 void ModelState::load(const SafetensorsReader& reader) {
-  const StoredTensors tensors(model_, table_, state_columns(options()));
-  for (std::size_t unit = 0; unit < model_.units().size(); ++unit) {
-    for (std::size_t k = 0; k < tensors.columns().size(); ++k) {
-      const StateColumn& column = tensors.columns()[k];
+  const StoredTensors tensors(space_, table_, StoredTensors::Kinds::kAll);
+  for (std::size_t unit = 0; unit < space_.unit_count(); ++unit) {
+    for (std::size_t k = 0; k < tensors.columns(unit).size(); ++k) {
+      const StateColumn& column = tensors.columns(unit)[k];
       const std::array<StateKind, 1> kind{column.kind};
       store_.visit(
           kind, static_cast<std::int32_t>(unit), 0, tensors.home_elems(unit, k),
@@ -248,13 +250,13 @@ void ModelState::load(const SafetensorsReader& reader) {
   }
 }
 
-std::string ModelState::weights_hash_in(const SafetensorsReader& reader, const model::Model& model,
+std::string ModelState::weights_hash_in(const SafetensorsReader& reader, const model::ParameterSpace& space,
                                         const model::ParameterTable& table) {
   WeightsHasher hasher;
   std::vector<std::byte> piece(kMiB);
-  for (const model::Unit& unit : model.units()) {
-    for (const model::PlacedTensor& tensor : unit.layer->layout().tensors()) {
-      hasher.begin_tensor(tensor.spec.name, table.options().weight, tensor.spec.shape);
+  for (std::size_t unit = 0; unit < space.unit_count(); ++unit) {
+    for (const model::PlacedTensor& tensor : space.layout(unit).tensors()) {
+      hasher.begin_tensor(tensor.spec.name, table.options(unit).weight, tensor.spec.shape);
       const SafetensorsTensor& stored = *reader.find(tensor.spec.name);
       for (std::uint64_t at = 0; at < stored.bytes(); at += piece.size()) {
         const std::uint64_t bytes = std::min<std::uint64_t>(piece.size(), stored.bytes() - at);
@@ -269,12 +271,12 @@ std::string ModelState::weights_hash_in(const SafetensorsReader& reader, const m
 
 std::string ModelState::weights_hash() {
   WeightsHasher hasher;
-  const kernels::StateLayout layout_of_weights = weight_column(options().weight).layout;
-  const std::uint64_t bytes = dtype_bytes(options().weight);
-  for (std::size_t unit = 0; unit < model_.units().size(); ++unit) {
-    const model::UnitLayout& layout = model_.units()[unit].layer->layout();
+  for (std::size_t unit = 0; unit < space_.unit_count(); ++unit) {
+    const kernels::StateLayout layout_of_weights = weight_column(options(unit).weight).layout;
+    const std::uint64_t bytes = dtype_bytes(options(unit).weight);
+    const model::UnitLayout& layout = space_.layout(unit);
     for (const model::PlacedTensor& tensor : layout.tensors()) {
-      hasher.begin_tensor(tensor.spec.name, options().weight, tensor.spec.shape);
+      hasher.begin_tensor(tensor.spec.name, options(unit).weight, tensor.spec.shape);
       const std::uint64_t end = tensor.first_elem + tensor.spec.elems();
       const std::uint64_t visit_begin = tensor.first_elem / kLawBlockElems * kLawBlockElems;
       store_.visit_whole(

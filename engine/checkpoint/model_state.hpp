@@ -1,10 +1,11 @@
-// A model's state as named tensors: filled with initial values, saved, loaded, hashed, exported.
+// A program's state as named tensors: filled with initial values, saved, loaded, hashed, exported.
 //
 // Names and types in a file: stored_tensors.hpp. Everything streams through StateStore a piece at a
 // time; nothing is held whole.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -20,28 +21,29 @@ namespace sluice::checkpoint {
 class ModelState {
  public:
   // All must outlive it.
-  ModelState(const model::Model& model, const model::ParameterTable& table,
+  ModelState(const model::ParameterSpace& space, const model::ParameterTable& table,
              runtime::StateStore& store)
-      : model_(model), table_(table), store_(store) {}
+        : space_(space), table_(table), store_(store) {}
 
   // Every element is a function of (seed, tensor name, element) alone; moments are zero.
   void initialize(std::uint64_t seed);
 
   // The bytes of the files that save() and export_weights() write.
-  static std::uint64_t saved_bytes(const model::Model& model, const model::ParameterTable& table);
-  static std::uint64_t exported_bytes(const model::Model& model,
+  static std::uint64_t saved_bytes(const model::ParameterSpace& space, const model::ParameterTable& table);
+  static std::uint64_t exported_bytes(const model::ParameterSpace& space,
                                       const model::ParameterTable& table);
   // Writes all state kinds; the file is on the disk when this returns.
-  void save(const std::string& path);
+  using Notes = std::map<std::string, std::string>;  // metadata of the file
+  void save(const std::string& path, const Notes& notes = {});
   // Throw InputError naming the first tensor that differs (missing, other dtype or shape), before
   // anything is changed: of the weights, and of all state.
-  static void check_weights(const SafetensorsReader& reader, const model::Model& model,
+  static void check_weights(const SafetensorsReader& reader, const model::ParameterSpace& space,
                             const model::ParameterTable& table);
-  static void check(const SafetensorsReader& reader, const model::Model& model,
+  static void check(const SafetensorsReader& reader, const model::ParameterSpace& space,
                     const model::ParameterTable& table);
   void load(const SafetensorsReader& reader);
   // The value of weights_hash() after load(reader). The reader must have passed check().
-  static std::string weights_hash_in(const SafetensorsReader& reader, const model::Model& model,
+  static std::string weights_hash_in(const SafetensorsReader& reader, const model::ParameterSpace& space,
                                      const model::ParameterTable& table);
 
   // Weights alone, as safetensors.
@@ -50,15 +52,15 @@ class ModelState {
   std::string weights_hash();
 
  private:
-  const kernels::OptimizerOptions& options() const { return table_.options(); }
-  void write(const std::string& path, const StoredTensors& tensors);
+  const kernels::OptimizerOptions& options(std::size_t unit) const { return table_.options(unit); }
+  void write(const std::string& path, const StoredTensors& tensors, const Notes& notes);
   void zero(const StateColumn& column, std::size_t unit, std::uint64_t elems);
   void fill_weights(std::size_t unit, std::uint64_t seed);
   // Elements [begin, end) of the unit's masters.
   std::vector<float> initial_values(const model::UnitLayout& layout, std::uint64_t seed,
                                     std::uint64_t begin, std::uint64_t end) const;
 
-  const model::Model& model_;
+  const model::ParameterSpace& space_;
   const model::ParameterTable& table_;
   runtime::StateStore& store_;
   kernels::host::Parallel parallel_{0};

@@ -47,8 +47,7 @@ void for_block8_parts(const Run& run, std::uint64_t begin, std::byte* data, std:
   }
 }
 
-}  // namespace
-
+// The weight and the optimizer's state.
 std::vector<StateColumn> state_columns(const kernels::OptimizerOptions& options) {
   std::vector<StateColumn> columns{weight_column(options.weight)};
   for (const StateKind kind : kOptimizerKinds) {
@@ -58,6 +57,8 @@ std::vector<StateColumn> state_columns(const kernels::OptimizerOptions& options)
   return columns;
 }
 
+}  // namespace
+
 bool is_optimizer_state(std::string_view name) {
   const std::string_view first = name.substr(0, name.find('.'));
   constexpr std::array<std::string_view, 6> kinds{"master",        "remainder", "moment1",
@@ -65,20 +66,23 @@ bool is_optimizer_state(std::string_view name) {
   return std::find(kinds.begin(), kinds.end(), first) != kinds.end();
 }
 
-StoredTensors::StoredTensors(const model::Model& model, const model::ParameterTable& table,
-                             std::vector<StateColumn> columns)
-    : model_(model), table_(table), columns_(std::move(columns)) {
-  for (std::size_t unit = 0; unit < model.units().size(); ++unit) {
+StoredTensors::StoredTensors(const model::ParameterSpace& space,
+                             const model::ParameterTable& table, Kinds kinds)
+    : space_(space), table_(table) {
+  for (std::size_t unit = 0; unit < space.unit_count(); ++unit) {
+    std::vector<StateColumn> columns = state_columns(table.options(unit));
+    if (kinds == Kinds::kWeights) columns.resize(1);  // the weight comes first
     std::vector<std::size_t> firsts;
-    const auto& tensors = model.units()[unit].layer->layout().tensors();
+    const auto& tensors = space.layout(unit).tensors();
     for (std::size_t t = 0; t < tensors.size(); ++t) {
-      for (const StateColumn& column : columns_) {
+      for (const StateColumn& column : columns) {
         firsts.push_back(specs_.size());
         const bool sums = column.layout.extent == kernels::StateExtent::kPerTensor;
         add_specs(tensors[t].spec, column,
                   sums ? table.tensor_state(unit, t) : model::ParameterTable::StatePart{});
       }
     }
+    columns_.push_back(std::move(columns));
     first_specs_.push_back(std::move(firsts));
   }
 }
@@ -101,16 +105,16 @@ void StoredTensors::add_specs(const model::TensorSpec& tensor, const StateColumn
 }
 
 std::uint64_t StoredTensors::home_elems(std::size_t unit, std::size_t column) const {
-  if (columns_[column].layout.extent == kernels::StateExtent::kPerTensor) {
+  if (columns_[unit][column].layout.extent == kernels::StateExtent::kPerTensor) {
     return table_.tensor_state_elems(unit);
   }
-  return model_.units()[unit].layer->layout().elems();
+  return space_.layout(unit).elems();
 }
 
 void StoredTensors::for_parts(std::size_t unit, std::size_t column, std::uint64_t begin,
                               std::uint64_t end, std::byte* data, const Part& part) const {
-  const kernels::StateLayout& layout = columns_[column].layout;
-  const auto& tensors = model_.units()[unit].layer->layout().tensors();
+  const kernels::StateLayout& layout = columns_[unit][column].layout;
+  const auto& tensors = space_.layout(unit).tensors();
   for (std::size_t t = 0; t < tensors.size(); ++t) {
     std::uint64_t first = tensors[t].first_elem;
     std::uint64_t elems = tensors[t].spec.elems();

@@ -24,19 +24,19 @@ struct StateColumn {
 inline constexpr StateColumn weight_column(DType dtype) {
   return {StateKind::kWeight, {kernels::StateExtent::kPerElement, dtype}};
 }
-// The weight and the optimizer's state.
-std::vector<StateColumn> state_columns(const kernels::OptimizerOptions& options);
 
 // Whether a tensor of a checkpoint is no weight, by its name.
 bool is_optimizer_state(std::string_view name);
 
 class StoredTensors {
  public:
-  // model and table must outlive it.
-  StoredTensors(const model::Model& model, const model::ParameterTable& table,
-                std::vector<StateColumn> columns);
+  enum class Kinds { kWeights, kAll };
+  // space and table must outlive it.
+  StoredTensors(const model::ParameterSpace& space, const model::ParameterTable& table,
+                Kinds kinds);
 
-  const std::vector<StateColumn>& columns() const { return columns_; }
+  // The state of a unit, by its own rule.
+  const std::vector<StateColumn>& columns(std::size_t unit) const { return columns_[unit]; }
   const std::vector<SafetensorsSpec>& specs() const { return specs_; }
   // Elements of the column's home of a unit; 0: the unit has none.
   std::uint64_t home_elems(std::size_t unit, std::size_t column) const;
@@ -51,14 +51,14 @@ class StoredTensors {
 
  private:
   std::size_t first_spec(std::size_t unit, std::size_t tensor, std::size_t column) const {
-    return first_specs_[unit][tensor * columns_.size() + column];
+    return first_specs_[unit][tensor * columns_[unit].size() + column];
   }
   void add_specs(const model::TensorSpec& tensor, const StateColumn& column,
                  model::ParameterTable::StatePart sums);
 
-  const model::Model& model_;
+  const model::ParameterSpace& space_;
   const model::ParameterTable& table_;
-  std::vector<StateColumn> columns_;
+  std::vector<std::vector<StateColumn>> columns_;  // by unit
   std::vector<SafetensorsSpec> specs_;
   std::vector<std::vector<std::size_t>> first_specs_;  // by unit; by tensor and column
 };

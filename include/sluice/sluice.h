@@ -224,6 +224,144 @@ SLUICE_API void* sluice_torch_alloc(ptrdiff_t size, int device, void* stream);
 /* [any] Data of a detached allocator are gone already; then this does nothing. */
 SLUICE_API_VOID void sluice_torch_free(void* data, ptrdiff_t size, int device, void* stream);
 
+/* ---- Session: gradients and optimizer state of a model, on the tiers ------------------------- */
+
+/* An offloaded optimizer. Life: create; add groups, units and parameters; seal, which plans and
+ * takes all memory, or is SLUICE_E_REFUSED with the least change that fits; then, again and again,
+ * give gradients and update. Weights and gradients of trainable parameters have homes in pinned
+ * memory, at addresses that never change: compute with the weights there, or copy them to a device
+ * after each update. Optimizer state lies in pinned memory or on storage, and no bit of a result
+ * depends on which. */
+typedef struct sluice_session sluice_session;
+typedef uint32_t sluice_group, sluice_unit, sluice_param;
+#define SLUICE_NONE UINT32_MAX
+enum { SLUICE_STATE_AUTO = 0, SLUICE_STATE_PINNED = 1, SLUICE_STATE_STORAGE = 2 };
+typedef struct sluice_session_options {
+  uint32_t struct_size;
+  int32_t state; /* SLUICE_STATE_AUTO: pinned as far as the budget allows, the rest on storage */
+} sluice_session_options;
+#define SLUICE_SESSION_OPTIONS_INIT {sizeof(sluice_session_options), SLUICE_STATE_AUTO}
+/* [any] */
+SLUICE_API sluice_status sluice_session_create(sluice_engine* engine,
+                                               const sluice_session_options* options,
+                                               sluice_session** out);
+SLUICE_API_VOID void sluice_session_destroy(sluice_session* session);
+
+enum { SLUICE_F32 = 1, SLUICE_BF16 = 2, SLUICE_F16 = 3, SLUICE_I16 = 6 };
+/* Row-major and dense. */
+typedef struct sluice_tensor {
+  uint32_t struct_size;
+  int32_t dtype, device_type, device_id, ndim, reserved;
+  void* data;
+  const int64_t* shape;
+} sluice_tensor;
+#define SLUICE_TENSOR_INIT \
+  {sizeof(sluice_tensor), SLUICE_F32, SLUICE_DEVICE_CPU, 0, 0, 0, NULL, NULL}
+
+enum { SLUICE_ADAMW = 0, SLUICE_ADAM = 1, SLUICE_SGD = 2, SLUICE_LION = 3 };
+/* The arithmetic of each rule stands in docs/design/arithmetic.md; it uses no fused multiply-add. */
+typedef struct sluice_group_options {
+  uint32_t struct_size;
+  int32_t rule;
+  int32_t moments;      /* SLUICE_F32 or SLUICE_BF16; 0: SLUICE_F32 */
+  int32_t split_master; /* 1: bf16 weights have a 16-bit remainder in place of an fp32 master */
+  int32_t nesterov;     /* SLUICE_SGD */
+  int32_t reserved;
+  double lr, weight_decay;
+  double beta1, beta2, eps; /* AdamW, Adam, Lion */
+  double momentum;          /* SGD */
+} sluice_group_options;
+#define SLUICE_GROUP_OPTIONS_INIT                                                             \
+  {sizeof(sluice_group_options), SLUICE_ADAMW, SLUICE_F32, 0, 0, 0, 1e-3, 0.0, 0.9, 0.999,    \
+   1e-8, 0.9}
+/* Before seal. */
+SLUICE_API sluice_status sluice_add_group(sluice_session* session,
+                                          const sluice_group_options* options, sluice_group* out);
+/* At any time, from the next update on; rule, moments and split_master must stay. */
+SLUICE_API sluice_status sluice_set_group(sluice_session* session, sluice_group group,
+                                          const sluice_group_options* options);
+/* Before seal. State of one unit moves together: a layer, or a block of layers. */
+SLUICE_API sluice_status sluice_add_unit(sluice_session* session, const char* name,
+                                         sluice_unit* out);
+typedef struct sluice_param_options {
+  uint32_t struct_size;
+  int32_t dtype; /* of weight and gradient: SLUICE_F32, SLUICE_BF16, SLUICE_F16 */
+  int32_t ndim;  /* 0: a scalar */
+  sluice_unit unit;
+  sluice_group group; /* SLUICE_NONE: frozen; the session keeps nothing of it */
+  uint32_t reserved;
+  const char* name; /* unique: that of files */
+  const int64_t* shape;
+  const void* data; /* initial weights, read by sluice_session_seal(); NULL: zeros */
+} sluice_param_options;
+#define SLUICE_PARAM_OPTIONS_INIT \
+  {sizeof(sluice_param_options), SLUICE_F32, 0, 0, SLUICE_NONE, 0, NULL, NULL, NULL}
+/* Before seal. */
+SLUICE_API sluice_status sluice_add_param(sluice_session* session,
+                                          const sluice_param_options* options, sluice_param* out);
+/* [waits] SLUICE_E_REFUSED and SLUICE_E_INPUT leave the session open: change it, seal again. */
+SLUICE_API sluice_status sluice_session_seal(sluice_session* session);
+
+/* After seal, and not of frozen parameters: the homes of weight and gradient, until the session is
+ * destroyed. The shape's memory is the session's, too. */
+SLUICE_API sluice_status sluice_param_weight(sluice_session* session, sluice_param param,
+                                             sluice_tensor* out);
+SLUICE_API sluice_status sluice_param_grad(sluice_session* session, sluice_param param,
+                                           sluice_tensor* out);
+/* Takes a gradient over, on the CPU and of the parameter's dtype and shape; its memory is free
+ * again. The first since the last update is copied home; others are added to it, each sum in fp32
+ * and rounded to the dtype. A gradient that was written into its home counts as given by this
+ * call. */
+SLUICE_API sluice_status sluice_give_grad(sluice_session* session, sluice_param param,
+                                          const sluice_tensor* grad);
+typedef struct sluice_update_info {
+  uint32_t struct_size, reserved;
+  double max_norm;   /* gradients are clipped to this norm of all together; 0: no clipping */
+  double grad_scale; /* gradients are multiplied by it first; 0: 1 */
+  double grad_norm;  /* filled: scaled, before clipping */
+} sluice_update_info;
+#define SLUICE_UPDATE_INFO_INIT {sizeof(sluice_update_info), 0, 0.0, 0.0, 0.0}
+/* [waits] Every trainable parameter needs a gradient, else SLUICE_E_STATE names one.
+ * SLUICE_E_NOT_FINITE: nothing was updated, and the gradients are dropped. Any other failure within
+ * the update poisons the session. */
+SLUICE_API sluice_status sluice_update(sluice_session* session, sluice_update_info* info);
+
+/* State as it is kept. The kinds that a parameter has, and their dtypes, depend on its group. */
+enum {
+  SLUICE_KIND_WEIGHT = 0,
+  SLUICE_KIND_GRADIENT = 1,
+  SLUICE_KIND_MASTER = 2, /* fp32; with split_master the SLUICE_I16 remainder */
+  SLUICE_KIND_MOMENT1 = 3,
+  SLUICE_KIND_MOMENT2 = 4
+};
+SLUICE_API sluice_status sluice_kind_dtype(sluice_session* session, sluice_param param,
+                                           int32_t kind, int32_t* out);
+/* [waits] Elements [first, first + count) of the parameter; `bytes` is the size of all of them. */
+SLUICE_API sluice_status sluice_read(sluice_session* session, sluice_param param, int32_t kind,
+                                     uint64_t first, uint64_t count, void* into, uint64_t bytes);
+/* [waits] A weight that is written sets its master, too; one that is changed in its home does not,
+ * and a parameter with a master loses the change at the next update. */
+SLUICE_API sluice_status sluice_write(sluice_session* session, sluice_param param, int32_t kind,
+                                      uint64_t first, uint64_t count, const void* from,
+                                      uint64_t bytes);
+/* [waits] One safetensors file with all weights and state; an existing one is replaced as a
+ * whole. */
+SLUICE_API sluice_status sluice_save(sluice_session* session, const char* path);
+/* [waits] Of a session with the same parameters, dtypes and rules. The file is checked first; a
+ * failure to read it behind that poisons the session. */
+SLUICE_API sluice_status sluice_load(sluice_session* session, const char* path);
+
+typedef struct sluice_session_stats {
+  uint32_t struct_size, sealed;
+  uint64_t updates;
+  uint64_t planned_pinned_bytes, planned_storage_bytes; /* exactly what the session holds */
+  uint64_t units, stored_units; /* engine units: those of a unit with one dtype and group */
+  uint64_t storage_read_bytes, storage_write_bytes;
+  uint64_t update_ns; /* of the last update */
+} sluice_session_stats;
+SLUICE_API sluice_status sluice_session_get_stats(sluice_session* session,
+                                                  sluice_session_stats* out);
+
 #ifdef __cplusplus
 }
 #endif

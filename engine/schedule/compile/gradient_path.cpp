@@ -39,15 +39,6 @@ bool folded_later(const StepBuilder& builder, std::int32_t unit) {
   return builder.model().tied_elems > 0 && (unit == 0 || unit == builder.tied_unit());
 }
 
-// The norm blocks of a piece, on the optimizer lane while the piece is in pinned memory.
-void emit_host_norm(StepBuilder& builder, std::int32_t unit, BufferId gradient, ElemRange range,
-                    std::int32_t piece) {
-  Instruction& norm = builder.emit(Op::kGradNorm, Lane::kOptimizer, unit, -1);
-  norm.chunk = piece;
-  norm.reads.push_back(builder.part(gradient, range));
-  norm.writes.push_back(builder.norm_partials_of(unit, range));
-}
-
 // The device computes the partials, and one copy brings them to pinned memory. Tensors may end inside
 // of shards of one size, so their blocks are not equally many. The buffer has room for those of any
 // rank, so that ranks with shards of one size need the same memory.
@@ -274,6 +265,14 @@ void fold_into_home(StepBuilder& builder, std::int32_t unit, BufferId from,
 }
 
 }  // namespace
+
+void emit_host_norm(StepBuilder& builder, std::int32_t unit, BufferId gradient, ElemRange range,
+                    std::int32_t piece) {
+  Instruction& norm = builder.emit(Op::kGradNorm, Lane::kOptimizer, unit, -1);
+  norm.chunk = piece;
+  norm.reads.push_back(builder.part(gradient, range));
+  norm.writes.push_back(builder.norm_partials_of(unit, range));
+}
 
 // Without sums and with a home on the device, kernels write the home directly.
 BufferId gradient_target(StepBuilder& builder, std::int32_t unit, std::int32_t microbatch) {

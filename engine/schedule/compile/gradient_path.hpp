@@ -35,6 +35,10 @@ class GradientPath {
   std::map<std::int32_t, BufferId> sums_;     // by unit: of gradients whose home holds them rounded
   std::map<std::int32_t, GroupSums> groups_;  // by unit: of this rank
 };
+// Emits the norm of a piece on the optimizer lane, while the piece is in pinned memory. gradient:
+// the buffer with the piece.
+void emit_host_norm(StepBuilder& builder, std::int32_t unit, BufferId gradient, ElemRange range,
+                    std::int32_t piece);
 // The window that BackwardWeight(unit, microbatch) writes.
 BufferId gradient_target(StepBuilder& builder, std::int32_t unit, std::int32_t microbatch);
 

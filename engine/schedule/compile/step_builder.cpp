@@ -119,7 +119,7 @@ BufferId StepBuilder::add_home(StateKind kind, std::int32_t unit, Tier tier, DTy
 // Lists the home of one kind of optimizer state, if the rule keeps that kind for this unit. State
 // of whole tensors has its own numbering of elements, so its home is not as long as the unit.
 void StepBuilder::add_optimizer_home(StateKind kind, std::int32_t unit) {
-  const kernels::StateLayout layout = kernels::state_layout(model_.optimizer, kind);
+  const kernels::StateLayout layout = kernels::state_layout(model_.optimizer_of(unit), kind);
   const std::uint64_t tensor_elems = model_.units[index(unit)].tensor_state_elems;
   const bool per_tensor = layout.extent == kernels::StateExtent::kPerTensor;
   if (layout.extent == kernels::StateExtent::kAbsent || (per_tensor && tensor_elems == 0)) return;
@@ -175,7 +175,11 @@ void StepBuilder::add_shadows() {
 // last, so that runs without them have the same ids for everything else.
 void StepBuilder::add_homes() {
   const Placement& place = options_.placement;
-  const DType gradient_dtype = gradient_home_dtype(model_, options_);
+  // Units of a host program differ, and their gradients are summed in their own dtype.
+  const auto gradient_dtype = [this](std::int32_t unit) {
+    return model_.unit_optimizers.empty() ? gradient_home_dtype(model_, options_)
+                                          : model_.dtype_of(unit);
+  };
   homes_.assign(model_.units.size() + 1, {kNoId, kNoId, kNoId, kNoId, kNoId});
   const auto set = [&](std::int32_t unit, StateKind kind, Tier tier, DType dtype) {
     homes_[index(unit)][static_cast<std::size_t>(kind)] = add_home(kind, unit, tier, dtype);
@@ -184,15 +188,15 @@ void StepBuilder::add_homes() {
   std::uint64_t norm_blocks = 0;
   for (std::int32_t unit = 0; unit < unit_count(); ++unit) {
     const std::size_t at = index(unit);
-    set(unit, StateKind::kWeight, place.weight[at], model_.dtype);
-    set(unit, StateKind::kGradient, place.gradient[at], gradient_dtype);
+    set(unit, StateKind::kWeight, place.weight[at], model_.dtype_of(unit));
+    set(unit, StateKind::kGradient, place.gradient[at], gradient_dtype(unit));
     for (const StateKind kind : kOptimizerKinds) add_optimizer_home(kind, unit);
     norm_blocks_of_earlier_units_.push_back(norm_blocks);
     norm_blocks += model_.units[at].norm_blocks_before.back();
   }
   // The sum of a tied use is folded before it is rounded, so it has no rounded home.
   if (model_.tied_elems > 0 && !rounds_gradients()) {
-    set(tied_unit(), StateKind::kGradient, place.gradient[0], gradient_dtype);
+    set(tied_unit(), StateKind::kGradient, place.gradient[0], gradient_dtype(0));
   }
 
   const auto pinned = [&](BufferRole role, Category category, DType dtype, std::uint64_t bytes,
@@ -208,7 +212,10 @@ void StepBuilder::add_homes() {
   };
   tokens_.assign(index(options_.microbatches), kNoId);
   losses_.assign(index(options_.microbatches), kNoId);
-  for (const std::int32_t mb : own_microbatches(model_, options_)) {
+  // A host program computes with data of its own: its steps have neither tokens nor losses.
+  const bool has_data = model_.token_bytes > 0;
+  for (const std::int32_t mb :
+       has_data ? own_microbatches(model_, options_) : std::vector<std::int32_t>()) {
     tokens_[index(mb)] =
         pinned(BufferRole::kTokens, Category::kActivation, DType::kI32, model_.token_bytes, mb);
     losses_[index(mb)] =

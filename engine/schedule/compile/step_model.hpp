@@ -49,7 +49,17 @@ struct StepModel {
   std::uint64_t token_bytes = 0;        // tokens and targets of one micro-batch
   DType dtype = DType::kBF16;           // of weights and gradients
   kernels::OptimizerOptions optimizer;  // optimizer.weight == dtype
+  // The units of a host program may differ in rule and dtype: one for each of them, in place of the
+  // two above. Only generate_update() takes such a model.
+  std::vector<kernels::OptimizerOptions> unit_optimizers = {};
   RankView view;                        // whose step it is
+
+  const kernels::OptimizerOptions& optimizer_of(std::int32_t unit) const {
+    return unit_optimizers.empty() ? optimizer : unit_optimizers[static_cast<std::size_t>(unit)];
+  }
+  DType dtype_of(std::int32_t unit) const {
+    return unit_optimizers.empty() ? dtype : optimizer_of(unit).weight;
+  }
 };
 
 // The tier of each unit's state between uses, by kind.

@@ -42,7 +42,7 @@ UpdateStream::UpdateStream(StepBuilder& builder, std::vector<std::int32_t> order
     const ElemRange range = builder.updated_range(unit);
     if (builder.optimizer_tier(unit) == Tier::kDevice) {
       // in place, whole
-    } else if (kernels::needs_whole_tensors(builder.model().optimizer)) {
+    } else if (kernels::needs_whole_tensors(builder.model().optimizer_of(unit))) {
       if (range.elems() > 0) pieces_.push_back({unit, range});
     } else {
       for (std::uint64_t begin = range.begin; begin < range.end; begin += piece_elems()) {
@@ -103,8 +103,8 @@ void UpdateStream::bring_until(std::size_t end) {
 }
 
 // A weight that is just the rounded master is written but not read.
-bool UpdateStream::read_before(StateKind kind) const {
-  return kind != StateKind::kWeight || kernels::reads_weight(builder_.model().optimizer);
+bool UpdateStream::read_before(StateKind kind, std::int32_t unit) const {
+  return kind != StateKind::kWeight || kernels::reads_weight(builder_.model().optimizer_of(unit));
 }
 
 std::uint64_t UpdateStream::piece_elems() const {
@@ -130,7 +130,7 @@ void UpdateStream::bring(Piece& piece) {
     piece.at[k] = builder_.add_staged(Ring::kUpdates, home, piece.range,
                                       written_after(kind) ? rules_.version : rules_.version - 1);
     piece.from[k] = piece.at[k];
-    if (!read_before(kind)) continue;
+    if (!read_before(kind, piece.unit)) continue;
     const bool device = tier == Tier::kDevice;
     const Use from = builder_.part(home, piece.range);
     builder_.move(device ? Op::kDownload : Op::kStorageRead,
@@ -151,7 +151,7 @@ void UpdateStream::update(const Piece& piece) {
   for (std::size_t k = 0; k < kStateKindCount; ++k) {
     if (piece.at[k] == kNoId) continue;
     const auto kind = static_cast<StateKind>(k);
-    if (read_before(kind)) step.reads.push_back(builder_.part(piece.from[k], piece.range));
+    if (read_before(kind, piece.unit)) step.reads.push_back(builder_.part(piece.from[k], piece.range));
     if (written_after(kind)) step.writes.push_back(builder_.part(piece.at[k], piece.range));
   }
   add_common(step, Tier::kPinned);
@@ -178,7 +178,7 @@ void UpdateStream::emit_device_update(std::int32_t unit) {
     const auto kind = static_cast<StateKind>(k);
     const BufferId home = builder_.home(kind, unit);
     if (home == kNoId) continue;
-    if (read_before(kind)) step.reads.push_back(builder_.part(home, range));
+    if (read_before(kind, unit)) step.reads.push_back(builder_.part(home, range));
     if (written_after(kind)) {
       step.writes.push_back(builder_.part(builder_.made_home(kind, unit), range));
     }

@@ -39,7 +39,7 @@ class UpdateStream {
     std::array<BufferId, kStateKindCount> from{kNoId, kNoId, kNoId, kNoId, kNoId};
   };
   bool gathers_weights() const;
-  bool read_before(StateKind kind) const;
+  bool read_before(StateKind kind, std::int32_t unit) const;
   bool may_be_brought(const Piece& piece) const;
   std::uint64_t piece_elems() const;
   std::int32_t number(const Piece& piece) const;

@@ -128,11 +128,11 @@ TEST(ParameterTable, SumsOfWholeTensorsDoNotOverlap) {
 void expect_each_byte_once(const kernels::OptimizerOptions& options) {
   const model::Model model(small_shape());
   const model::ParameterTable table(model, options, 0.1, {});
-  const StoredTensors stored(model, table, state_columns(options));
+  const StoredTensors stored(model, table, StoredTensors::Kinds::kAll);
   std::vector<std::uint64_t> done(stored.specs().size(), 0);
   for (std::size_t unit = 0; unit < model.units().size(); ++unit) {
-    for (std::size_t k = 0; k < stored.columns().size(); ++k) {
-      const DType dtype = stored.columns()[k].layout.dtype;
+    for (std::size_t k = 0; k < stored.columns(unit).size(); ++k) {
+      const DType dtype = stored.columns(unit)[k].layout.dtype;
       const std::uint64_t elems = stored.home_elems(unit, k);
       std::vector<std::byte> home(bytes_of(dtype, elems));
       std::vector<int> touched(home.size(), 0);
@@ -181,7 +181,7 @@ TEST(StoredTensors, NamesTellTheFormat) {
   options.split_master = true;
   options.moments = DType::kBlock8;
   const model::ParameterTable table(model, options, 0.1, {});
-  const StoredTensors stored(model, table, state_columns(options));
+  const StoredTensors stored(model, table, StoredTensors::Kinds::kAll);
   std::map<std::string, DType> types;
   for (const SafetensorsSpec& spec : stored.specs()) types[spec.name] = spec.dtype;
   EXPECT_EQ(types.at("embedding.tokens.weight"), DType::kBF16);

@@ -1,0 +1,113 @@
+// A host program's parameters with their gradients and optimizer state, kept on the tiers and
+// updated by the engine: an offloaded optimizer.
+//
+// Life: groups, units and parameters are added; seal() plans, takes all memory and fills it; then
+// the program gives gradients and calls update(), again and again. Weights and gradients lie in
+// pinned memory, at addresses that stay until the end: the program computes with the weights where
+// they lie, or copies them to its device after each update. The optimizer state lies in pinned
+// memory or on storage, and no result depends on that.
+//
+// An update that fails halfway poisons the session, because some units have the new state and
+// others the old: every later call throws SessionPoisoned. One thread at a time.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/host/host_engine.hpp"
+#include "engine/host/session_plan.hpp"
+#include "engine/host/session_space.hpp"
+
+namespace sluice::host {
+
+// The call does not belong here in the session's life.
+class SessionStateError : public Error {
+ public:
+  using Error::Error;
+};
+class SessionPoisoned : public Error {
+ public:
+  using Error::Error;
+};
+// A gradient is not finite. The update was not made, and the gradients are dropped.
+class GradientNotFinite : public Error {
+ public:
+  using Error::Error;
+};
+
+struct UpdateRequest {
+  double max_norm = 0;    // clips the norm of all gradients; 0: no clipping
+  double grad_scale = 1;  // gradients are multiplied by it
+};
+
+class HostSession {
+ public:
+  HostSession(std::shared_ptr<HostEngine> engine, StatePlace state);
+  ~HostSession();
+  HostSession(const HostSession&) = delete;
+  HostSession& operator=(const HostSession&) = delete;
+
+  std::uint32_t add_group(const GroupOptions& options);
+  std::uint32_t add_unit(const std::string& name);
+  std::uint32_t add_parameter(const ParameterOptions& options);
+  // Also between updates.
+  void set_group(std::uint32_t group, const GroupOptions& options);
+  // Throws Refused and InputError, and the session may then be changed and sealed again.
+  void seal();
+
+  const SessionParameter& parameter(std::uint32_t number) const { return space_.parameter(number); }
+  std::uint32_t parameter_count() const {
+    return static_cast<std::uint32_t>(space_.parameters().size());
+  }
+  // For its life, in pinned memory. kind: kWeight or kGradient.
+  std::byte* home(std::uint32_t parameter, StateKind kind);
+  // The first gradient of a parameter after an update is copied to its home; later ones are added
+  // there, in fp32 and rounded to the gradient's dtype, as autograd does. data: elements of the
+  // parameter's dtype; the home itself counts as given.
+  void give_gradient(std::uint32_t parameter, const void* data);
+  // Updates all parameters. Returns the norm of all gradients, scaled, before clipping. Throws
+  // SessionStateError if a parameter has no gradient, and GradientNotFinite.
+  double update(const UpdateRequest& request);
+
+  // Elements [first, first + count) of one kind of a parameter's state, in the format in which it
+  // is kept. Writing a weight also sets its master.
+  kernels::StateLayout layout(std::uint32_t parameter, StateKind kind) const;
+  void read(std::uint32_t parameter, StateKind kind, std::uint64_t first, std::uint64_t count,
+            std::byte* into);
+  void write(std::uint32_t parameter, StateKind kind, std::uint64_t first, std::uint64_t count,
+             const std::byte* from);
+  // All weights and state of trainable parameters, and the number of updates, as one safetensors
+  // file. load() checks the whole file before it changes anything.
+  void save(const std::string& path);
+  void load(const std::string& path);
+
+  struct Statistics {
+    std::uint64_t updates = 0;
+    std::array<std::uint64_t, kTierCount> planned_bytes{};
+    std::uint64_t stored_units = 0;  // with optimizer state on storage
+    std::uint64_t units = 0;
+    std::uint64_t storage_read_bytes = 0, storage_write_bytes = 0;
+    double update_seconds = 0;  // of the last update
+  };
+  Statistics statistics() const;
+
+ private:
+  struct Sealed;
+  Sealed& sealed() const;
+  void check_open() const;
+  const SessionParameter& trainable(std::uint32_t number) const;
+
+  const std::shared_ptr<HostEngine> engine_;
+  const StatePlace place_;
+  SessionSpace space_;
+  std::unique_ptr<Sealed> sealed_;  // null: not yet
+  std::vector<bool> given_;         // by parameter: has a gradient
+  std::uint64_t updates_ = 0;
+  double update_seconds_ = 0;
+  bool poisoned_ = false;
+};
+
+}  // namespace sluice::host
