@@ -24,6 +24,22 @@ endif()
 install(RUNTIME_DEPENDENCY_SET bundled_libraries
   PRE_EXCLUDE_REGEXES "^ld-linux" "^lib(c|m|dl|rt|pthread)\\.so" "^lib(cuda|cublas|cublasLt|nccl|cudart)\\.so"
   LIBRARY DESTINATION lib COMPONENT bundle EXCLUDE_FROM_ALL)
+# `cmake --install build/release --component dev --prefix DIR`: the C API alone, with what find_package(sluice)
+# and pkg-config need. Its version is that of the interface.
+include(CMakePackageConfigHelpers)
+set(SLUICE_API_VERSION 1.0.0)
+install(TARGETS sluice_c EXPORT sluiceTargets
+  LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT dev NAMELINK_COMPONENT dev)
+install(FILES include/sluice/sluice.h DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/sluice" COMPONENT dev)
+install(FILES share/examples/train_net.c DESTINATION share/sluice/examples COMPONENT dev)
+install(EXPORT sluiceTargets NAMESPACE sluice:: FILE sluiceConfig.cmake
+  DESTINATION "${CMAKE_INSTALL_LIBDIR}/cmake/sluice" COMPONENT dev)
+write_basic_package_version_file("${CMAKE_BINARY_DIR}/sluiceConfigVersion.cmake"
+  VERSION ${SLUICE_API_VERSION} COMPATIBILITY SameMajorVersion)
+configure_file(cmake/sluice.pc.in "${CMAKE_BINARY_DIR}/sluice.pc" @ONLY)
+install(FILES "${CMAKE_BINARY_DIR}/sluiceConfigVersion.cmake"
+  DESTINATION "${CMAKE_INSTALL_LIBDIR}/cmake/sluice" COMPONENT dev)
+install(FILES "${CMAKE_BINARY_DIR}/sluice.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig" COMPONENT dev)
 foreach(document README.md ARCHITECTURE.md LICENSE)
   if(EXISTS "${CMAKE_SOURCE_DIR}/${document}")
     install(FILES "${CMAKE_SOURCE_DIR}/${document}" DESTINATION "${CMAKE_INSTALL_DOCDIR}")

@@ -1,0 +1,632 @@
+/* Sessions: the update against a plain AdamW, the same bits on every tier, refusals, files, wrong
+ * calls, and faults of storage. */
+#include <math.h>
+
+#include "tests/engine/capi/structs.h"
+
+#define MIB ((uint64_t)1 << 20)
+enum { PARAMS = 5, STEPS = 7 };
+
+/* Shapes that share blocks of 4,096 elements, fill them, and pass them. */
+static const int64_t shapes[PARAMS][2] = {{3, 5}, {64, 64}, {130, 100}, {1, 70000}, {7, 1}};
+static const char* const names[PARAMS] = {"a", "b", "c", "d", "e"};
+
+static size_t elems_of(int p) { return (size_t)(shapes[p][0] * shapes[p][1]); }
+
+static float draw(uint32_t* state) {
+  *state = *state * 1664525u + 1013904223u;
+  return (float)(*state >> 8) / 8388608.0f - 1.0f;
+}
+static uint16_t to_bf16(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof(bits));
+  return (uint16_t)(bits >> 16);
+}
+
+struct trial {
+  sluice_engine* engine;
+  sluice_session* session;
+  sluice_group groups[2];
+  sluice_param params[PARAMS];
+  int32_t dtype;
+  size_t elem_bytes;
+};
+
+static sluice_engine* make_engine(const char* folder, uint64_t pinned_bytes) {
+  sluice_engine_options options = SLUICE_ENGINE_OPTIONS_INIT;
+  sluice_engine* engine = NULL;
+  options.device_bytes = MIB;
+  options.pinned_bytes = pinned_bytes;
+  options.threads = 2;
+  options.storage_engine = SLUICE_STORAGE_POSIX;
+  if (folder != NULL) {
+    options.storage_paths = &folder;
+    options.storage_path_count = 1;
+    options.storage_bytes = 64 * MIB;
+  }
+  EXPECT(SLUICE_OK, sluice_engine_create(&options, &engine));
+  return engine;
+}
+
+static sluice_status add_param(struct trial* t, int p, sluice_unit unit, sluice_group group,
+                               const void* data) {
+  sluice_param_options options = SLUICE_PARAM_OPTIONS_INIT;
+  options.dtype = t->dtype;
+  options.unit = unit;
+  options.group = group;
+  options.name = names[p];
+  options.ndim = 2;
+  options.shape = shapes[p];
+  options.data = data;
+  return sluice_add_param(t->session, &options, &t->params[p]);
+}
+
+/* Two units, two groups; values in both formats are those of the same numbers. */
+static void fill(struct trial* t, void* data, size_t elems, uint32_t* random, float scale) {
+  size_t i;
+  for (i = 0; i < elems; ++i) {
+    const float value = draw(random) * scale;
+    const uint16_t half = to_bf16(value);
+    if (t->dtype == SLUICE_BF16) memcpy((char*)data + 2 * i, &half, 2);
+    else memcpy((char*)data + 4 * i, &value, 4);
+  }
+}
+
+static void open_trial(struct trial* t, sluice_engine* engine, int32_t state, int32_t dtype,
+                       int32_t split) {
+  sluice_session_options options = SLUICE_SESSION_OPTIONS_INIT;
+  sluice_group_options group = SLUICE_GROUP_OPTIONS_INIT;
+  sluice_unit units[2];
+  uint32_t random = 7;
+  void* data[PARAMS];
+  int p;
+  t->engine = engine;
+  t->dtype = dtype;
+  t->elem_bytes = dtype == SLUICE_F32 ? 4 : 2;
+  options.state = state;
+  EXPECT(SLUICE_OK, sluice_session_create(engine, &options, &t->session));
+  group.split_master = split;
+  group.weight_decay = 0.1;
+  EXPECT(SLUICE_OK, sluice_add_group(t->session, &group, &t->groups[0]));
+  group.weight_decay = 0;
+  group.beta2 = 0.95;
+  group.lr = 3e-3;
+  EXPECT(SLUICE_OK, sluice_add_group(t->session, &group, &t->groups[1]));
+  EXPECT(SLUICE_OK, sluice_add_unit(t->session, "first", &units[0]));
+  EXPECT(SLUICE_OK, sluice_add_unit(t->session, "second", &units[1]));
+  for (p = 0; p < PARAMS; ++p) {
+    data[p] = malloc(elems_of(p) * t->elem_bytes);
+    fill(t, data[p], elems_of(p), &random, 0.1f);
+    EXPECT(SLUICE_OK, add_param(t, p, units[p / 3], t->groups[p % 2], data[p]));
+  }
+  EXPECT(SLUICE_OK, sluice_session_seal(t->session));
+  for (p = 0; p < PARAMS; ++p) free(data[p]);
+}
+
+static void close_trial(struct trial* t) { sluice_session_destroy(t->session); }
+
+static void give_grads(struct trial* t, uint32_t seed, float scale) {
+  uint32_t random = seed * 977 + 3;
+  int p;
+  for (p = 0; p < PARAMS; ++p) {
+    sluice_tensor grad = SLUICE_TENSOR_INIT;
+    grad.dtype = t->dtype;
+    grad.ndim = 2;
+    grad.shape = shapes[p];
+    grad.data = malloc(elems_of(p) * t->elem_bytes);
+    fill(t, grad.data, elems_of(p), &random, scale);
+    EXPECT(SLUICE_OK, sluice_give_grad(t->session, t->params[p], &grad));
+    free(grad.data);
+  }
+}
+
+static uint64_t digest_bytes(uint64_t digest, const void* data, size_t bytes) {
+  size_t i;
+  for (i = 0; i < bytes; ++i) {
+    digest = (digest ^ ((const unsigned char*)data)[i]) * 1099511628211u;
+  }
+  return digest;
+}
+
+/* Of all state, by sluice_read. */
+static uint64_t digest_state(struct trial* t) {
+  uint64_t digest = 14695981039346656037u;
+  int p;
+  int32_t kind, dtype;
+  for (p = 0; p < PARAMS; ++p) {
+    for (kind = SLUICE_KIND_WEIGHT; kind <= SLUICE_KIND_MOMENT2; ++kind) {
+      size_t bytes;
+      void* data;
+      if (kind == SLUICE_KIND_GRADIENT) continue;
+      if (sluice_kind_dtype(t->session, t->params[p], kind, &dtype) != SLUICE_OK) continue;
+      bytes = elems_of(p) * (dtype == SLUICE_F32 ? 4 : 2);
+      data = malloc(bytes);
+      EXPECT(SLUICE_OK,
+             sluice_read(t->session, t->params[p], kind, 0, elems_of(p), data, bytes));
+      digest = digest_bytes(digest, data, bytes);
+      free(data);
+    }
+  }
+  return digest;
+}
+
+static uint64_t train(struct trial* t, uint32_t first, uint32_t last, double* norm) {
+  uint32_t step;
+  for (step = first; step < last; ++step) {
+    sluice_update_info info = SLUICE_UPDATE_INFO_INIT;
+    give_grads(t, step, 0.01f);
+    if (step % 2 == 1) give_grads(t, step + 100, 0.01f);
+    info.max_norm = step % 3 == 2 ? 0.5 : 0;
+    info.grad_scale = step % 3 == 1 ? 0.25 : 0;
+    EXPECT(SLUICE_OK, sluice_update(t->session, &info));
+    *norm = info.grad_norm;
+  }
+  return digest_state(t);
+}
+
+/* One AdamW step of one element, in the order of kernels/optimizer.hpp. */
+static void adamw(float* w, float* m, float* v, float g, int step, float lr, float decay,
+                  double beta1, double beta2) {
+  const float b1 = (float)beta1, b2 = (float)beta2;
+  const float one_b1 = (float)(1.0 - beta1), one_b2 = (float)(1.0 - beta2);
+  const float correction = (float)(1.0 - pow(beta1, step));
+  const float root_scale = (float)(1.0 / sqrt(1.0 - pow(beta2, step)));
+  volatile float a = b1 * *m, b = one_b1 * g, gg = g * g, c, d, root;
+  *m = a + b;
+  a = b2 * *v;
+  b = one_b2 * gg;
+  *v = a + b;
+  c = lr * decay;
+  d = c * *w;
+  *w = *w - d;
+  root = sqrtf(*v);
+  root = root * root_scale;
+  root = root + 1e-8f;
+  d = *m / root;
+  c = lr / correction;
+  d = c * d;
+  *w = *w - d;
+}
+
+/* fp32, no clipping: every weight equals the plain loop's to the bit. */
+static void test_arithmetic(void) {
+  struct trial t;
+  sluice_engine* engine = make_engine(NULL, 8 * MIB);
+  uint32_t random = 7, grad_random;
+  float *w[PARAMS], *m[PARAMS], *v[PARAMS];
+  int p, step;
+  size_t i, wrong = 0;
+  open_trial(&t, engine, SLUICE_STATE_PINNED, SLUICE_F32, 0);
+  for (p = 0; p < PARAMS; ++p) {
+    w[p] = malloc(elems_of(p) * sizeof(float));
+    m[p] = calloc(elems_of(p), sizeof(float));
+    v[p] = calloc(elems_of(p), sizeof(float));
+    for (i = 0; i < elems_of(p); ++i) w[p][i] = draw(&random) * 0.1f;
+  }
+  for (step = 1; step <= STEPS; ++step) {
+    sluice_update_info info = SLUICE_UPDATE_INFO_INIT;
+    give_grads(&t, (uint32_t)step, 0.01f);
+    EXPECT(SLUICE_OK, sluice_update(t.session, &info));
+    grad_random = (uint32_t)step * 977 + 3;
+    for (p = 0; p < PARAMS; ++p) {
+      for (i = 0; i < elems_of(p); ++i) {
+        const float g = draw(&grad_random) * 0.01f;
+        if (p % 2 == 0) adamw(&w[p][i], &m[p][i], &v[p][i], g, step, 1e-3f, 0.1f, 0.9, 0.999);
+        else adamw(&w[p][i], &m[p][i], &v[p][i], g, step, 3e-3f, 0.0f, 0.9, 0.95);
+      }
+    }
+  }
+  for (p = 0; p < PARAMS; ++p) {
+    sluice_tensor home = SLUICE_TENSOR_INIT;
+    EXPECT(SLUICE_OK, sluice_param_weight(t.session, t.params[p], &home));
+    for (i = 0; i < elems_of(p); ++i) wrong += ((const float*)home.data)[i] != w[p][i];
+    CHECK(home.ndim == 2 && home.shape[0] == shapes[p][0] && home.shape[1] == shapes[p][1]);
+    free(w[p]);
+    free(m[p]);
+    free(v[p]);
+  }
+  CHECK(wrong == 0);
+  close_trial(&t);
+  sluice_engine_destroy(engine);
+}
+
+/* No bit depends on the tier, nor on a save and load in between. The plan is what is held. */
+static void test_tiers(const char* folder) {
+  static const int32_t dtypes[3] = {SLUICE_F32, SLUICE_BF16, SLUICE_BF16};
+  char path[4096];
+  int format, tier;
+  snprintf(path, sizeof(path), "%s/capi_session.safetensors", folder);
+  for (format = 0; format < 3; ++format) {
+    uint64_t digests[4] = {0, 1, 2, 3};
+    double norms[4] = {0, 1, 2, 3};
+    for (tier = 0; tier < 4; ++tier) {
+      /* 8 MiB hold all state; 3 MiB and 2.5 MiB do not. */
+      const uint64_t pinned = tier < 2 ? 8 * MIB : format == 0 ? 3 * MIB : 5 * MIB / 2;
+      sluice_engine* engine = make_engine(folder, pinned);
+      sluice_usage usage = {sizeof(usage), 0, 0, 0, 0, 0, {0}};
+      sluice_session_stats stats = {sizeof(stats), 0, 0, 0, 0, 0, 0, 0, 0, 0};
+      struct trial t;
+      open_trial(&t, engine, tier == 0 ? SLUICE_STATE_PINNED : tier == 1 ? SLUICE_STATE_STORAGE
+                                                                         : SLUICE_STATE_AUTO,
+                 dtypes[format], format == 2);
+      EXPECT(SLUICE_OK, sluice_session_get_stats(t.session, &stats));
+      CHECK(stats.units == 4 && stats.sealed == 1);
+      CHECK(tier == 0 ? stats.stored_units == 0 : stats.stored_units > 0);
+      EXPECT(SLUICE_OK, sluice_engine_usage(engine, SLUICE_TIER_PINNED, &usage));
+      CHECK(usage.live_bytes == stats.planned_pinned_bytes && usage.peak_bytes <= pinned);
+      EXPECT(SLUICE_OK, sluice_engine_usage(engine, SLUICE_TIER_STORAGE, &usage));
+      CHECK(usage.live_bytes == stats.planned_storage_bytes);
+      if (tier < 3) {
+        digests[tier] = train(&t, 0, STEPS, &norms[tier]);
+      } else {
+        struct trial next;
+        sluice_engine* other = make_engine(folder, 8 * MIB);
+        train(&t, 0, 3, &norms[tier]);
+        EXPECT(SLUICE_OK, sluice_save(t.session, path));
+        open_trial(&next, other, SLUICE_STATE_PINNED, dtypes[format], format == 2);
+        EXPECT(SLUICE_OK, sluice_load(next.session, path));
+        digests[tier] = train(&next, 3, STEPS, &norms[tier]);
+        close_trial(&next);
+        sluice_engine_destroy(other);
+      }
+      close_trial(&t);
+      EXPECT(SLUICE_OK, sluice_engine_usage(engine, SLUICE_TIER_PINNED, &usage));
+      CHECK(usage.live_bytes == 0);
+      sluice_engine_destroy(engine);
+    }
+    for (tier = 1; tier < 4; ++tier) {
+      CHECK(digests[tier] == digests[0]);
+      CHECK(norms[tier] == norms[0]);
+    }
+  }
+}
+
+static void test_refusal(void) {
+  struct trial t;
+  sluice_engine* engine = make_engine(NULL, 2 * MIB);
+  sluice_session_options options = SLUICE_SESSION_OPTIONS_INIT;
+  sluice_group_options group = SLUICE_GROUP_OPTIONS_INIT;
+  sluice_error_info info = SLUICE_ERROR_INFO_INIT;
+  sluice_usage usage = {sizeof(usage), 0, 0, 0, 0, 0, {0}};
+  sluice_unit unit;
+  t.engine = engine;
+  t.dtype = SLUICE_F32;
+  EXPECT(SLUICE_OK, sluice_session_create(engine, &options, &t.session));
+  EXPECT(SLUICE_OK, sluice_add_group(t.session, &group, &t.groups[0]));
+  EXPECT(SLUICE_OK, sluice_add_unit(t.session, "unit", &unit));
+  EXPECT(SLUICE_E_INPUT, sluice_session_seal(t.session)); /* nothing to update */
+  EXPECT(SLUICE_OK, add_param(&t, 3, unit, t.groups[0], NULL));
+  EXPECT(SLUICE_OK, add_param(&t, 2, unit, t.groups[0], NULL));
+  EXPECT(SLUICE_OK, add_param(&t, 1, unit, t.groups[0], NULL));
+  EXPECT(SLUICE_E_REFUSED, sluice_session_seal(t.session));
+  EXPECT(SLUICE_OK, sluice_error(&info));
+  CHECK(strstr(info.message, "pinned_bytes larger by") != NULL);
+  EXPECT(SLUICE_OK, sluice_engine_usage(engine, SLUICE_TIER_PINNED, &usage));
+  CHECK(usage.peak_bytes == 0); /* refused before anything was taken */
+  sluice_session_destroy(t.session);
+  sluice_engine_destroy(engine);
+}
+
+static sluice_status create_session(void* context, void* data) {
+  sluice_session* session = NULL;
+  const sluice_status status = sluice_session_create(context, data, &session);
+  CHECK((session != NULL) == (status == SLUICE_OK));
+  sluice_session_destroy(session);
+  return status;
+}
+static sluice_status add_group_call(void* context, void* data) {
+  sluice_group group;
+  return sluice_add_group(context, data, &group);
+}
+static sluice_status set_group_call(void* context, void* data) {
+  return sluice_set_group(context, 0, data);
+}
+static sluice_status add_param_call(void* context, void* data) {
+  static int count = 0;
+  static char text[32];
+  sluice_param param;
+  const size_t at = offsetof(sluice_param_options, name);
+  const char* name = text;
+  snprintf(text, sizeof(text), "p%d", count++); /* names are unique */
+  if (data != NULL && ((sluice_param_options*)data)->struct_size >= sizeof(sluice_param_options) &&
+      ((sluice_param_options*)data)->struct_size < 4096) {
+    memcpy((char*)data + at, &name, sizeof(name));
+  }
+  return sluice_add_param(context, data, &param);
+}
+static sluice_status get_weight(void* context, void* data) {
+  return sluice_param_weight(context, 0, data);
+}
+static sluice_status get_grad(void* context, void* data) {
+  return sluice_param_grad(context, 0, data);
+}
+static sluice_status give_grad_call(void* context, void* data) {
+  return sluice_give_grad(context, 0, data);
+}
+static sluice_status get_session_stats(void* context, void* data) {
+  return sluice_session_get_stats(context, data);
+}
+
+static void test_structs(void) {
+  const sluice_session_options options = SLUICE_SESSION_OPTIONS_INIT;
+  const sluice_group_options group = SLUICE_GROUP_OPTIONS_INIT;
+  sluice_param_options param = SLUICE_PARAM_OPTIONS_INIT;
+  sluice_session_stats stats = {sizeof(stats), 0, 0, 0, 0, 0, 0, 0, 0, 0};
+  sluice_tensor tensor = SLUICE_TENSOR_INIT;
+  sluice_engine* engine = make_engine(NULL, 8 * MIB);
+  sluice_session* session = NULL;
+  struct trial t;
+  sluice_unit unit;
+  float grad[15] = {0};
+  CHECK(sizeof(sluice_session_options) == 8);
+  CHECK(sizeof(sluice_tensor) == 6 * 4 + 2 * sizeof(void*));
+  CHECK(sizeof(sluice_group_options) == 6 * 4 + 6 * 8);
+  CHECK(sizeof(sluice_param_options) == 6 * 4 + 3 * sizeof(void*));
+  CHECK(sizeof(sluice_update_info) == 2 * 4 + 3 * 8);
+  CHECK(sizeof(sluice_session_stats) == 2 * 4 + 8 * 8);
+  check_struct(create_session, engine, &options, sizeof(options), 1);
+  EXPECT(SLUICE_OK, sluice_session_create(engine, &options, &session));
+  check_struct(add_group_call, session, &group, sizeof(group), 1);
+  check_struct(set_group_call, session, &group, sizeof(group), 1);
+  EXPECT(SLUICE_OK, sluice_add_unit(session, "unit", &unit));
+  param.unit = unit;
+  check_struct(add_param_call, session, &param, sizeof(param), 1);
+  check_struct(get_session_stats, session, &stats, sizeof(stats), 0);
+  sluice_session_destroy(session);
+
+  open_trial(&t, engine, SLUICE_STATE_PINNED, SLUICE_F32, 0);
+  check_struct(get_weight, t.session, &tensor, sizeof(tensor), 0);
+  check_struct(get_grad, t.session, &tensor, sizeof(tensor), 0);
+  tensor.ndim = 2;
+  tensor.shape = shapes[0];
+  tensor.data = grad;
+  check_struct(give_grad_call, t.session, &tensor, sizeof(tensor), 1);
+  close_trial(&t);
+  sluice_engine_destroy(engine);
+}
+
+static void test_wrong_calls(const char* folder) {
+  sluice_engine* engine = make_engine(NULL, 8 * MIB);
+  sluice_session_options options = SLUICE_SESSION_OPTIONS_INIT;
+  sluice_group_options group = SLUICE_GROUP_OPTIONS_INIT;
+  sluice_param_options param = SLUICE_PARAM_OPTIONS_INIT;
+  sluice_tensor tensor = SLUICE_TENSOR_INIT;
+  sluice_update_info info = SLUICE_UPDATE_INFO_INIT;
+  sluice_error_info error = SLUICE_ERROR_INFO_INIT;
+  sluice_session* session = NULL;
+  struct trial t;
+  sluice_group number = 9;
+  sluice_unit unit = 9;
+  sluice_param added = 9;
+  const int64_t wrong_shape[2] = {3, 0};
+  const int64_t huge[3] = {1 << 30, 1 << 30, 1 << 30};
+  char path[4096];
+  FILE* file;
+  float values[15] = {0};
+  int32_t dtype = -1;
+  int i;
+
+  /* NULL, everywhere. */
+  EXPECT(SLUICE_E_INPUT, sluice_session_create(NULL, &options, &session));
+  EXPECT(SLUICE_E_INPUT, sluice_session_create(engine, &options, NULL));
+  EXPECT(SLUICE_E_INPUT, sluice_add_group(NULL, &group, &number));
+  EXPECT(SLUICE_E_INPUT, sluice_set_group(NULL, 0, &group));
+  EXPECT(SLUICE_E_INPUT, sluice_add_unit(NULL, "x", &unit));
+  EXPECT(SLUICE_E_INPUT, sluice_add_param(NULL, &param, &added));
+  EXPECT(SLUICE_E_INPUT, sluice_session_seal(NULL));
+  EXPECT(SLUICE_E_INPUT, sluice_param_weight(NULL, 0, &tensor));
+  EXPECT(SLUICE_E_INPUT, sluice_param_grad(NULL, 0, &tensor));
+  EXPECT(SLUICE_E_INPUT, sluice_give_grad(NULL, 0, &tensor));
+  EXPECT(SLUICE_E_INPUT, sluice_update(NULL, &info));
+  EXPECT(SLUICE_E_INPUT, sluice_kind_dtype(NULL, 0, 0, &dtype));
+  EXPECT(SLUICE_E_INPUT, sluice_read(NULL, 0, 0, 0, 1, values, 4));
+  EXPECT(SLUICE_E_INPUT, sluice_write(NULL, 0, 0, 0, 1, values, 4));
+  EXPECT(SLUICE_E_INPUT, sluice_save(NULL, "x"));
+  EXPECT(SLUICE_E_INPUT, sluice_load(NULL, "x"));
+  sluice_session_destroy(NULL);
+  options.state = 7;
+  EXPECT(SLUICE_E_INPUT, sluice_session_create(engine, &options, &session));
+  CHECK(session == NULL);
+  options.state = 0;
+
+  /* An open session: wrong options, and calls that belong behind seal. */
+  EXPECT(SLUICE_OK, sluice_session_create(engine, &options, &session));
+  EXPECT(SLUICE_E_INPUT, sluice_add_group(session, &group, NULL));
+  group.rule = 99;
+  EXPECT(SLUICE_E_INPUT, sluice_add_group(session, &group, &number));
+  group.rule = 0;
+  group.beta1 = 1.0;
+  EXPECT(SLUICE_E_INPUT, sluice_add_group(session, &group, &number));
+  group.beta1 = 0.9;
+  group.lr = -1;
+  EXPECT(SLUICE_E_INPUT, sluice_add_group(session, &group, &number));
+  group.lr = 1e-3;
+  group.moments = SLUICE_F16;
+  EXPECT(SLUICE_E_INPUT, sluice_add_group(session, &group, &number));
+  group.moments = 0;
+  EXPECT(SLUICE_E_INPUT, sluice_set_group(session, 0, &group));
+  EXPECT(SLUICE_OK, sluice_add_group(session, &group, &number));
+  group.moments = SLUICE_BF16;
+  EXPECT(SLUICE_E_INPUT, sluice_set_group(session, number, &group));
+  EXPECT(SLUICE_E_INPUT, sluice_add_unit(session, NULL, &unit));
+  EXPECT(SLUICE_E_INPUT, sluice_add_unit(session, "x", NULL));
+  EXPECT(SLUICE_OK, sluice_add_unit(session, "x", &unit));
+  param.name = "p";
+  param.unit = unit;
+  param.group = 55;
+  EXPECT(SLUICE_E_INPUT, sluice_add_param(session, &param, &added));
+  param.group = number;
+  param.unit = 55;
+  EXPECT(SLUICE_E_INPUT, sluice_add_param(session, &param, &added));
+  param.unit = unit;
+  param.dtype = SLUICE_I16;
+  EXPECT(SLUICE_E_INPUT, sluice_add_param(session, &param, &added));
+  param.dtype = SLUICE_F32;
+  param.ndim = -1;
+  EXPECT(SLUICE_E_INPUT, sluice_add_param(session, &param, &added));
+  param.ndim = 2;
+  EXPECT(SLUICE_E_INPUT, sluice_add_param(session, &param, &added)); /* no shape */
+  param.shape = wrong_shape;
+  EXPECT(SLUICE_E_INPUT, sluice_add_param(session, &param, &added));
+  param.ndim = 3;
+  param.shape = huge;
+  EXPECT(SLUICE_E_INPUT, sluice_add_param(session, &param, &added));
+  param.ndim = 0;
+  param.name = NULL;
+  EXPECT(SLUICE_E_INPUT, sluice_add_param(session, &param, &added));
+  param.name = "moment1.p";
+  EXPECT(SLUICE_E_INPUT, sluice_add_param(session, &param, &added));
+  param.name = "p";
+  EXPECT(SLUICE_E_INPUT, sluice_add_param(session, &param, NULL));
+  CHECK(added == 9);
+  EXPECT(SLUICE_OK, sluice_add_param(session, &param, &added));
+  EXPECT(SLUICE_E_INPUT, sluice_add_param(session, &param, &added)); /* the name again */
+  EXPECT(SLUICE_E_STATE, sluice_param_weight(session, added, &tensor));
+  EXPECT(SLUICE_E_STATE, sluice_update(session, &info));
+  EXPECT(SLUICE_E_STATE, sluice_kind_dtype(session, added, 0, &dtype));
+  EXPECT(SLUICE_E_STATE, sluice_save(session, "x"));
+  EXPECT(SLUICE_E_STATE, sluice_load(session, "x"));
+  sluice_session_destroy(session);
+
+  /* A sealed one. */
+  open_trial(&t, engine, SLUICE_STATE_PINNED, SLUICE_F32, 0);
+  EXPECT(SLUICE_E_STATE, sluice_session_seal(t.session));
+  EXPECT(SLUICE_E_STATE, sluice_add_unit(t.session, "x", &unit));
+  EXPECT(SLUICE_E_STATE, sluice_add_group(t.session, &group, &number));
+  EXPECT(SLUICE_E_STATE, sluice_add_param(t.session, &param, &added));
+  EXPECT(SLUICE_E_INPUT, sluice_param_weight(t.session, 99, &tensor));
+  EXPECT(SLUICE_E_STATE, sluice_update(t.session, &info)); /* no gradients */
+  tensor.data = values;
+  EXPECT(SLUICE_E_INPUT, sluice_give_grad(t.session, t.params[0], &tensor)); /* a scalar */
+  tensor.ndim = 2;
+  tensor.shape = shapes[1];
+  EXPECT(SLUICE_E_INPUT, sluice_give_grad(t.session, t.params[0], &tensor));
+  tensor.shape = shapes[0];
+  tensor.dtype = SLUICE_BF16;
+  EXPECT(SLUICE_E_INPUT, sluice_give_grad(t.session, t.params[0], &tensor));
+  tensor.dtype = SLUICE_F32;
+  tensor.device_type = SLUICE_DEVICE_CUDA;
+  EXPECT(SLUICE_E_INPUT, sluice_give_grad(t.session, t.params[0], &tensor));
+  tensor.device_type = SLUICE_DEVICE_CPU;
+  tensor.data = NULL;
+  EXPECT(SLUICE_E_INPUT, sluice_give_grad(t.session, t.params[0], &tensor));
+  EXPECT(SLUICE_E_INPUT, sluice_kind_dtype(t.session, t.params[0], SLUICE_KIND_MASTER, &dtype));
+  EXPECT(SLUICE_E_INPUT, sluice_kind_dtype(t.session, t.params[0], 5, &dtype));
+  EXPECT(SLUICE_E_INPUT, sluice_read(t.session, t.params[0], 0, 0, 15, values, 59));
+  EXPECT(SLUICE_E_INPUT, sluice_read(t.session, t.params[0], 0, 1, 15, values, 60));
+  EXPECT(SLUICE_E_INPUT, sluice_read(t.session, t.params[0], 0, UINT64_MAX, 1, values, 4));
+  EXPECT(SLUICE_E_INPUT, sluice_read(t.session, t.params[0], 0, 0, UINT64_MAX / 4 + 1, values, 0));
+  EXPECT(SLUICE_E_INPUT, sluice_read(t.session, t.params[0], 0, 0, 15, NULL, 60));
+  EXPECT(SLUICE_E_INPUT, sluice_write(t.session, t.params[0], 0, 0, 15, NULL, 60));
+  EXPECT(SLUICE_E_INPUT, sluice_write(t.session, t.params[0], 0, 0, 3, (char*)values + 1, 12));
+  EXPECT(SLUICE_E_IO, sluice_load(t.session, "/nonexistent/x"));
+  EXPECT(SLUICE_E_IO, sluice_save(t.session, "/nonexistent/x"));
+  snprintf(path, sizeof(path), "%s/capi_garbage.safetensors", folder);
+  file = fopen(path, "wb");
+  CHECK(file != NULL && fputs("no file of tensors", file) >= 0 && fclose(file) == 0);
+  EXPECT(SLUICE_E_INPUT, sluice_load(t.session, path));
+  info.max_norm = -1;
+  EXPECT(SLUICE_E_INPUT, sluice_update(t.session, &info));
+  info.max_norm = NAN;
+  EXPECT(SLUICE_E_INPUT, sluice_update(t.session, &info));
+
+  /* A gradient that is not finite: nothing changes, and the session goes on. */
+  {
+    const uint64_t before = digest_state(&t);
+    sluice_tensor grad = SLUICE_TENSOR_INIT;
+    give_grads(&t, 1, 0.01f);
+    EXPECT(SLUICE_OK, sluice_param_grad(t.session, t.params[2], &grad));
+    ((float*)grad.data)[12345 % 13000] = INFINITY;
+    info.max_norm = 1;
+    EXPECT(SLUICE_E_NOT_FINITE, sluice_update(t.session, &info));
+    EXPECT(SLUICE_OK, sluice_error(&error));
+    CHECK(strstr(error.message, "'c'") != NULL);
+    CHECK(digest_state(&t) == before);
+    EXPECT(SLUICE_E_STATE, sluice_update(t.session, &info)); /* the gradients were dropped */
+    give_grads(&t, 1, 0.01f);
+    EXPECT(SLUICE_OK, sluice_update(t.session, &info));
+    CHECK(digest_state(&t) != before);
+  }
+  /* Reads and writes of parts, and of a weight beside its neighbours. */
+  for (i = 0; i < 15; ++i) values[i] = (float)i;
+  EXPECT(SLUICE_OK, sluice_write(t.session, t.params[3], SLUICE_KIND_MOMENT2, 65530, 15, values, 60));
+  memset(values, 0, sizeof(values));
+  EXPECT(SLUICE_OK, sluice_read(t.session, t.params[3], SLUICE_KIND_MOMENT2, 65532, 13, values, 52));
+  for (i = 0; i < 13; ++i) CHECK(values[i] == (float)(i + 2));
+  close_trial(&t);
+  sluice_engine_destroy(engine);
+}
+
+/* A written weight is its master's value, on storage too, and neighbours keep theirs. */
+static void test_write_weight(const char* folder) {
+  sluice_engine* engine = make_engine(folder, 8 * MIB);
+  struct trial t;
+  uint16_t weights[100];
+  float masters[300], before[300];
+  int i;
+  double norm;
+  open_trial(&t, engine, SLUICE_STATE_STORAGE, SLUICE_BF16, 0);
+  train(&t, 0, 2, &norm);
+  EXPECT(SLUICE_OK, sluice_read(t.session, t.params[3], SLUICE_KIND_MASTER, 4000, 300, before,
+                                sizeof(before)));
+  for (i = 0; i < 100; ++i) weights[i] = to_bf16((float)i);
+  EXPECT(SLUICE_OK, sluice_write(t.session, t.params[3], SLUICE_KIND_WEIGHT, 4100, 100, weights,
+                                 sizeof(weights)));
+  EXPECT(SLUICE_OK, sluice_read(t.session, t.params[3], SLUICE_KIND_MASTER, 4000, 300, masters,
+                                sizeof(masters)));
+  for (i = 0; i < 300; ++i) {
+    CHECK(masters[i] == (i >= 100 && i < 200 ? (float)(i - 100) : before[i]));
+  }
+  close_trial(&t);
+  sluice_engine_destroy(engine);
+}
+
+/* Frozen parameters have no home; an engine may go before its session. */
+static void test_frozen_and_order(void) {
+  sluice_engine* engine = make_engine(NULL, 8 * MIB);
+  sluice_session_options options = SLUICE_SESSION_OPTIONS_INIT;
+  sluice_group_options group = SLUICE_GROUP_OPTIONS_INIT;
+  sluice_update_info info = SLUICE_UPDATE_INFO_INIT;
+  sluice_tensor home = SLUICE_TENSOR_INIT;
+  struct trial t;
+  sluice_unit unit;
+  t.dtype = SLUICE_F32;
+  EXPECT(SLUICE_OK, sluice_session_create(engine, &options, &t.session));
+  sluice_engine_destroy(engine);
+  group.rule = SLUICE_SGD;
+  group.momentum = 0;
+  group.lr = 0.5;
+  EXPECT(SLUICE_OK, sluice_add_group(t.session, &group, &t.groups[0]));
+  EXPECT(SLUICE_OK, sluice_add_unit(t.session, "unit", &unit));
+  EXPECT(SLUICE_OK, add_param(&t, 0, unit, SLUICE_NONE, NULL));
+  EXPECT(SLUICE_OK, add_param(&t, 4, unit, t.groups[0], NULL));
+  EXPECT(SLUICE_OK, sluice_session_seal(t.session));
+  EXPECT(SLUICE_E_INPUT, sluice_param_weight(t.session, t.params[0], &home));
+  EXPECT(SLUICE_OK, sluice_param_grad(t.session, t.params[4], &home));
+  ((float*)home.data)[3] = 2;
+  EXPECT(SLUICE_OK, sluice_give_grad(t.session, t.params[4], &home));
+  EXPECT(SLUICE_OK, sluice_update(t.session, &info));
+  CHECK(info.grad_norm == 2);
+  EXPECT(SLUICE_OK, sluice_param_weight(t.session, t.params[4], &home));
+  CHECK(((float*)home.data)[3] == -1 && ((float*)home.data)[2] == 0);
+  group.lr = 0.25;
+  EXPECT(SLUICE_OK, sluice_set_group(t.session, t.groups[0], &group));
+  EXPECT(SLUICE_OK, sluice_param_grad(t.session, t.params[4], &home));
+  EXPECT(SLUICE_OK, sluice_give_grad(t.session, t.params[4], &home));
+  EXPECT(SLUICE_OK, sluice_update(t.session, &info));
+  EXPECT(SLUICE_OK, sluice_param_weight(t.session, t.params[4], &home));
+  CHECK(((float*)home.data)[3] == -1.5f);
+  sluice_session_destroy(t.session);
+}
+
+int main(int argc, char** argv) {
+  const char* folder = argc > 1 ? argv[1] : ".";
+  test_structs();
+  test_arithmetic();
+  test_tiers(folder);
+  test_refusal();
+  test_wrong_calls(folder);
+  test_write_weight(folder);
+  test_frozen_and_order();
+  return check_result();
+}
