@@ -321,6 +321,35 @@ TYPED_TEST_P(DeviceContract, DestroyingAStreamDrainsIt) {
   EXPECT_EQ(this->download(buffer.data(), pattern.size()), pattern);
 }
 
+// The host program's queue goes on when its wrapper is gone.
+TYPED_TEST_P(DeviceContract, AWrappedStreamTakesPartInTheOrder) {
+  const auto pattern = contract_pattern(1 * kMiB, 7);
+  const device::RawBuffer buffer = this->device_->allocate(pattern.size());
+  const auto event = this->device_->create_event();
+  const auto follower = this->device_->create_stream("follower");
+  auto wrapped = this->device_->wrap_stream(this->stream_->native(), "wrapped");
+  wrapped->copy(buffer.data(), pattern.data(), pattern.size(), device::CopyKind::kHostToDevice);
+  wrapped->record(*event);
+  follower->wait(*event);
+  std::vector<std::byte> found(pattern.size());
+  follower->copy(found.data(), buffer.data(), found.size(), device::CopyKind::kDeviceToHost);
+  follower->record(*event);
+  wrapped->wait(*event);
+  wrapped->synchronize(contract_deadline());
+  EXPECT_EQ(found, pattern);
+  wrapped.reset();
+  EXPECT_EQ(this->download(buffer.data(), pattern.size()), pattern);
+}
+
+TYPED_TEST_P(DeviceContract, AFailureStaysWithAWrappedStream) {
+  const auto wrapped = this->device_->wrap_stream(this->stream_->native(), "wrapped");
+  bool ran_after = false;
+  wrapped->launch([] { throw std::runtime_error("not even one of ours"); });
+  wrapped->launch([&] { ran_after = true; });
+  EXPECT_THROW(wrapped->synchronize(contract_deadline()), std::runtime_error);
+  EXPECT_FALSE(ran_after);
+}
+
 TYPED_TEST_P(DeviceContract, AnUnrecordedEventHoldsNothingUp) {
   const std::uint64_t before = this->device_->counters().created_events;
   const auto event = this->device_->create_event();
@@ -496,6 +525,7 @@ REGISTER_TYPED_TEST_SUITE_P(DeviceContract, StatesItsFacts, CopiesCarryBytesAllW
                             MapRefusesAWrongPlaceAndChangesNothing, HandlesMoveWithoutReleasing,
                             HostPagesAreRegisteredOnce, ACopyMayCrossAdjoiningRegistrations,
                             AStreamRunsInOrder, DestroyingAStreamDrainsIt,
+                            AWrappedStreamTakesPartInTheOrder, AFailureStaysWithAWrappedStream,
                             AnUnrecordedEventHoldsNothingUp, EventTimesFollowTheStream,
                             RecordingAgainReplacesThePoint, WaitMeansThePointOfTheTimeOfTheCall,
                             EventsOrderStreamsUnderManySeeds, AFailurePoisonsItsStreamOnly,
