@@ -18,6 +18,9 @@ StateLayout moment1_layout(const OptimizerOptions& options) {
     case OptimizerRule::kSgd:
       if (options.momentum == 0) return {};
       break;
+    case OptimizerRule::kCaller:
+      if (options.caller_moments < 1) return {};
+      break;
     default:
       break;
   }
@@ -33,6 +36,9 @@ StateLayout moment2_layout(const OptimizerOptions& options) {
     case OptimizerRule::kSm3:
     case OptimizerRule::kMuon:
       return {StateExtent::kPerTensor, DType::kF32};
+    case OptimizerRule::kCaller:
+      if (options.caller_moments > 1) return {StateExtent::kPerElement, options.moments};
+      break;
     case OptimizerRule::kSgd:
     case OptimizerRule::kLion:
       break;
@@ -44,7 +50,7 @@ StateLayout moment2_layout(const OptimizerOptions& options) {
 
 std::string_view optimizer_rule_name(OptimizerRule rule) {
   constexpr std::array<std::string_view, kOptimizerRuleCount> names{
-      "adamw", "adam", "sgd", "lion", "adafactor", "sm3", "muon"};
+      "adamw", "adam", "sgd", "lion", "adafactor", "sm3", "muon", "caller"};
   return names[static_cast<std::size_t>(rule)];
 }
 
@@ -72,7 +78,8 @@ std::uint64_t state_elems(const OptimizerOptions& options, StateKind kind,
 }
 
 bool needs_whole_tensors(const OptimizerOptions& options) {
-  return state_layout(options, StateKind::kMoment2).extent == StateExtent::kPerTensor;
+  return options.rule == OptimizerRule::kCaller ||
+         state_layout(options, StateKind::kMoment2).extent == StateExtent::kPerTensor;
 }
 
 AdamConstants adam_constants(const OptimizerOptions& options, std::int64_t step) {

@@ -55,8 +55,18 @@
 
 namespace sluice::kernels {
 
-enum class OptimizerRule : std::uint8_t { kAdamW, kAdam, kSgd, kLion, kAdafactor, kSm3, kMuon };
-inline constexpr std::size_t kOptimizerRuleCount = 7;
+// kCaller: a host program updates whole tensors with code of its own (engine/host); no kernels do.
+enum class OptimizerRule : std::uint8_t {
+  kAdamW,
+  kAdam,
+  kSgd,
+  kLion,
+  kAdafactor,
+  kSm3,
+  kMuon,
+  kCaller,
+};
+inline constexpr std::size_t kOptimizerRuleCount = 8;
 std::string_view optimizer_rule_name(OptimizerRule rule);  // "adamw"
 
 // Settings that are fixed for a run. Each rule reads those that its formula names.
@@ -74,8 +84,9 @@ struct OptimizerOptions {
   double relative_floor = 1e-3;  // adafactor's second epsilon: least RMS of a parameter
   int newton_schulz_steps = 5;   // muon
   std::uint64_t seed = 0;        // seed of stochastic rounding
+  int caller_moments = 0;        // caller: per-element states that it keeps, 0 to 2
 
-  bool has_master() const { return weight != DType::kF32; }
+  bool has_master() const { return weight != DType::kF32 && rule != OptimizerRule::kCaller; }
 };
 
 // kPerTensor: fp32 numbers of a whole tensor (sums over rows, for example), state_elems() of them.

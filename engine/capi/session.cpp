@@ -1,6 +1,7 @@
 // Sessions: an offloaded optimizer. Struct options are translated here; host/ does the work.
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -79,8 +80,11 @@ kernels::OptimizerRule rule_of(std::int32_t number) {
       return kernels::OptimizerRule::kSgd;
     case SLUICE_LION:
       return kernels::OptimizerRule::kLion;
+    case SLUICE_CALLER:
+      return kernels::OptimizerRule::kCaller;
     default:
-      refuse_number("options.rule", number, "SLUICE_ADAMW, SLUICE_ADAM, SLUICE_SGD or SLUICE_LION");
+      refuse_number("options.rule", number,
+                    "SLUICE_ADAMW, SLUICE_ADAM, SLUICE_SGD, SLUICE_LION or SLUICE_CALLER");
   }
 }
 
@@ -98,6 +102,13 @@ host::GroupOptions group_options(const sluice_group_options& from) {
   group.rule.moments = from.moments == SLUICE_BF16 ? DType::kBF16 : DType::kF32;
   group.rule.split_master = flag_of(from.split_master, "options.split_master");
   group.rule.nesterov = flag_of(from.nesterov, "options.nesterov");
+  if (from.caller_moments < 0 || from.caller_moments > 2) {
+    refuse_number("options.caller_moments", from.caller_moments, "0 to 2");
+  }
+  group.rule.caller_moments = from.caller_moments;
+  if (group.rule.rule == kernels::OptimizerRule::kCaller && group.rule.split_master) {
+    throw InputError("options.split_master is of our own rules; SLUICE_CALLER has no master");
+  }
   group.rule.beta1 = from.beta1;
   group.rule.beta2 = from.beta2;
   group.rule.epsilon = from.eps;
@@ -142,6 +153,17 @@ void check_gradient(const host::SessionParameter& parameter, const sluice_tensor
   if (reinterpret_cast<std::uintptr_t>(grad.data) % dtype_bytes(parameter.options.dtype) != 0) {
     throw InputError("grad.data is not aligned to its elements");
   }
+}
+
+host::UpdateRequest update_request(const sluice_update_info& from) {
+  constexpr double kMost = 1e30;
+  if (!(from.max_norm >= 0) || from.max_norm > kMost) {
+    throw InputError("info.max_norm is not between 0 and 1e30");
+  }
+  if (!(from.grad_scale >= 0) || from.grad_scale > kMost) {
+    throw InputError("info.grad_scale is not between 0 and 1e30");
+  }
+  return {from.max_norm, from.grad_scale > 0 ? from.grad_scale : 1};
 }
 
 void write_home(host::HostSession& session, sluice_param param, StateKind kind,
@@ -260,16 +282,36 @@ sluice_status sluice_update(sluice_session* session, sluice_update_info* info) {
   return run_call("sluice_update", [&] {
     Turn turn(session);
     sluice_update_info wanted = sluice::capi::read_struct(info, "info");
-    constexpr double kMost = 1e30;
-    if (!(wanted.max_norm >= 0) || wanted.max_norm > kMost) {
-      throw sluice::InputError("info.max_norm is not between 0 and 1e30");
-    }
-    if (!(wanted.grad_scale >= 0) || wanted.grad_scale > kMost) {
-      throw sluice::InputError("info.grad_scale is not between 0 and 1e30");
-    }
-    const double scale = wanted.grad_scale > 0 ? wanted.grad_scale : 1;
-    wanted.grad_norm = turn->update({wanted.max_norm, scale});
+    wanted.grad_norm = turn->update(sluice::capi::update_request(wanted));
     sluice::capi::write_struct(info, wanted, "info");
+  });
+}
+
+sluice_status sluice_update_begin(sluice_session* session, const sluice_update_info* info) {
+  return run_call("sluice_update_begin", [&] {
+    Turn turn(session);
+    turn->begin_update(
+        sluice::capi::update_request(sluice::capi::read_struct(info, "info")));
+  });
+}
+
+sluice_status sluice_update_next(sluice_session* session, sluice_update_part* out) {
+  return run_call("sluice_update_next", [&] {
+    Turn turn(session);
+    // Looked at first: a part that cannot be handed out must not be taken.
+    sluice::capi::write_struct(out, sluice_update_part(SLUICE_UPDATE_PART_INIT), "out");
+    const std::optional<sluice::host::CallerPart> found = turn->next_part();
+    sluice_update_part part = SLUICE_UPDATE_PART_INIT;
+    part.grad_norm = turn->grad_norm();
+    if (found) {
+      part.param = found->parameter;
+      part.grad_factor = found->gradient_factor;
+      part.weight = found->weight;
+      part.grad = found->gradient;
+      part.state[0] = found->moments[0];
+      part.state[1] = found->moments[1];
+    }
+    sluice::capi::write_struct(out, part, "out");
   });
 }
 

@@ -5,9 +5,11 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "base/posix_file.hpp"
+#include "base/thread.hpp"
 #include "collectives/communicator.hpp"
 #include "engine/checkpoint/model_state.hpp"
 #include "engine/runtime/executor.hpp"
@@ -20,11 +22,16 @@ namespace {
 
 constexpr const char* kUpdatesNote = "updates";  // metadata of saved files
 
-// The schedule of an update has state operations alone, all on the host's optimizer lane.
+// The schedule of an update has state operations alone, all on the host's optimizer lane. Units of
+// the program's own go to the exchange.
 class StateRunner final : public runtime::OperationRunner {
  public:
-  StateRunner(runtime::StateOperations& operations, kernels::StateKernels& kernels)
-      : operations_(operations), kernels_(kernels) {}
+  StateRunner(const SessionSpace& space, const model::ParameterTable& table,
+              runtime::StateOperations& operations, kernels::StateKernels& kernels)
+      : space_(space), table_(table), operations_(operations), kernels_(kernels) {}
+  // Null: none; the next pass may have no unit of the program's.
+  void set_exchange(UpdateExchange* exchange) { exchange_ = exchange; }
+
   void run_on_device(const runtime::Program&, const schedule::Instruction& instruction,
                      device::Stream&) override {
     throw InternalError("a host's update has an instruction for the device: " +
@@ -32,12 +39,64 @@ class StateRunner final : public runtime::OperationRunner {
   }
   void run_on_host(const runtime::Program& program, const schedule::Instruction& instruction,
                    const kernels::HostUpdate& how) override {
+    const bool updates = instruction.op == schedule::Op::kOptimizerStep;
+    if (updates && rule_of(instruction.unit) == kernels::OptimizerRule::kCaller) {
+      return hand_over(program, instruction, how);
+    }
     operations_.run(kernels_, program, instruction, how);
   }
 
  private:
+  kernels::OptimizerRule rule_of(std::int32_t unit) const {
+    return table_.options(static_cast<std::size_t>(unit)).rule;
+  }
+
+  // The unit is one piece. Tags of state from storage are checked before the program sees it, and
+  // made behind its update.
+  void hand_over(const runtime::Program& program, const schedule::Instruction& instruction,
+                 const kernels::HostUpdate& how) {
+    SLUICE_CHECK(exchange_ != nullptr);
+    const auto elems = static_cast<std::int64_t>(
+        space_.space().layout(static_cast<std::size_t>(instruction.unit)).elems());
+    if (how.guard != nullptr) how.guard->before(0, elems);
+    const runtime::Place* scalar =
+        runtime::find_place(program.reads(instruction.id), schedule::BufferRole::kScalar);
+    SLUICE_CHECK(scalar != nullptr);
+    const auto* const clip = reinterpret_cast<const double*>(scalar->data);
+    if (std::isfinite(clip[0])) exchange_->offer(parts_of(program, instruction, clip[1]));
+    if (how.guard != nullptr) how.guard->after(0, elems);
+  }
+
+  std::vector<CallerPart> parts_of(const runtime::Program& program,
+                                   const schedule::Instruction& instruction, double factor) const {
+    const auto& reads = program.reads(instruction.id);
+    const auto& writes = program.writes(instruction.id);
+    const auto at = [&](const std::vector<runtime::Place>& places, StateKind kind,
+                        std::uint64_t first_elem) -> std::byte* {
+      const runtime::Place* place = runtime::find_state(places, kind, instruction.unit);
+      return place == nullptr ? nullptr
+                              : place->data + bytes_of(place->buffer->dtype, first_elem);
+    };
+    std::vector<CallerPart> parts;
+    const std::vector<SessionParameter>& all = space_.parameters();
+    for (std::uint32_t number = 0; number < all.size(); ++number) {
+      if (all[number].unit != instruction.unit) continue;
+      const std::uint64_t first = all[number].first_elem;
+      parts.push_back({number,
+                       at(writes, StateKind::kWeight, first),
+                       at(reads, StateKind::kGradient, first),
+                       {at(writes, StateKind::kMoment1, first),
+                        at(writes, StateKind::kMoment2, first)},
+                       factor});
+    }
+    return parts;
+  }
+
+  const SessionSpace& space_;
+  const model::ParameterTable& table_;
   runtime::StateOperations& operations_;
   kernels::StateKernels& kernels_;
+  UpdateExchange* exchange_ = nullptr;
 };
 
 std::array<std::uint64_t, kTierCount> bytes_left(const allocator::Ledger& ledger) {
@@ -87,7 +146,7 @@ struct HostSession::Sealed {
                plan.need, make_run_id()),
         program(plan.update, memory),
         operations(space.space(), table, DType::kF32),
-        runner(operations, *kernels),
+        runner(space, table, operations, *kernels),
         executor(engine.device(), memory.storage(), runner, engine.options().deadline_s),
         store(engine.device(), memory, plan.update, {model.view, *alone}),
         files(space.space(), table, store) {
@@ -140,6 +199,15 @@ struct HostSession::Sealed {
   checkpoint::ModelState files;
 };
 
+// An update under way, of which the program makes parts.
+struct HostSession::Running {
+  explicit Running(double deadline_seconds) : exchange(deadline_seconds) {}
+  ~Running() { exchange.abandon(); }  // then the thread is joined
+
+  UpdateExchange exchange;
+  std::jthread pass;
+};
+
 HostSession::HostSession(std::shared_ptr<HostEngine> engine, StatePlace state)
     : engine_(std::move(engine)), place_(state) {}
 
@@ -154,6 +222,9 @@ HostSession::Sealed& HostSession::sealed() const {
   if (poisoned_) {
     throw SessionPoisoned("an earlier update or load failed halfway; load a saved file into a new "
                           "session");
+  }
+  if (running_ != nullptr) {
+    throw SessionStateError("an update is under way; take its parts until there is none");
   }
   return *sealed_;
 }
@@ -183,7 +254,7 @@ std::uint32_t HostSession::add_parameter(const ParameterOptions& options) {
 }
 
 void HostSession::set_group(std::uint32_t group, const GroupOptions& options) {
-  if (sealed_ != nullptr) sealed();
+  if (sealed_ != nullptr) static_cast<void>(sealed());
   space_.set_group(group, options);
   if (sealed_ != nullptr) sealed_->table = model::ParameterTable(space_.space(), space_.rules());
 }
@@ -229,7 +300,8 @@ void HostSession::give_gradient(std::uint32_t number, const void* data) {
   given_[number] = true;
 }
 
-double HostSession::update(const UpdateRequest& request) {
+// Checks that an update may begin, and sets its scalars.
+HostSession::Sealed& HostSession::begin(const UpdateRequest& request) {
   Sealed& inner = sealed();
   const std::vector<SessionParameter>& all = space_.parameters();
   for (std::size_t i = 0; i < all.size(); ++i) {
@@ -246,14 +318,14 @@ double HostSession::update(const UpdateRequest& request) {
   scalars.loss_scale = 1 / request.grad_scale;
   scalars.skip_overflow = true;
   inner.operations.set_scalars(scalars);
-  try {
-    update_seconds_ = inner.executor.run(inner.program).seconds;
-  } catch (...) {
-    poisoned_ = true;
-    throw;
-  }
-  given_.assign(all.size(), false);
-  const runtime::StepResults& results = inner.operations.results();
+  return inner;
+}
+
+// The pass has ended well.
+void HostSession::conclude() {
+  given_.assign(given_.size(), false);
+  const runtime::StepResults& results = sealed_->operations.results();
+  grad_norm_ = results.grad_norm;
   if (results.overflow) {
     throw GradientNotFinite("the norm of the gradients is not finite" +
                             (results.overflowed_tensor.empty()
@@ -262,7 +334,61 @@ double HostSession::update(const UpdateRequest& request) {
                             "; the update was not made, and the gradients are dropped");
   }
   ++updates_;
-  return results.grad_norm;
+}
+
+double HostSession::update(const UpdateRequest& request) {
+  if (space_.has_caller_groups()) {
+    throw SessionStateError("the program updates some parameters itself; begin an update and take "
+                            "its parts");
+  }
+  Sealed& inner = begin(request);
+  try {
+    update_seconds_ = inner.executor.run(inner.program).seconds;
+  } catch (...) {
+    poisoned_ = true;
+    throw;
+  }
+  conclude();
+  return grad_norm_;
+}
+
+void HostSession::begin_update(const UpdateRequest& request) {
+  Sealed& inner = begin(request);
+  auto running = std::make_unique<Running>(engine_->options().deadline_s);
+  UpdateExchange& exchange = running->exchange;
+  inner.runner.set_exchange(&exchange);
+  running->pass = start_thread("host update", [this, &inner, &exchange] {
+    try {
+      update_seconds_ = inner.executor.run(inner.program).seconds;
+      exchange.finish(nullptr);
+    } catch (...) {
+      exchange.finish(std::current_exception());
+    }
+  });
+  running_ = std::move(running);
+}
+
+std::optional<CallerPart> HostSession::next_part() {
+  if (running_ == nullptr) {
+    static_cast<void>(sealed());
+    throw SessionStateError("no update is under way; begin one");
+  }
+  std::optional<CallerPart> part;
+  try {
+    part = running_->exchange.next();
+  } catch (...) {
+    poisoned_ = true;
+    running_.reset();
+    throw;
+  }
+  if (part) {
+    // The clip factor came before the first part.
+    grad_norm_ = sealed_->operations.results().grad_norm;
+    return part;
+  }
+  running_.reset();
+  conclude();
+  return std::nullopt;
 }
 
 kernels::StateLayout HostSession::layout(std::uint32_t number, StateKind kind) const {

@@ -20,6 +20,7 @@
 #include "engine/host/host_engine.hpp"
 #include "engine/host/session_plan.hpp"
 #include "engine/host/session_space.hpp"
+#include "engine/host/update_exchange.hpp"
 
 namespace sluice::host {
 
@@ -69,8 +70,16 @@ class HostSession {
   // parameter's dtype; the home itself counts as given.
   void give_gradient(std::uint32_t parameter, const void* data);
   // Updates all parameters. Returns the norm of all gradients, scaled, before clipping. Throws
-  // SessionStateError if a parameter has no gradient, and GradientNotFinite.
+  // SessionStateError if a parameter has no gradient or the program updates some itself, and
+  // GradientNotFinite.
   double update(const UpdateRequest& request);
+  // The same for a session with groups of OptimizerRule::kCaller. begin_update() starts it and
+  // returns; the program then calls next_part() and updates each part, until there is none: then
+  // the update is made. No other call may come in between. Throws as update().
+  void begin_update(const UpdateRequest& request);
+  std::optional<CallerPart> next_part();
+  // Of the last update whose clip factor is known.
+  double grad_norm() const { return grad_norm_; }
 
   // Elements [first, first + count) of one kind of a parameter's state, in the format in which it
   // is kept. Writing a weight also sets its master.
@@ -96,17 +105,22 @@ class HostSession {
 
  private:
   struct Sealed;
+  struct Running;
   Sealed& sealed() const;
+  Sealed& begin(const UpdateRequest& request);
+  void conclude();
   void check_open() const;
   const SessionParameter& trainable(std::uint32_t number) const;
 
   const std::shared_ptr<HostEngine> engine_;
   const StatePlace place_;
   SessionSpace space_;
-  std::unique_ptr<Sealed> sealed_;  // null: not yet
+  std::unique_ptr<Sealed> sealed_;    // null: not yet
+  std::unique_ptr<Running> running_;  // an update of which the program makes parts
   std::vector<bool> given_;         // by parameter: has a gradient
   std::uint64_t updates_ = 0;
   double update_seconds_ = 0;
+  double grad_norm_ = 0;
   bool poisoned_ = false;
 };
 

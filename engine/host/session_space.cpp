@@ -74,7 +74,8 @@ void SessionSpace::set_group(std::uint32_t group, const GroupOptions& options) {
   check_group(options);
   const kernels::OptimizerOptions& now = groups_[group].rule;
   if (now.rule != options.rule.rule || now.moments != options.rule.moments ||
-      now.split_master != options.rule.split_master) {
+      now.split_master != options.rule.split_master ||
+      now.caller_moments != options.rule.caller_moments) {
     throw InputError("a group's rule and formats stay as they are; make a session with others");
   }
   groups_[group] = options;
@@ -157,6 +158,12 @@ const SessionParameter& SessionSpace::parameter(std::uint32_t number) const {
     throw InputError("there is no parameter " + std::to_string(number));
   }
   return parameters_[number];
+}
+
+bool SessionSpace::has_caller_groups() const {
+  return std::any_of(groups_.begin(), groups_.end(), [](const GroupOptions& group) {
+    return group.rule.rule == kernels::OptimizerRule::kCaller;
+  });
 }
 
 // The learning rate is the segments' scale, and an update's own lr is 1: the product is exact.

@@ -60,6 +60,8 @@ class SessionSpace {
   const SessionParameter& parameter(std::uint32_t number) const;
   const model::ParameterSpace& space() const { return space_; }
   const std::vector<std::string>& unit_names() const { return unit_names_; }
+  // Whether a group's updates are the program's own.
+  bool has_caller_groups() const;
   // By unit of the engine, with the groups' present numbers.
   std::vector<model::ParameterTable::UnitRule> rules() const;
 

@@ -125,7 +125,8 @@ ParameterTable::ParameterTable(const ParameterSpace& space, const std::vector<Un
 
 void ParameterTable::add_tensor(UnitTable& unit, const PlacedTensor& tensor,
                                 kernels::ParameterSegment segment) {
-  if (!kernels::needs_whole_tensors(unit.options)) {
+  const kernels::StateLayout sums = kernels::state_layout(unit.options, StateKind::kMoment2);
+  if (sums.extent != kernels::StateExtent::kPerTensor) {
     unit.segments.push_back(segment);
     unit.states.emplace_back();
     return;

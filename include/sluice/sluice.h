@@ -258,7 +258,8 @@ typedef struct sluice_tensor {
 #define SLUICE_TENSOR_INIT \
   {sizeof(sluice_tensor), SLUICE_F32, SLUICE_DEVICE_CPU, 0, 0, 0, NULL, NULL}
 
-enum { SLUICE_ADAMW = 0, SLUICE_ADAM = 1, SLUICE_SGD = 2, SLUICE_LION = 3 };
+/* SLUICE_CALLER: the program updates these parameters itself (sluice_update_begin). */
+enum { SLUICE_ADAMW = 0, SLUICE_ADAM = 1, SLUICE_SGD = 2, SLUICE_LION = 3, SLUICE_CALLER = 7 };
 /* The arithmetic of each rule stands in docs/design/arithmetic.md; it uses no fused multiply-add. */
 typedef struct sluice_group_options {
   uint32_t struct_size;
@@ -266,7 +267,7 @@ typedef struct sluice_group_options {
   int32_t moments;      /* SLUICE_F32 or SLUICE_BF16; 0: SLUICE_F32 */
   int32_t split_master; /* 1: bf16 weights have a 16-bit remainder in place of an fp32 master */
   int32_t nesterov;     /* SLUICE_SGD */
-  int32_t reserved;
+  int32_t caller_moments; /* SLUICE_CALLER: states of a parameter's shape, 0 to 2; no master */
   double lr, weight_decay;
   double beta1, beta2, eps; /* AdamW, Adam, Lion */
   double momentum;          /* SGD */
@@ -325,6 +326,26 @@ typedef struct sluice_update_info {
  * SLUICE_E_NOT_FINITE: nothing was updated, and the gradients are dropped. Any other failure within
  * the update poisons the session. */
 SLUICE_API sluice_status sluice_update(sluice_session* session, sluice_update_info* info);
+
+/* An update of a session with SLUICE_CALLER groups (it may have others, too). Begin it; then take part
+ * after part and update each: its weight and states in place, from its gradient times grad_factor.
+ * Taking the next part ends the one before. Other parts are read and written meanwhile. When param
+ * is SLUICE_NONE the update is made. Between begin and then no other call is allowed. */
+typedef struct sluice_update_part {
+  uint32_t struct_size;
+  sluice_param param;
+  double grad_norm;   /* of all gradients: scaled, before clipping */
+  double grad_factor; /* grad_scale times the clip factor */
+  void *weight, *grad, *state[2]; /* of the group's formats; NULL: not kept */
+} sluice_update_part;
+#define SLUICE_UPDATE_PART_INIT \
+  {sizeof(sluice_update_part), SLUICE_NONE, 0.0, 0.0, NULL, NULL, {NULL, NULL}}
+/* [waits] As sluice_update(); info.grad_norm is not filled. */
+SLUICE_API sluice_status sluice_update_begin(sluice_session* session,
+                                             const sluice_update_info* info);
+/* [waits] Fails as sluice_update(). A program that never takes the next part fails the update when
+ * the engine's deadline passes. */
+SLUICE_API sluice_status sluice_update_next(sluice_session* session, sluice_update_part* out);
 
 /* State as it is kept. The kinds that a parameter has, and their dtypes, depend on its group. */
 enum {

@@ -44,6 +44,8 @@ void update(StreamHandle stream, GemmBackend& gemm, const OptimizerOptions& opti
       return sm3(stream, options, buffers, segments, scalars, workspace);
     case OptimizerRule::kMuon:
       return muon(stream, gemm, options, buffers, segments, scalars, workspace);
+    case OptimizerRule::kCaller:
+      break;
   }
   throw InternalError("no such optimizer rule: " + std::to_string(static_cast<int>(options.rule)));
 }

@@ -58,6 +58,8 @@ void run_rule(const Parallel& parallel, const ProductRule* muon, const Optimizer
       return sm3(parallel, options, buffers, segments, scalars, workspace);
     case OptimizerRule::kMuon:
       return required(muon).update(parallel, options, buffers, segments, scalars, workspace);
+    case OptimizerRule::kCaller:
+      break;
   }
   throw InternalError("no such optimizer rule: " + std::to_string(static_cast<int>(options.rule)));
 }

@@ -363,6 +363,7 @@ static void test_structs(void) {
   CHECK(sizeof(sluice_group_options) == 6 * 4 + 6 * 8);
   CHECK(sizeof(sluice_param_options) == 6 * 4 + 3 * sizeof(void*));
   CHECK(sizeof(sluice_update_info) == 2 * 4 + 3 * 8);
+  CHECK(sizeof(sluice_update_part) == 2 * 4 + 2 * 8 + 4 * sizeof(void*));
   CHECK(sizeof(sluice_session_stats) == 2 * 4 + 8 * 8);
   check_struct(create_session, engine, &options, sizeof(options), 1);
   EXPECT(SLUICE_OK, sluice_session_create(engine, &options, &session));
@@ -392,6 +393,7 @@ static void test_wrong_calls(const char* folder) {
   sluice_param_options param = SLUICE_PARAM_OPTIONS_INIT;
   sluice_tensor tensor = SLUICE_TENSOR_INIT;
   sluice_update_info info = SLUICE_UPDATE_INFO_INIT;
+  sluice_update_part part = SLUICE_UPDATE_PART_INIT;
   sluice_error_info error = SLUICE_ERROR_INFO_INIT;
   sluice_session* session = NULL;
   struct trial t;
@@ -418,6 +420,8 @@ static void test_wrong_calls(const char* folder) {
   EXPECT(SLUICE_E_INPUT, sluice_param_grad(NULL, 0, &tensor));
   EXPECT(SLUICE_E_INPUT, sluice_give_grad(NULL, 0, &tensor));
   EXPECT(SLUICE_E_INPUT, sluice_update(NULL, &info));
+  EXPECT(SLUICE_E_INPUT, sluice_update_begin(NULL, &info));
+  EXPECT(SLUICE_E_INPUT, sluice_update_next(NULL, &part));
   EXPECT(SLUICE_E_INPUT, sluice_kind_dtype(NULL, 0, 0, &dtype));
   EXPECT(SLUICE_E_INPUT, sluice_read(NULL, 0, 0, 0, 1, values, 4));
   EXPECT(SLUICE_E_INPUT, sluice_write(NULL, 0, 0, 0, 1, values, 4));
@@ -619,6 +623,81 @@ static void test_frozen_and_order(void) {
   sluice_session_destroy(t.session);
 }
 
+/* The program's own update over staged state: two moments of fp32 beside bf16 weights, in one session with
+ * a group of ours. State on storage, in pieces of whole parameters, gives the bits of state in memory. */
+static void test_caller(const char* folder) {
+  uint64_t digests[2] = {0, 1};
+  int place, step, p;
+  for (place = 0; place < 2; ++place) {
+    sluice_engine* engine = make_engine(folder, 16 * MIB);
+    sluice_session_options options = SLUICE_SESSION_OPTIONS_INIT;
+    sluice_group_options group = SLUICE_GROUP_OPTIONS_INIT;
+    sluice_update_info info = SLUICE_UPDATE_INFO_INIT;
+    sluice_update_part part = SLUICE_UPDATE_PART_INIT;
+    sluice_unit units[2];
+    struct trial t;
+    t.dtype = SLUICE_BF16;
+    t.elem_bytes = 2;
+    options.state = place == 0 ? SLUICE_STATE_PINNED : SLUICE_STATE_STORAGE;
+    EXPECT(SLUICE_OK, sluice_session_create(engine, &options, &t.session));
+    EXPECT(SLUICE_OK, sluice_add_group(t.session, &group, &t.groups[0]));
+    group.rule = SLUICE_CALLER;
+    group.caller_moments = 3;
+    EXPECT(SLUICE_E_INPUT, sluice_add_group(t.session, &group, &t.groups[1]));
+    group.caller_moments = 2;
+    EXPECT(SLUICE_OK, sluice_add_group(t.session, &group, &t.groups[1]));
+    EXPECT(SLUICE_OK, sluice_add_unit(t.session, "first", &units[0]));
+    EXPECT(SLUICE_OK, sluice_add_unit(t.session, "second", &units[1]));
+    for (p = 0; p < PARAMS; ++p) {
+      EXPECT(SLUICE_OK, add_param(&t, p, units[p / 3], t.groups[p > 0], NULL));
+    }
+    EXPECT(SLUICE_OK, sluice_session_seal(t.session));
+    EXPECT(SLUICE_E_STATE, sluice_update_next(t.session, &part));
+    info.max_norm = 0.25;
+    for (step = 0; step < 4; ++step) {
+      unsigned seen = 0;
+      give_grads(&t, (uint32_t)step, 0.01f);
+      EXPECT(SLUICE_E_STATE, sluice_update(t.session, &info));
+      EXPECT(SLUICE_OK, sluice_update_begin(t.session, &info));
+      EXPECT(SLUICE_E_STATE, sluice_update_begin(t.session, &info));
+      EXPECT(SLUICE_E_INPUT, sluice_update_next(t.session, NULL));
+      for (;;) {
+        size_t i;
+        EXPECT(SLUICE_OK, sluice_update_next(t.session, &part));
+        CHECK(part.grad_norm > 0.25);
+        if (part.param == SLUICE_NONE) break;
+        CHECK(part.param > 0 && part.param < PARAMS && part.grad_factor < 1);
+        seen |= 1u << part.param;
+        for (i = 0; i < elems_of((int)part.param); ++i) {
+          float* m = (float*)part.state[0] + i;
+          float* v = (float*)part.state[1] + i;
+          const uint32_t bits = (uint32_t)((uint16_t*)part.grad)[i] << 16;
+          float g;
+          memcpy(&g, &bits, sizeof(g));
+          *m = 0.5f * *m + g;
+          *v += g * g;
+          ((uint16_t*)part.weight)[i] = to_bf16(*m / (1.0f + *v));
+        }
+      }
+      CHECK(seen == 0x1e);
+      EXPECT(SLUICE_E_STATE, sluice_update_next(t.session, &part));
+    }
+    digests[place] = digest_state(&t);
+    /* Not finite: no part is handed out. */
+    give_grads(&t, 5, INFINITY);
+    EXPECT(SLUICE_OK, sluice_update_begin(t.session, &info));
+    EXPECT(SLUICE_E_NOT_FINITE, sluice_update_next(t.session, &part));
+    CHECK(digest_state(&t) == digests[place]);
+    /* Destroyed in the middle of an update. */
+    give_grads(&t, 6, 0.01f);
+    EXPECT(SLUICE_OK, sluice_update_begin(t.session, &info));
+    EXPECT(SLUICE_OK, sluice_update_next(t.session, &part));
+    sluice_session_destroy(t.session);
+    sluice_engine_destroy(engine);
+  }
+  CHECK(digests[0] == digests[1]);
+}
+
 int main(int argc, char** argv) {
   const char* folder = argc > 1 ? argv[1] : ".";
   test_structs();
@@ -628,5 +707,6 @@ int main(int argc, char** argv) {
   test_wrong_calls(folder);
   test_write_weight(folder);
   test_frozen_and_order();
+  test_caller(folder);
   return check_result();
 }
