@@ -24,7 +24,8 @@
  *     locale, floating-point mode, CUDA device or context. Messages go to sluice_set_log().
  *  9. Callbacks come on the thread that makes the call, unless said otherwise, with no lock held.
  * 10. After fork() the child's calls return SLUICE_E_FORKED and its destroys do nothing. (A process
- *     whose parent made an engine is such a child; exec() ends that.)
+ *     whose parent made an engine is such a child; exec() ends that.) Pinned memory does not exist
+ *     in it.
  * 11. Binary interface: SONAME libsluice.so.1, symbols of version SLUICE_1. Within 1.x, a program
  *     that was built keeps working.
  * 12. Sizes are uint64_t and say bytes, elems or ns. */

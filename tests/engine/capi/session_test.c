@@ -240,8 +240,8 @@ static void test_tiers(const char* folder) {
     uint64_t digests[4] = {0, 1, 2, 3};
     double norms[4] = {0, 1, 2, 3};
     for (tier = 0; tier < 4; ++tier) {
-      /* 8 MiB hold all state; 3 MiB and 2.5 MiB do not. */
-      const uint64_t pinned = tier < 2 ? 8 * MIB : format == 0 ? 3 * MIB : 5 * MIB / 2;
+      /* 8 MiB hold all state, 2.25 MiB do not. */
+      const uint64_t pinned = tier < 2 ? 8 * MIB : 9 * MIB / 4;
       sluice_engine* engine = make_engine(folder, pinned);
       sluice_usage usage = {sizeof(usage), 0, 0, 0, 0, 0, {0}};
       sluice_session_stats stats = {sizeof(stats), 0, 0, 0, 0, 0, 0, 0, 0, 0};
