@@ -362,6 +362,10 @@ sluice_status sluice_load(sluice_session* session, const char* path) {
   });
 }
 
+sluice_status sluice_set_updates(sluice_session* session, uint64_t updates) {
+  return run_call("sluice_set_updates", [&] { Turn(session)->set_update_count(updates); });
+}
+
 sluice_status sluice_session_get_stats(sluice_session* session, sluice_session_stats* out) {
   return run_call("sluice_session_get_stats", [&] {
     Turn turn(session);

@@ -21,6 +21,7 @@ namespace sluice::host {
 namespace {
 
 constexpr const char* kUpdatesNote = "updates";  // metadata of saved files
+constexpr std::uint64_t kMostUpdates = std::uint64_t{1} << 62;
 
 // The schedule of an update has state operations alone, all on the host's optimizer lane. Units of
 // the program's own go to the exchange.
@@ -489,6 +490,12 @@ void HostSession::write(std::uint32_t number, StateKind kind, std::uint64_t firs
   write(number, StateKind::kMaster, first, count, masters.data());
 }
 
+void HostSession::set_update_count(std::uint64_t updates) {
+  static_cast<void>(sealed());
+  if (updates > kMostUpdates) throw InputError("updates is above 2^62");
+  updates_ = updates;
+}
+
 void HostSession::save(const std::string& path) {
   Sealed& inner = sealed();
   const std::string temporary = path + ".tmp";
@@ -506,7 +513,7 @@ void HostSession::load(const std::string& path) {
   if (known) {
     const char* const end = note->second.data() + note->second.size();
     const auto parsed = std::from_chars(note->second.data(), end, updates);
-    known = parsed.ec == std::errc() && parsed.ptr == end && updates < (std::uint64_t{1} << 62);
+    known = parsed.ec == std::errc() && parsed.ptr == end && updates <= kMostUpdates;
   }
   if (!known) throw InputError(path + ": its metadata do not say how many updates it has");
   try {

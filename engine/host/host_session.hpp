@@ -91,6 +91,7 @@ class HostSession {
   // All weights and state of trainable parameters, and the number of updates, as one safetensors
   // file. load() checks the whole file before it changes anything.
   void save(const std::string& path);
+  void set_update_count(std::uint64_t updates);
   void load(const std::string& path);
 
   struct Statistics {

@@ -373,6 +373,9 @@ SLUICE_API sluice_status sluice_save(sluice_session* session, const char* path);
  * failure to read it behind that poisons the session. */
 SLUICE_API sluice_status sluice_load(sluice_session* session, const char* path);
 
+/* The number of updates made so far, for a program that restores the moments by itself. */
+SLUICE_API sluice_status sluice_set_updates(sluice_session* session, uint64_t updates);
+
 typedef struct sluice_session_stats {
   uint32_t struct_size, sealed;
   uint64_t updates;

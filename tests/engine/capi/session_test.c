@@ -425,6 +425,7 @@ static void test_wrong_calls(const char* folder) {
   EXPECT(SLUICE_E_INPUT, sluice_kind_dtype(NULL, 0, 0, &dtype));
   EXPECT(SLUICE_E_INPUT, sluice_read(NULL, 0, 0, 0, 1, values, 4));
   EXPECT(SLUICE_E_INPUT, sluice_write(NULL, 0, 0, 0, 1, values, 4));
+  EXPECT(SLUICE_E_INPUT, sluice_set_updates(NULL, 1));
   EXPECT(SLUICE_E_INPUT, sluice_save(NULL, "x"));
   EXPECT(SLUICE_E_INPUT, sluice_load(NULL, "x"));
   sluice_session_destroy(NULL);
@@ -488,6 +489,7 @@ static void test_wrong_calls(const char* folder) {
   EXPECT(SLUICE_E_STATE, sluice_param_weight(session, added, &tensor));
   EXPECT(SLUICE_E_STATE, sluice_update(session, &info));
   EXPECT(SLUICE_E_STATE, sluice_kind_dtype(session, added, 0, &dtype));
+  EXPECT(SLUICE_E_STATE, sluice_set_updates(session, 1));
   EXPECT(SLUICE_E_STATE, sluice_save(session, "x"));
   EXPECT(SLUICE_E_STATE, sluice_load(session, "x"));
   sluice_session_destroy(session);

@@ -1,0 +1,175 @@
+"""The C API by ctypes: its structs, its functions, and exceptions for its statuses.
+
+The library is looked for beside this file (in a wheel), then in $SLUICE_LIBRARY, then by the loader.
+"""
+import ctypes
+import os
+import pathlib
+from ctypes import POINTER, byref, c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+
+
+class Error(RuntimeError):
+    """A call failed; the message is the library's sentence."""
+    status = None
+
+
+class InputError(Error, ValueError):
+    """An argument, a file or a tensor is wrong; nothing has changed."""
+
+
+class Refused(Error):
+    """No plan fits the budgets; the message has the smallest change that would."""
+
+
+class OutOfMemory(Error, MemoryError):
+    """A budget is full. requested_bytes, available_bytes and tier say more."""
+    requested_bytes = available_bytes = 0
+    tier = -1
+
+
+class IOFault(Error, OSError):
+    """A system call on a file failed."""
+
+
+class IntegrityError(Error):
+    """Bytes on storage are not those that were written."""
+
+
+class Timeout(Error, TimeoutError):
+    """A wait passed its deadline."""
+
+
+class NotFinite(Error, ArithmeticError):
+    """A gradient is not finite; the update was not made."""
+
+
+class Poisoned(Error):
+    """An earlier call failed halfway."""
+
+
+EXCEPTIONS = {1: InputError, 2: Refused, 3: OutOfMemory, 4: IOFault, 5: IntegrityError, 6: Timeout,
+              13: NotFinite, 14: Poisoned}
+NONE = 0xFFFFFFFF
+
+
+class Struct(ctypes.Structure):
+    """A struct of the header, with struct_size set and all else zero but for the arguments."""
+
+    def __init__(self, **members):
+        super().__init__(**members)
+        self.struct_size = ctypes.sizeof(self)
+
+
+class ErrorInfo(Struct):
+    _fields_ = [("struct_size", c_uint32), ("status", c_int32), ("system_errno", c_int32), ("tier", c_int32),
+                ("requested_bytes", c_uint64), ("available_bytes", c_uint64), ("message", c_char_p),
+                ("subject", c_char_p)]
+
+
+class EngineOptions(Struct):
+    _fields_ = [("struct_size", c_uint32), ("device_type", c_int32), ("device_id", c_int32),
+                ("storage_engine", c_int32), ("device_bytes", c_uint64), ("pinned_bytes", c_uint64),
+                ("storage_bytes", c_uint64), ("storage_paths", POINTER(c_char_p)),
+                ("storage_path_count", c_uint32), ("threads", c_int32), ("deadline_s", c_double),
+                ("link_bandwidth_bytes_per_s", c_uint64)]
+
+
+class Usage(Struct):
+    _fields_ = [("struct_size", c_uint32), ("reserved", c_uint32), ("cap_bytes", c_uint64),
+                ("live_bytes", c_uint64), ("peak_bytes", c_uint64), ("measured_peak_bytes", c_uint64),
+                ("live_by_category", c_uint64 * 7)]
+
+
+class SessionOptions(Struct):
+    _fields_ = [("struct_size", c_uint32), ("state", c_int32)]
+
+
+class Tensor(Struct):
+    _fields_ = [("struct_size", c_uint32), ("dtype", c_int32), ("device_type", c_int32), ("device_id", c_int32),
+                ("ndim", c_int32), ("reserved", c_int32), ("data", c_void_p), ("shape", POINTER(c_int64))]
+
+
+class GroupOptions(Struct):
+    _fields_ = [("struct_size", c_uint32), ("rule", c_int32), ("moments", c_int32), ("split_master", c_int32),
+                ("nesterov", c_int32), ("caller_moments", c_int32), ("lr", c_double), ("weight_decay", c_double),
+                ("beta1", c_double), ("beta2", c_double), ("eps", c_double), ("momentum", c_double)]
+
+
+class ParamOptions(Struct):
+    _fields_ = [("struct_size", c_uint32), ("dtype", c_int32), ("ndim", c_int32), ("unit", c_uint32),
+                ("group", c_uint32), ("reserved", c_uint32), ("name", c_char_p), ("shape", POINTER(c_int64)),
+                ("data", c_void_p)]
+
+
+class UpdateInfo(Struct):
+    _fields_ = [("struct_size", c_uint32), ("reserved", c_uint32), ("max_norm", c_double),
+                ("grad_scale", c_double), ("grad_norm", c_double)]
+
+
+class SessionStats(Struct):
+    _fields_ = [("struct_size", c_uint32), ("sealed", c_uint32), ("updates", c_uint64),
+                ("planned_pinned_bytes", c_uint64), ("planned_storage_bytes", c_uint64), ("units", c_uint64),
+                ("stored_units", c_uint64), ("storage_read_bytes", c_uint64), ("storage_write_bytes", c_uint64),
+                ("update_ns", c_uint64)]
+
+
+HANDLE = c_void_p
+# The arguments of each function that Python calls; the result is a status.
+FUNCTIONS = {
+    "sluice_error": [POINTER(ErrorInfo)],
+    "sluice_engine_create": [POINTER(EngineOptions), POINTER(HANDLE)],
+    "sluice_engine_usage": [HANDLE, c_int32, POINTER(Usage)],
+    "sluice_session_create": [HANDLE, POINTER(SessionOptions), POINTER(HANDLE)],
+    "sluice_add_group": [HANDLE, POINTER(GroupOptions), POINTER(c_uint32)],
+    "sluice_set_group": [HANDLE, c_uint32, POINTER(GroupOptions)],
+    "sluice_add_unit": [HANDLE, c_char_p, POINTER(c_uint32)],
+    "sluice_add_param": [HANDLE, POINTER(ParamOptions), POINTER(c_uint32)],
+    "sluice_session_seal": [HANDLE],
+    "sluice_param_weight": [HANDLE, c_uint32, POINTER(Tensor)],
+    "sluice_param_grad": [HANDLE, c_uint32, POINTER(Tensor)],
+    "sluice_give_grad": [HANDLE, c_uint32, POINTER(Tensor)],
+    "sluice_update": [HANDLE, POINTER(UpdateInfo)],
+    "sluice_kind_dtype": [HANDLE, c_uint32, c_int32, POINTER(c_int32)],
+    "sluice_read": [HANDLE, c_uint32, c_int32, c_uint64, c_uint64, c_void_p, c_uint64],
+    "sluice_write": [HANDLE, c_uint32, c_int32, c_uint64, c_uint64, c_void_p, c_uint64],
+    "sluice_save": [HANDLE, c_char_p],
+    "sluice_load": [HANDLE, c_char_p],
+    "sluice_set_updates": [HANDLE, c_uint64],
+    "sluice_session_get_stats": [HANDLE, POINTER(SessionStats)],
+}
+DESTROYS = ("sluice_engine_destroy", "sluice_session_destroy")
+
+
+def open_library():
+    """libsluice.so.1 with the types of its functions."""
+    beside = pathlib.Path(__file__).with_name("libsluice.so.1")
+    library = ctypes.CDLL(str(beside) if beside.exists() else os.environ.get("SLUICE_LIBRARY", "libsluice.so.1"))
+    for name, arguments in FUNCTIONS.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, c_int32
+    for name in DESTROYS:
+        function = getattr(library, name)
+        function.argtypes, function.restype = [HANDLE], None
+    library.sluice_version.restype = c_uint32
+    return library
+
+
+LIBRARY = open_library()
+
+
+def last_error(status):
+    """The exception for a failed call of this thread."""
+    info = ErrorInfo()
+    LIBRARY.sluice_error(byref(info))
+    error = EXCEPTIONS.get(status, Error)((info.message or b"").decode(errors="replace"))
+    error.status = status
+    if isinstance(error, OutOfMemory):
+        error.requested_bytes, error.available_bytes, error.tier = info.requested_bytes, info.available_bytes, info.tier
+    return error
+
+
+def call(name, *arguments):
+    """Calls a function of the library; raises if it fails."""
+    status = getattr(LIBRARY, name)(*arguments)
+    if status != 0:
+        raise last_error(status)
