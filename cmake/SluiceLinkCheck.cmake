@@ -28,12 +28,26 @@ function(sluice_linked_targets list target)
       foreach(library ${libraries})
         # A private dependency stands in $<LINK_ONLY:...>.
         string(REGEX REPLACE "^\\$<LINK_ONLY:(.*)>$" "\\1" library "${library}")
+        string(REGEX REPLACE "^\\$<LINK_LIBRARY:WHOLE_ARCHIVE,(.*)>$" "\\1" library "${library}")
         list(APPEND waiting "${library}")
       endforeach()
     endforeach()
   endwhile()
   set(${list} ${seen} PARENT_SCOPE)
 endfunction()
+
+# The rooms of libsluice.so are position-independent, and the library exports nothing of them.
+sluice_linked_targets(linked sluice_c)
+foreach(target ${linked})
+  if(NOT target MATCHES "^sluice_" OR NOT TARGET ${target})
+    continue()
+  endif()
+  get_target_property(type ${target} TYPE)
+  if(type STREQUAL "STATIC_LIBRARY")
+    target_compile_options(${target} PRIVATE
+      $<$<COMPILE_LANGUAGE:CXX>:-fPIC;-fvisibility=hidden;-fvisibility-inlines-hidden>)
+  endif()
+endforeach()
 
 foreach(library sluice_train sluice_c)
   sluice_linked_targets(linked ${library})

@@ -36,10 +36,6 @@ function(sluice_room name)
   add_library(sluice_${name} STATIC ${ROOM_SOURCES})
   add_library(sluice::${name} ALIAS sluice_${name})
   target_link_libraries(sluice_${name} PUBLIC sluice_flags ${ROOM_DEPS} PRIVATE ${ROOM_PRIVATE_DEPS})
-  # Rooms are linked into programs and into libsluice.so, which exports nothing of them. CUDA's objects are
-  # not part of that library yet.
-  target_compile_options(sluice_${name} PRIVATE
-    $<$<COMPILE_LANGUAGE:CXX>:-fPIC;-fvisibility=hidden;-fvisibility-inlines-hidden>)
 endfunction()
 
 # Tests are compiled several sources to a unit: GoogleTest and the rooms' headers are then read once for

@@ -34,8 +34,7 @@ class CudaDevice final : public Device {
     return stream_over(std::make_shared<CudaQueue>(runtime_, name));
   }
   std::unique_ptr<Stream> wrap_stream(void* native, const std::string& name) override {
-    return stream_over(
-        std::make_shared<CudaQueue>(runtime_, name, static_cast<CUstream>(native)));
+    return stream_over(std::make_shared<CudaQueue>(runtime_, name, static_cast<CUstream>(native)));
   }
   std::unique_ptr<Event> create_event() override {
     auto event = std::make_unique<CudaEvent>(runtime_);

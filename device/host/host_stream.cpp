@@ -168,16 +168,16 @@ void HostStream::execute(Entry& entry, const std::exception_ptr& earlier) noexce
   if (earlier) return;
   std::exception_ptr error;
   try {
-    std::visit(
-        Overloaded{[](Launch& launch) { launch.work(); }, [this](Copy& copy) {
-                     runtime_->copy(copy.destination, copy.source, copy.bytes, copy.kind);
-                   },
-                   [&error](Wait& wait) {
-                     error = wait.point->wait(Deadline::after_seconds(kStreamWaitSeconds),
-                                              "an event that a stream waits for");
-                   },
-                   [&error](Fail& fail) { error = fail.error; }, [](Record&) {}},
-        entry);
+    std::visit(Overloaded{[](Launch& launch) { launch.work(); },
+                          [this](Copy& copy) {
+                            runtime_->copy(copy.destination, copy.source, copy.bytes, copy.kind);
+                          },
+                          [&error](Wait& wait) {
+                            error = wait.point->wait(Deadline::after_seconds(kStreamWaitSeconds),
+                                                     "an event that a stream waits for");
+                          },
+                          [&error](Fail& fail) { error = fail.error; }, [](Record&) {}},
+               entry);
   } catch (...) {
     error = std::current_exception();
   }

@@ -127,9 +127,8 @@ sluice_status sluice_allocator_on_pressure(sluice_allocator* allocator,
   return run_call("sluice_allocator_on_pressure", [&] {
     FrameworkAllocator& of = inner(allocator);
     if (callback == nullptr) return of.set_pressure_callback({});
-    of.set_pressure_callback([callback, user](std::uint64_t wanted_bytes) {
-      return callback(user, wanted_bytes) != 0;
-    });
+    of.set_pressure_callback(
+        [callback, user](std::uint64_t wanted_bytes) { return callback(user, wanted_bytes) != 0; });
   });
 }
 

@@ -145,7 +145,8 @@ std::size_t known_bytes(const void* data, std::uint32_t struct_size, std::size_t
   const std::size_t bytes = std::min<std::size_t>(struct_size, our_bytes);
   if (!is_input) return bytes;
   const auto* const tail = static_cast<const std::byte*>(data) + bytes;
-  if (std::any_of(tail, tail + (struct_size - bytes), [](std::byte b) { return b != std::byte{}; })) {
+  if (std::any_of(tail, tail + (struct_size - bytes),
+                  [](std::byte b) { return b != std::byte{}; })) {
     throw CallError(SLUICE_E_VERSION, std::string(name) +
                                           " has members that version 1.0 of the library does not "
                                           "know, and they are not zero");

@@ -12,7 +12,7 @@
 #include <string>
 
 #include "base/error.hpp"
-#include "include/sluice/sluice.h"
+#include "sluice/sluice.h"
 
 namespace sluice::capi {
 

@@ -1,4 +1,4 @@
-// The handles of the C API, complete. Each shares what it needs, so they may go in any order.
+// The handles of the C API, complete. They share the engine, so they may go in any order.
 #pragma once
 
 #include <atomic>
@@ -7,7 +7,7 @@
 #include "engine/host/framework_allocator.hpp"
 #include "engine/host/host_engine.hpp"
 #include "engine/host/host_session.hpp"
-#include "include/sluice/sluice.h"
+#include "sluice/sluice.h"
 
 struct sluice_engine {
   std::shared_ptr<sluice::host::HostEngine> inner;

@@ -290,8 +290,7 @@ sluice_status sluice_update(sluice_session* session, sluice_update_info* info) {
 sluice_status sluice_update_begin(sluice_session* session, const sluice_update_info* info) {
   return run_call("sluice_update_begin", [&] {
     Turn turn(session);
-    turn->begin_update(
-        sluice::capi::update_request(sluice::capi::read_struct(info, "info")));
+    turn->begin_update(sluice::capi::update_request(sluice::capi::read_struct(info, "info")));
   });
 }
 
@@ -341,7 +340,9 @@ sluice_status sluice_write(sluice_session* session, sluice_param param, int32_t 
     const sluice::StateKind of = sluice::capi::kind_of(kind);
     sluice::capi::check_bytes(*turn, param, of, count, bytes);
     const std::byte& data = required(static_cast<const std::byte*>(from), "from");
-    if (reinterpret_cast<std::uintptr_t>(from) % sluice::dtype_bytes(turn->layout(param, of).dtype) != 0) {
+    if (reinterpret_cast<std::uintptr_t>(from) %
+            sluice::dtype_bytes(turn->layout(param, of).dtype) !=
+        0) {
       throw sluice::InputError("from is not aligned to its elements");
     }
     turn->write(param, of, first, count, &data);

@@ -72,8 +72,8 @@ void* sluice_torch_alloc(ptrdiff_t size, int device, void* stream) {
   const sluice_status status = run_call("sluice_torch_alloc", [&] {
     const auto allocator = sluice::capi::attached(device);
     if (allocator == nullptr) {
-      throw sluice::capi::CallError(
-          SLUICE_E_STATE, "no allocator is attached to device " + std::to_string(device));
+      throw sluice::capi::CallError(SLUICE_E_STATE,
+                                    "no allocator is attached to device " + std::to_string(device));
     }
     if (size < 0) throw sluice::InputError("size is negative");
     data = allocator->allocate(static_cast<std::uint64_t>(size), stream, 0);

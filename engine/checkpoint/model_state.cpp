@@ -250,7 +250,8 @@ void ModelState::load(const SafetensorsReader& reader) {
   }
 }
 
-std::string ModelState::weights_hash_in(const SafetensorsReader& reader, const model::ParameterSpace& space,
+std::string ModelState::weights_hash_in(const SafetensorsReader& reader,
+                                        const model::ParameterSpace& space,
                                         const model::ParameterTable& table) {
   WeightsHasher hasher;
   std::vector<std::byte> piece(kMiB);

@@ -23,13 +23,14 @@ class ModelState {
   // All must outlive it.
   ModelState(const model::ParameterSpace& space, const model::ParameterTable& table,
              runtime::StateStore& store)
-        : space_(space), table_(table), store_(store) {}
+      : space_(space), table_(table), store_(store) {}
 
   // Every element is a function of (seed, tensor name, element) alone; moments are zero.
   void initialize(std::uint64_t seed);
 
   // The bytes of the files that save() and export_weights() write.
-  static std::uint64_t saved_bytes(const model::ParameterSpace& space, const model::ParameterTable& table);
+  static std::uint64_t saved_bytes(const model::ParameterSpace& space,
+                                   const model::ParameterTable& table);
   static std::uint64_t exported_bytes(const model::ParameterSpace& space,
                                       const model::ParameterTable& table);
   // Writes all state kinds; the file is on the disk when this returns.
@@ -43,7 +44,8 @@ class ModelState {
                     const model::ParameterTable& table);
   void load(const SafetensorsReader& reader);
   // The value of weights_hash() after load(reader). The reader must have passed check().
-  static std::string weights_hash_in(const SafetensorsReader& reader, const model::ParameterSpace& space,
+  static std::string weights_hash_in(const SafetensorsReader& reader,
+                                     const model::ParameterSpace& space,
                                      const model::ParameterTable& table);
 
   // Weights alone, as safetensors.

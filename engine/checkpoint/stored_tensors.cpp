@@ -66,8 +66,8 @@ bool is_optimizer_state(std::string_view name) {
   return std::find(kinds.begin(), kinds.end(), first) != kinds.end();
 }
 
-StoredTensors::StoredTensors(const model::ParameterSpace& space,
-                             const model::ParameterTable& table, Kinds kinds)
+StoredTensors::StoredTensors(const model::ParameterSpace& space, const model::ParameterTable& table,
+                             Kinds kinds)
     : space_(space), table_(table) {
   for (std::size_t unit = 0; unit < space.unit_count(); ++unit) {
     std::vector<StateColumn> columns = state_columns(table.options(unit));

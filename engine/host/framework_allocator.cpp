@@ -69,8 +69,8 @@ allocator::StreamId FrameworkAllocator::stream_id(void* native, bool movable, bo
   wrappers_.push_back(engine_->device().wrap_stream(
       native, "host program's stream " + std::to_string(wrappers_.size())));
   device::Stream& stream = *wrappers_.back();
-  const allocator::StreamId id = planning_ ? planning_->add_stream(stream, movable)
-                                           : caching_.add_stream(stream, movable);
+  const allocator::StreamId id =
+      planning_ ? planning_->add_stream(stream, movable) : caching_.add_stream(stream, movable);
   streams_.emplace(native, id);
   return id;
 }
@@ -171,8 +171,7 @@ std::string FrameworkAllocator::report(bool searches_fixes) {
   if (report == nullptr) return "";
   allocator::OomFixes fixes;
   if (searches_fixes) fixes = allocator::find_fixes(*report);
-  const nlohmann::json json =
-      allocator::oom_json(*report, searches_fixes ? &fixes : nullptr);
+  const nlohmann::json json = allocator::oom_json(*report, searches_fixes ? &fixes : nullptr);
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 

@@ -63,7 +63,7 @@ class FrameworkAllocator {
 
   const std::shared_ptr<HostEngine> engine_;
   allocator::PagePool pages_;
-  std::unique_ptr<record::MemoryRecorder> recorder_;        // null: none
+  std::unique_ptr<record::MemoryRecorder> recorder_;  // null: none
   // Outlive the allocators.
   std::vector<std::unique_ptr<device::Stream>> wrappers_ SLUICE_GUARDED_BY(mutex_);
   allocator::CachingAllocator caching_;

@@ -40,9 +40,8 @@ EngineOptions with_budgets(EngineOptions options) {
     options.pinned_bytes = less_a_tenth(read_host_topology().available_bytes);
   }
   if (options.device_bytes == 0) {
-    options.device_bytes =
-        less_a_tenth(options.cuda ? device::free_cuda_bytes(options.device_id)
-                                  : read_host_topology().available_bytes);
+    options.device_bytes = less_a_tenth(options.cuda ? device::free_cuda_bytes(options.device_id)
+                                                     : read_host_topology().available_bytes);
   }
   if (options.storage_paths.empty()) options.storage_bytes = 0;
   if (options.storage_bytes == 0) {

@@ -12,6 +12,7 @@
 #include "base/thread.hpp"
 #include "collectives/communicator.hpp"
 #include "engine/checkpoint/model_state.hpp"
+#include "engine/host/state_runner.hpp"
 #include "engine/runtime/executor.hpp"
 #include "engine/runtime/state_operations.hpp"
 #include "engine/runtime/state_store.hpp"
@@ -22,83 +23,6 @@ namespace {
 
 constexpr const char* kUpdatesNote = "updates";  // metadata of saved files
 constexpr std::uint64_t kMostUpdates = std::uint64_t{1} << 62;
-
-// The schedule of an update has state operations alone, all on the host's optimizer lane. Units of
-// the program's own go to the exchange.
-class StateRunner final : public runtime::OperationRunner {
- public:
-  StateRunner(const SessionSpace& space, const model::ParameterTable& table,
-              runtime::StateOperations& operations, kernels::StateKernels& kernels)
-      : space_(space), table_(table), operations_(operations), kernels_(kernels) {}
-  // Null: none; the next pass may have no unit of the program's.
-  void set_exchange(UpdateExchange* exchange) { exchange_ = exchange; }
-
-  void run_on_device(const runtime::Program&, const schedule::Instruction& instruction,
-                     device::Stream&) override {
-    throw InternalError("a host's update has an instruction for the device: " +
-                        std::string(schedule::op_name(instruction.op)));
-  }
-  void run_on_host(const runtime::Program& program, const schedule::Instruction& instruction,
-                   const kernels::HostUpdate& how) override {
-    const bool updates = instruction.op == schedule::Op::kOptimizerStep;
-    if (updates && rule_of(instruction.unit) == kernels::OptimizerRule::kCaller) {
-      return hand_over(program, instruction, how);
-    }
-    operations_.run(kernels_, program, instruction, how);
-  }
-
- private:
-  kernels::OptimizerRule rule_of(std::int32_t unit) const {
-    return table_.options(static_cast<std::size_t>(unit)).rule;
-  }
-
-  // The unit is one piece. Tags of state from storage are checked before the program sees it, and
-  // made behind its update.
-  void hand_over(const runtime::Program& program, const schedule::Instruction& instruction,
-                 const kernels::HostUpdate& how) {
-    SLUICE_CHECK(exchange_ != nullptr);
-    const auto elems = static_cast<std::int64_t>(
-        space_.space().layout(static_cast<std::size_t>(instruction.unit)).elems());
-    if (how.guard != nullptr) how.guard->before(0, elems);
-    const runtime::Place* scalar =
-        runtime::find_place(program.reads(instruction.id), schedule::BufferRole::kScalar);
-    SLUICE_CHECK(scalar != nullptr);
-    const auto* const clip = reinterpret_cast<const double*>(scalar->data);
-    if (std::isfinite(clip[0])) exchange_->offer(parts_of(program, instruction, clip[1]));
-    if (how.guard != nullptr) how.guard->after(0, elems);
-  }
-
-  std::vector<CallerPart> parts_of(const runtime::Program& program,
-                                   const schedule::Instruction& instruction, double factor) const {
-    const auto& reads = program.reads(instruction.id);
-    const auto& writes = program.writes(instruction.id);
-    const auto at = [&](const std::vector<runtime::Place>& places, StateKind kind,
-                        std::uint64_t first_elem) -> std::byte* {
-      const runtime::Place* place = runtime::find_state(places, kind, instruction.unit);
-      return place == nullptr ? nullptr
-                              : place->data + bytes_of(place->buffer->dtype, first_elem);
-    };
-    std::vector<CallerPart> parts;
-    const std::vector<SessionParameter>& all = space_.parameters();
-    for (std::uint32_t number = 0; number < all.size(); ++number) {
-      if (all[number].unit != instruction.unit) continue;
-      const std::uint64_t first = all[number].first_elem;
-      parts.push_back({number,
-                       at(writes, StateKind::kWeight, first),
-                       at(reads, StateKind::kGradient, first),
-                       {at(writes, StateKind::kMoment1, first),
-                        at(writes, StateKind::kMoment2, first)},
-                       factor});
-    }
-    return parts;
-  }
-
-  const SessionSpace& space_;
-  const model::ParameterTable& table_;
-  runtime::StateOperations& operations_;
-  kernels::StateKernels& kernels_;
-  UpdateExchange* exchange_ = nullptr;
-};
 
 std::array<std::uint64_t, kTierCount> bytes_left(const allocator::Ledger& ledger) {
   std::array<std::uint64_t, kTierCount> left{};
@@ -157,8 +81,8 @@ struct HostSession::Sealed {
   // A home in pinned memory.
   std::byte* address(std::int32_t unit, StateKind kind) {
     for (const schedule::Buffer& buffer : plan.update.buffers) {
-      if (buffer.persistent && buffer.role == schedule::BufferRole::kState &&
-          buffer.unit == unit && buffer.kind == kind) {
+      if (buffer.persistent && buffer.role == schedule::BufferRole::kState && buffer.unit == unit &&
+          buffer.kind == kind) {
         return memory.address(buffer);
       }
     }
@@ -221,8 +145,9 @@ void HostSession::check_open() const {
 HostSession::Sealed& HostSession::sealed() const {
   if (sealed_ == nullptr) throw SessionStateError("the session is not sealed yet");
   if (poisoned_) {
-    throw SessionPoisoned("an earlier update or load failed halfway; load a saved file into a new "
-                          "session");
+    throw SessionPoisoned(
+        "an earlier update or load failed halfway; load a saved file into a new "
+        "session");
   }
   if (running_ != nullptr) {
     throw SessionStateError("an update is under way; take its parts until there is none");
@@ -267,9 +192,9 @@ void HostSession::seal() {
   for (const SessionParameter& parameter : space_.parameters()) {
     if (parameter.unit < 0 || parameter.options.data == nullptr) continue;
     const std::uint64_t elem_bytes = dtype_bytes(parameter.options.dtype);
-    std::memcpy(made->address(parameter.unit, StateKind::kWeight) +
-                    parameter.first_elem * elem_bytes,
-                parameter.options.data, parameter.elems * elem_bytes);
+    std::memcpy(
+        made->address(parameter.unit, StateKind::kWeight) + parameter.first_elem * elem_bytes,
+        parameter.options.data, parameter.elems * elem_bytes);
   }
   for (std::size_t unit = 0; unit < space_.space().unit_count(); ++unit) {
     made->fill_state(static_cast<std::int32_t>(unit), space_.space().layout(unit).elems());
@@ -339,8 +264,9 @@ void HostSession::conclude() {
 
 double HostSession::update(const UpdateRequest& request) {
   if (space_.has_caller_groups()) {
-    throw SessionStateError("the program updates some parameters itself; begin an update and take "
-                            "its parts");
+    throw SessionStateError(
+        "the program updates some parameters itself; begin an update and take "
+        "its parts");
   }
   Sealed& inner = begin(request);
   try {
@@ -442,17 +368,17 @@ void HostSession::read(std::uint32_t number, StateKind kind, std::uint64_t first
   const SessionParameter& parameter = trainable(number);
   check_range(parameter, first, count);
   const std::array<StateKind, 1> kinds{kind};
-  for_windows(parameter, space_.space().layout(static_cast<std::size_t>(parameter.unit)).elems(),
-              first, count,
-              [&](std::uint64_t begin, std::uint64_t end, std::uint64_t from, std::uint64_t wanted) {
-                inner.store.visit(
-                    kinds, parameter.unit, begin, end, runtime::StateStore::Access::kRead,
-                    [&](std::uint64_t, std::uint64_t, std::span<std::byte* const> data) {
-                      std::memcpy(into + (from - first) * elem_bytes,
-                                  data[0] + (parameter.first_elem + from - begin) * elem_bytes,
-                                  wanted * elem_bytes);
-                    });
-              });
+  for_windows(
+      parameter, space_.space().layout(static_cast<std::size_t>(parameter.unit)).elems(), first,
+      count, [&](std::uint64_t begin, std::uint64_t end, std::uint64_t from, std::uint64_t wanted) {
+        inner.store.visit(kinds, parameter.unit, begin, end, runtime::StateStore::Access::kRead,
+                          [&](std::uint64_t, std::uint64_t, std::span<std::byte* const> data) {
+                            std::memcpy(
+                                into + (from - first) * elem_bytes,
+                                data[0] + (parameter.first_elem + from - begin) * elem_bytes,
+                                wanted * elem_bytes);
+                          });
+      });
 }
 
 // State on storage comes and goes by whole blocks, so the neighbours are read first.
@@ -466,8 +392,7 @@ void HostSession::write(std::uint32_t number, StateKind kind, std::uint64_t firs
   std::vector<std::byte> window;
   for_windows(
       parameter, space_.space().layout(static_cast<std::size_t>(parameter.unit)).elems(), first,
-      count,
-      [&](std::uint64_t begin, std::uint64_t end, std::uint64_t at, std::uint64_t wanted) {
+      count, [&](std::uint64_t begin, std::uint64_t end, std::uint64_t at, std::uint64_t wanted) {
         window.resize((end - begin) * elem_bytes);
         inner.store.visit(kinds, parameter.unit, begin, end, runtime::StateStore::Access::kRead,
                           [&](std::uint64_t, std::uint64_t, std::span<std::byte* const> data) {

@@ -118,7 +118,7 @@ class HostSession {
   SessionSpace space_;
   std::unique_ptr<Sealed> sealed_;    // null: not yet
   std::unique_ptr<Running> running_;  // an update of which the program makes parts
-  std::vector<bool> given_;         // by parameter: has a gradient
+  std::vector<bool> given_;           // by parameter: has a gradient
   std::uint64_t updates_ = 0;
   double update_seconds_ = 0;
   double grad_norm_ = 0;

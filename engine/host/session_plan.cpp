@@ -83,7 +83,8 @@ class PlanSearch {
   const Bytes& budgets_;
 };
 
-SessionPlan choose(const PlanSearch& search, std::size_t units, StatePlace place, bool has_storage) {
+SessionPlan choose(const PlanSearch& search, std::size_t units, StatePlace place,
+                   bool has_storage) {
   if (place != StatePlace::kStorage) {
     SessionPlan pinned = search.plan(0, kPieceElems.front());
     if (search.fits(pinned, kPinned)) return pinned;

@@ -49,8 +49,8 @@ void check_group(const GroupOptions& options) {
 // Files name the state of a tensor "moment1.NAME"; a tensor of that name would be taken for it.
 void check_name(const std::string& name) {
   if (name.empty()) throw InputError("a parameter has no name");
-  constexpr std::array<std::string_view, 6> kKinds{"master.",        "remainder.", "moment1.",
-                                                   "moment1_scale.", "moment2.",   "moment2_scale."};
+  constexpr std::array<std::string_view, 6> kKinds{
+      "master.", "remainder.", "moment1.", "moment1_scale.", "moment2.", "moment2_scale."};
   for (const std::string_view kind : kKinds) {
     if (name.starts_with(kind)) {
       throw InputError("the parameter's name '" + shown(name) + "' begins with '" +
@@ -131,7 +131,8 @@ std::vector<SessionSpace::Part> SessionSpace::parts() const {
 
 void SessionSpace::make_units() {
   std::vector<Part> made = parts();
-  if (made.empty()) throw InputError("the session has no parameter with a group: nothing to update");
+  if (made.empty())
+    throw InputError("the session has no parameter with a group: nothing to update");
   layouts_.clear();
   unit_names_.clear();
   space_ = {};

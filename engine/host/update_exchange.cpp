@@ -34,9 +34,9 @@ std::optional<CallerPart> UpdateExchange::next() {
     is_offered_ = false;
     changed_.notify_all();
   }
-  if (!changed_.wait_until(
-          lock, Deadline::after_seconds(deadline_seconds_),
-          [this]() SLUICE_REQUIRES(mutex_) { return is_offered_ || is_finished_; })) {
+  if (!changed_.wait_until(lock, Deadline::after_seconds(deadline_seconds_),
+                           [this]()
+                               SLUICE_REQUIRES(mutex_) { return is_offered_ || is_finished_; })) {
     throw TimeoutError("the next unit of an update");
   }
   if (is_finished_ && error_) std::rethrow_exception(error_);

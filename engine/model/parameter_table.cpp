@@ -60,8 +60,7 @@ void check_groups(const ParameterSpace& space, const std::vector<ParameterGroup>
     }
     if (used) continue;
     throw InputError("optimizer.groups: no tensor's name matches \"" + group.match +
-                     "\"; the first is \"" +
-                     space.layout(0).tensors().front().spec.name + "\"");
+                     "\"; the first is \"" + space.layout(0).tensors().front().spec.name + "\"");
   }
 }
 

@@ -1,6 +1,5 @@
 #include "engine/runtime/model_runner.hpp"
 
-
 #include "base/error.hpp"
 
 namespace sluice::runtime {
@@ -85,8 +84,8 @@ model::PassBuffers ModelRunner::pass_buffers(const Program& program,
   const auto tied_unit = static_cast<std::int32_t>(model_.units().size());
   at.tied_grad_weights = data_of(find_state(writes, StateKind::kGradient, tied_unit));
   at.loss = reinterpret_cast<double*>(data_of(find_place(writes, schedule::BufferRole::kLoss)));
-  at.loss_scale =
-      static_cast<float>(state_.scalars().loss_scale / static_cast<double>(batch_.rows() * microbatches_));
+  at.loss_scale = static_cast<float>(state_.scalars().loss_scale /
+                                     static_cast<double>(batch_.rows() * microbatches_));
   at.workspace = data_of(find_place(writes, schedule::BufferRole::kWorkspace));
   return at;
 }

@@ -52,7 +52,7 @@ void StateOperations::run(kernels::StateKernels& kernels, const Program& program
 
 // reads: the micro-batch's gradient, then (not for the first micro-batch) the sum; writes: the sum.
 void StateOperations::accumulate(kernels::StateKernels& kernels, const Program& program,
-                             const schedule::Instruction& instruction) const {
+                                 const schedule::Instruction& instruction) const {
   const auto& reads = program.reads(instruction.id);
   const Place& sum = program.writes(instruction.id).front();
   kernels.accumulate(reinterpret_cast<float*>(sum.data), reads.front().data,
@@ -62,7 +62,7 @@ void StateOperations::accumulate(kernels::StateKernels& kernels, const Program& 
 
 // reads: into, from.
 void StateOperations::fold(kernels::StateKernels& kernels, const Program& program,
-                       const schedule::Instruction& instruction) const {
+                           const schedule::Instruction& instruction) const {
   const auto& reads = program.reads(instruction.id);
   const DType dtype = reads[0].buffer->dtype;
   kernels.fold(reads[0].data, reads[1].data, dtype,
@@ -71,7 +71,7 @@ void StateOperations::fold(kernels::StateKernels& kernels, const Program& progra
 
 // A sum is rounded once, to nearest even, as norm and update would round it.
 void StateOperations::round(kernels::StateKernels& kernels, const Program& program,
-                        const schedule::Instruction& instruction) {
+                            const schedule::Instruction& instruction) {
   const Place& sum = program.reads(instruction.id).front();
   const Place& rounded = program.writes(instruction.id).front();
   kernels.cast(sum.data, sum.buffer->dtype, rounded.data, rounded.buffer->dtype, false,
@@ -79,7 +79,7 @@ void StateOperations::round(kernels::StateKernels& kernels, const Program& progr
 }
 
 void StateOperations::norm(kernels::StateKernels& kernels, const Program& program,
-                       const schedule::Instruction& instruction) const {
+                           const schedule::Instruction& instruction) const {
   const Place& gradient = program.reads(instruction.id).front();
   const Place& partials = program.writes(instruction.id).front();
   const DType dtype = gradient.buffer->dtype;
@@ -98,7 +98,8 @@ void StateOperations::norm(kernels::StateKernels& kernels, const Program& progra
                               reinterpret_cast<double*>(partials.data));
 }
 
-void StateOperations::clip_factor(const Program& program, const schedule::Instruction& instruction) {
+void StateOperations::clip_factor(const Program& program,
+                                  const schedule::Instruction& instruction) {
   const Place& partials = program.reads(instruction.id).front();
   const auto* values = reinterpret_cast<const double*>(partials.data);
   const std::size_t count = partials.bytes / sizeof(double);
@@ -130,7 +131,7 @@ void StateOperations::clip_factor(const Program& program, const schedule::Instru
 // Kernels update in place. State that is read in one place and made in another is copied first.
 // State that is only written needs no copy.
 void StateOperations::copy_found(kernels::StateKernels& kernels, const std::vector<Place>& reads,
-                             const std::vector<Place>& writes, std::int32_t unit) {
+                                 const std::vector<Place>& writes, std::int32_t unit) {
   for (const Place& from : reads) {
     if (from.buffer->role != schedule::BufferRole::kState) continue;
     const Place* to = find_state(writes, from.buffer->kind, unit);
@@ -145,15 +146,16 @@ void StateOperations::copy_found(kernels::StateKernels& kernels, const std::vect
 // Handles a skipped step. The states of a piece go back to their homes unchanged, except for a
 // 16-bit weight, which the update only writes. It is rounded from the master again, which gives the
 // same bits.
-void StateOperations::keep_weight(kernels::StateKernels& kernels, const Place* master, const Place& weight) {
+void StateOperations::keep_weight(kernels::StateKernels& kernels, const Place* master,
+                                  const Place& weight) {
   if (master == nullptr) return;
   kernels.cast(master->data, DType::kF32, weight.data, weight.buffer->dtype, true,
                static_cast<std::int64_t>(master->bytes / sizeof(float)));
 }
 
 void StateOperations::optimizer_step(kernels::StateKernels& kernels, const Program& program,
-                                 const schedule::Instruction& instruction,
-                                 const kernels::HostUpdate& how) const {
+                                     const schedule::Instruction& instruction,
+                                     const kernels::HostUpdate& how) const {
   const auto& reads = program.reads(instruction.id);
   const auto& writes = program.writes(instruction.id);
   const std::int32_t unit = instruction.unit;
@@ -189,7 +191,8 @@ void StateOperations::optimizer_step(kernels::StateKernels& kernels, const Progr
       program.of_pending_update(instruction.id) ? scalars_.pending_update : scalars_.update;
   scalars.grad_scale = static_cast<float>(clip == nullptr ? 1.0 / scalars_.loss_scale : clip[1]);
   const auto at = static_cast<std::size_t>(unit);
-  kernels.update(table_.options(at), buffers, table_.segments(at, range.begin, range.end), scalars, data_of(find_place(writes, schedule::BufferRole::kWorkspace)));
+  kernels.update(table_.options(at), buffers, table_.segments(at, range.begin, range.end), scalars,
+                 data_of(find_place(writes, schedule::BufferRole::kWorkspace)));
 }
 
 }  // namespace sluice::runtime

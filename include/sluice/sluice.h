@@ -1,6 +1,6 @@
 /* Sluice's C API: memory of a training program over device, pinned host memory and storage.
  *
- * Conventions. The whole header keeps them; a function says only what it adds.
+ * Conventions of the whole header. A function states only its additions.
  *  1. Handles are opaque. X_create makes one. X_destroy ends its use, waits for queued work, and
  *     never fails; X_destroy(NULL) does nothing. Handles may be destroyed in any order: an engine's
  *     memory lives until its last handle is gone.
@@ -23,9 +23,9 @@
  *  8. Never: an exception through this border, abort, exit, output, a signal handler, a changed
  *     locale, floating-point mode, CUDA device or context. Messages go to sluice_set_log().
  *  9. Callbacks come on the thread that makes the call, unless said otherwise, with no lock held.
- * 10. After fork() the child's calls return SLUICE_E_FORKED and its destroys do nothing. (A process
- *     whose parent made an engine is such a child; exec() ends that.) Pinned memory does not exist
- *     in it.
+ * 10. After fork() the child's calls return SLUICE_E_FORKED and its destroys do nothing. A process
+ *     is such a child if its parent made an engine before, until it calls exec(). Pinned memory
+ *     does not exist in it.
  * 11. Binary interface: SONAME libsluice.so.1, symbols of version SLUICE_1. Within 1.x, a program
  *     that was built keeps working.
  * 12. Sizes are uint64_t and say bytes, elems or ns. */
@@ -77,7 +77,8 @@ typedef struct sluice_error_info {
   const char* message; /* one sentence */
   const char* subject; /* the failed operation and its file; "": none */
 } sluice_error_info;
-#define SLUICE_ERROR_INFO_INIT {sizeof(sluice_error_info), 0, 0, -1, 0, 0, NULL, NULL}
+#define SLUICE_ERROR_INFO_INIT \
+  { sizeof(sluice_error_info), 0, 0, -1, 0, 0, NULL, NULL }
 
 /* [any] major << 16 | minor << 8 | patch, of the library that is loaded. */
 SLUICE_API uint32_t sluice_version(void);
@@ -101,7 +102,7 @@ enum { SLUICE_DEVICE_CPU = 1, SLUICE_DEVICE_CUDA = 2 };
 enum { SLUICE_STORAGE_AUTO = 0, SLUICE_STORAGE_IO_URING = 1, SLUICE_STORAGE_POSIX = 2 };
 typedef struct sluice_stream {
   int32_t device_type, device_id;
-  void* native; /* a cudaStream_t, NULL for the default stream; on the CPU any number of the caller's */
+  void* native; /* a cudaStream_t, NULL for the default stream; on the CPU any number */
 } sluice_stream;
 
 typedef struct sluice_engine sluice_engine;
@@ -119,7 +120,7 @@ typedef struct sluice_engine_options {
   uint64_t link_bandwidth_bytes_per_s; /* CPU: of a made-up link to the device; 0: memory's own */
 } sluice_engine_options;
 #define SLUICE_ENGINE_OPTIONS_INIT \
-  {sizeof(sluice_engine_options), SLUICE_DEVICE_CPU, 0, 0, 0, 0, 0, NULL, 0, 0, 0.0, 0}
+  { sizeof(sluice_engine_options), SLUICE_DEVICE_CPU, 0, 0, 0, 0, 0, NULL, 0, 0, 0.0, 0 }
 
 /* [any] */
 SLUICE_API sluice_status sluice_engine_create(const sluice_engine_options* options,
@@ -139,7 +140,7 @@ enum {
 typedef struct sluice_usage {
   uint32_t struct_size, reserved;
   uint64_t cap_bytes, live_bytes, peak_bytes; /* charged, before any driver or system call */
-  uint64_t measured_peak_bytes; /* counted by the device itself; 0 for storage */
+  uint64_t measured_peak_bytes;               /* counted by the device itself; 0 for storage */
   uint64_t live_by_category[SLUICE_CATEGORY_COUNT];
 } sluice_usage;
 /* [any] */
@@ -151,10 +152,11 @@ SLUICE_API sluice_status sluice_engine_usage(sluice_engine* engine, int32_t tier
 typedef struct sluice_allocator sluice_allocator;
 typedef struct sluice_allocator_options {
   uint32_t struct_size;
-  int32_t planned; /* 1: watches steps, and answers from an arena packed for them (a few steps on) */
+  int32_t planned;          /* 1: watches steps, then answers from an arena packed for them */
   uint64_t recorded_events; /* the last events that snapshots and reports have; 0: none */
 } sluice_allocator_options;
-#define SLUICE_ALLOCATOR_OPTIONS_INIT {sizeof(sluice_allocator_options), 0, 0}
+#define SLUICE_ALLOCATOR_OPTIONS_INIT \
+  { sizeof(sluice_allocator_options), 0, 0 }
 
 /* [any] */
 SLUICE_API sluice_status sluice_allocator_create(sluice_engine* engine,
@@ -215,7 +217,7 @@ SLUICE_API sluice_status sluice_allocator_snapshot(sluice_allocator* allocator, 
 SLUICE_API sluice_status sluice_allocator_report(sluice_allocator* allocator, int32_t search_fixes,
                                                  const char** json);
 
-/* For torch.cuda.memory.CUDAPluggableAllocator and MemPool, whose functions have no handle: they
+/* For torch.cuda.memory.CUDAPluggableAllocator and MemPool. Their functions have no handle: they
  * use the allocator that is attached to their device. At most one for each device number (0 to 63);
  * destroying the allocator detaches it. */
 /* [any] */
@@ -241,7 +243,8 @@ typedef struct sluice_session_options {
   uint32_t struct_size;
   int32_t state; /* SLUICE_STATE_AUTO: pinned as far as the budget allows, the rest on storage */
 } sluice_session_options;
-#define SLUICE_SESSION_OPTIONS_INIT {sizeof(sluice_session_options), SLUICE_STATE_AUTO}
+#define SLUICE_SESSION_OPTIONS_INIT \
+  { sizeof(sluice_session_options), SLUICE_STATE_AUTO }
 /* [any] */
 SLUICE_API sluice_status sluice_session_create(sluice_engine* engine,
                                                const sluice_session_options* options,
@@ -257,25 +260,27 @@ typedef struct sluice_tensor {
   const int64_t* shape;
 } sluice_tensor;
 #define SLUICE_TENSOR_INIT \
-  {sizeof(sluice_tensor), SLUICE_F32, SLUICE_DEVICE_CPU, 0, 0, 0, NULL, NULL}
+  { sizeof(sluice_tensor), SLUICE_F32, SLUICE_DEVICE_CPU, 0, 0, 0, NULL, NULL }
 
 /* SLUICE_CALLER: the program updates these parameters itself (sluice_update_begin). */
 enum { SLUICE_ADAMW = 0, SLUICE_ADAM = 1, SLUICE_SGD = 2, SLUICE_LION = 3, SLUICE_CALLER = 7 };
-/* The arithmetic of each rule stands in docs/design/arithmetic.md; it uses no fused multiply-add. */
+/* docs/design/arithmetic.md has the arithmetic of each rule; it uses no fused multiply-add. */
 typedef struct sluice_group_options {
   uint32_t struct_size;
   int32_t rule;
-  int32_t moments;      /* SLUICE_F32 or SLUICE_BF16; 0: SLUICE_F32 */
-  int32_t split_master; /* 1: bf16 weights have a 16-bit remainder in place of an fp32 master */
-  int32_t nesterov;     /* SLUICE_SGD */
+  int32_t moments;        /* SLUICE_F32 or SLUICE_BF16; 0: SLUICE_F32 */
+  int32_t split_master;   /* 1: bf16 weights have a 16-bit remainder in place of an fp32 master */
+  int32_t nesterov;       /* SLUICE_SGD */
   int32_t caller_moments; /* SLUICE_CALLER: states of a parameter's shape, 0 to 2; no master */
   double lr, weight_decay;
   double beta1, beta2, eps; /* AdamW, Adam, Lion */
   double momentum;          /* SGD */
 } sluice_group_options;
-#define SLUICE_GROUP_OPTIONS_INIT                                                             \
-  {sizeof(sluice_group_options), SLUICE_ADAMW, SLUICE_F32, 0, 0, 0, 1e-3, 0.0, 0.9, 0.999,    \
-   1e-8, 0.9}
+#define SLUICE_GROUP_OPTIONS_INIT                                                                 \
+  {                                                                                               \
+    sizeof(sluice_group_options), SLUICE_ADAMW, SLUICE_F32, 0, 0, 0, 1e-3, 0.0, 0.9, 0.999, 1e-8, \
+        0.9                                                                                       \
+  }
 /* Before seal. */
 SLUICE_API sluice_status sluice_add_group(sluice_session* session,
                                           const sluice_group_options* options, sluice_group* out);
@@ -297,7 +302,7 @@ typedef struct sluice_param_options {
   const void* data; /* initial weights, read by sluice_session_seal(); NULL: zeros */
 } sluice_param_options;
 #define SLUICE_PARAM_OPTIONS_INIT \
-  {sizeof(sluice_param_options), SLUICE_F32, 0, 0, SLUICE_NONE, 0, NULL, NULL, NULL}
+  { sizeof(sluice_param_options), SLUICE_F32, 0, 0, SLUICE_NONE, 0, NULL, NULL, NULL }
 /* Before seal. */
 SLUICE_API sluice_status sluice_add_param(sluice_session* session,
                                           const sluice_param_options* options, sluice_param* out);
@@ -322,25 +327,30 @@ typedef struct sluice_update_info {
   double grad_scale; /* gradients are multiplied by it first; 0: 1 */
   double grad_norm;  /* filled: scaled, before clipping */
 } sluice_update_info;
-#define SLUICE_UPDATE_INFO_INIT {sizeof(sluice_update_info), 0, 0.0, 0.0, 0.0}
+#define SLUICE_UPDATE_INFO_INIT \
+  { sizeof(sluice_update_info), 0, 0.0, 0.0, 0.0 }
 /* [waits] Every trainable parameter needs a gradient, else SLUICE_E_STATE names one.
  * SLUICE_E_NOT_FINITE: nothing was updated, and the gradients are dropped. Any other failure within
  * the update poisons the session. */
 SLUICE_API sluice_status sluice_update(sluice_session* session, sluice_update_info* info);
 
-/* An update of a session with SLUICE_CALLER groups (it may have others, too). Begin it; then take part
- * after part and update each: its weight and states in place, from its gradient times grad_factor.
- * Taking the next part ends the one before. Other parts are read and written meanwhile. When param
- * is SLUICE_NONE the update is made. Between begin and then no other call is allowed. */
+/* An update of a session with SLUICE_CALLER groups (it may have others, too). Begin it; then take
+ * part after part and update each: its weight and states in place, from its gradient times
+ * grad_factor. Taking the next part ends the one before. Other parts are read and written
+ * meanwhile. When param is SLUICE_NONE the update is made. Until then no other call is allowed. */
 typedef struct sluice_update_part {
   uint32_t struct_size;
   sluice_param param;
-  double grad_norm;   /* of all gradients: scaled, before clipping */
-  double grad_factor; /* grad_scale times the clip factor */
+  double grad_norm;               /* of all gradients: scaled, before clipping */
+  double grad_factor;             /* grad_scale times the clip factor */
   void *weight, *grad, *state[2]; /* of the group's formats; NULL: not kept */
 } sluice_update_part;
-#define SLUICE_UPDATE_PART_INIT \
-  {sizeof(sluice_update_part), SLUICE_NONE, 0.0, 0.0, NULL, NULL, {NULL, NULL}}
+#define SLUICE_UPDATE_PART_INIT                                      \
+  {                                                                  \
+    sizeof(sluice_update_part), SLUICE_NONE, 0.0, 0.0, NULL, NULL, { \
+      NULL, NULL                                                     \
+    }                                                                \
+  }
 /* [waits] As sluice_update(); info.grad_norm is not filled. */
 SLUICE_API sluice_status sluice_update_begin(sluice_session* session,
                                              const sluice_update_info* info);
@@ -379,7 +389,7 @@ SLUICE_API sluice_status sluice_set_updates(sluice_session* session, uint64_t up
 typedef struct sluice_session_stats {
   uint32_t struct_size, sealed;
   uint64_t updates;
-  uint64_t planned_pinned_bytes, planned_storage_bytes; /* exactly what the session holds */
+  uint64_t planned_pinned_bytes, planned_storage_bytes; /* exactly its memory */
   uint64_t units, stored_units; /* engine units: those of a unit with one dtype and group */
   uint64_t storage_read_bytes, storage_write_bytes;
   uint64_t update_ns; /* of the last update */

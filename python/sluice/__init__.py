@@ -21,7 +21,7 @@ KINDS = {"weight": 0, "gradient": 1, "master": 2, "moment1": 3, "moment2": 4}
 
 
 def version():
-    """Of the library that is loaded: "1.0.0"."""
+    """The version of the loaded library: "1.0.0"."""
     number = _library.LIBRARY.sluice_version()
     return f"{number >> 16}.{number >> 8 & 255}.{number & 255}"
 
@@ -46,7 +46,7 @@ class _Handle:
 
 
 class Engine(_Handle):
-    """A device, the tiers below it, and their budgets in bytes; 0 is nine tenths of what is free.
+    """A device, the tiers below it, and their budgets in bytes; 0 is nine tenths of the free bytes.
 
     device: "cpu" or "cuda:N". storage: directories for state; none means no storage tier.
     """

@@ -1,4 +1,4 @@
-"""Optimizers for PyTorch whose state lies in pinned memory or on NVMe.
+"""Optimizers for PyTorch, with their state in pinned memory or on NVMe.
 
     optimizer = sluice.optim.AdamW(model.parameters(), lr=1e-3, state="storage", storage="/nvme")
 

@@ -1,4 +1,4 @@
-/* Trains a small network whose passes are plain C, with Sluice's offloaded AdamW.
+/* Trains a small network with passes in plain C and with Sluice's offloaded AdamW.
  *
  *     train_net [DIRECTORY]      DIRECTORY: the optimizer state lies on storage there, not in memory
  *

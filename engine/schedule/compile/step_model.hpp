@@ -52,7 +52,7 @@ struct StepModel {
   // The units of a host program may differ in rule and dtype: one for each of them, in place of the
   // two above. Only generate_update() takes such a model.
   std::vector<kernels::OptimizerOptions> unit_optimizers = {};
-  RankView view;                        // whose step it is
+  RankView view;  // whose step it is
 
   const kernels::OptimizerOptions& optimizer_of(std::int32_t unit) const {
     return unit_optimizers.empty() ? optimizer : unit_optimizers[static_cast<std::size_t>(unit)];

@@ -151,7 +151,8 @@ void UpdateStream::update(const Piece& piece) {
   for (std::size_t k = 0; k < kStateKindCount; ++k) {
     if (piece.at[k] == kNoId) continue;
     const auto kind = static_cast<StateKind>(k);
-    if (read_before(kind, piece.unit)) step.reads.push_back(builder_.part(piece.from[k], piece.range));
+    if (read_before(kind, piece.unit))
+      step.reads.push_back(builder_.part(piece.from[k], piece.range));
     if (written_after(kind)) step.writes.push_back(builder_.part(piece.at[k], piece.range));
   }
   add_common(step, Tier::kPinned);

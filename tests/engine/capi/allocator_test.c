@@ -288,8 +288,7 @@ static void test_planned(void) {
     void* blocks[8] = {NULL};
     EXPECT(SLUICE_OK, sluice_allocator_step(allocator));
     for (i = 0; i < 8; ++i) {
-      EXPECT(SLUICE_OK,
-             sluice_alloc(allocator, (uint64_t)(i + 1) * 300000, NULL, 0, &blocks[i]));
+      EXPECT(SLUICE_OK, sluice_alloc(allocator, (uint64_t)(i + 1) * 300000, NULL, 0, &blocks[i]));
       memset(blocks[i], step, 300000);
     }
     for (i = 0; i < 8; ++i) {

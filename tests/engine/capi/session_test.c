@@ -11,7 +11,9 @@ enum { PARAMS = 5, STEPS = 7 };
 static const int64_t shapes[PARAMS][2] = {{3, 5}, {64, 64}, {130, 100}, {1, 70000}, {7, 1}};
 static const char* const names[PARAMS] = {"a", "b", "c", "d", "e"};
 
-static size_t elems_of(int p) { return (size_t)(shapes[p][0] * shapes[p][1]); }
+static size_t elems_of(int p) {
+  return (size_t)(shapes[p][0] * shapes[p][1]);
+}
 
 static float draw(uint32_t* state) {
   *state = *state * 1664525u + 1013904223u;
@@ -67,8 +69,10 @@ static void fill(struct trial* t, void* data, size_t elems, uint32_t* random, fl
   for (i = 0; i < elems; ++i) {
     const float value = draw(random) * scale;
     const uint16_t half = to_bf16(value);
-    if (t->dtype == SLUICE_BF16) memcpy((char*)data + 2 * i, &half, 2);
-    else memcpy((char*)data + 4 * i, &value, 4);
+    if (t->dtype == SLUICE_BF16)
+      memcpy((char*)data + 2 * i, &half, 2);
+    else
+      memcpy((char*)data + 4 * i, &value, 4);
   }
 }
 
@@ -103,7 +107,9 @@ static void open_trial(struct trial* t, sluice_engine* engine, int32_t state, in
   for (p = 0; p < PARAMS; ++p) free(data[p]);
 }
 
-static void close_trial(struct trial* t) { sluice_session_destroy(t->session); }
+static void close_trial(struct trial* t) {
+  sluice_session_destroy(t->session);
+}
 
 static void give_grads(struct trial* t, uint32_t seed, float scale) {
   uint32_t random = seed * 977 + 3;
@@ -141,8 +147,7 @@ static uint64_t digest_state(struct trial* t) {
       if (sluice_kind_dtype(t->session, t->params[p], kind, &dtype) != SLUICE_OK) continue;
       bytes = elems_of(p) * (dtype == SLUICE_F32 ? 4 : 2);
       data = malloc(bytes);
-      EXPECT(SLUICE_OK,
-             sluice_read(t->session, t->params[p], kind, 0, elems_of(p), data, bytes));
+      EXPECT(SLUICE_OK, sluice_read(t->session, t->params[p], kind, 0, elems_of(p), data, bytes));
       digest = digest_bytes(digest, data, bytes);
       free(data);
     }
@@ -211,8 +216,10 @@ static void test_arithmetic(void) {
     for (p = 0; p < PARAMS; ++p) {
       for (i = 0; i < elems_of(p); ++i) {
         const float g = draw(&grad_random) * 0.01f;
-        if (p % 2 == 0) adamw(&w[p][i], &m[p][i], &v[p][i], g, step, 1e-3f, 0.1f, 0.9, 0.999);
-        else adamw(&w[p][i], &m[p][i], &v[p][i], g, step, 3e-3f, 0.0f, 0.9, 0.95);
+        if (p % 2 == 0)
+          adamw(&w[p][i], &m[p][i], &v[p][i], g, step, 1e-3f, 0.1f, 0.9, 0.999);
+        else
+          adamw(&w[p][i], &m[p][i], &v[p][i], g, step, 3e-3f, 0.0f, 0.9, 0.95);
       }
     }
   }
@@ -246,8 +253,10 @@ static void test_tiers(const char* folder) {
       sluice_usage usage = {sizeof(usage), 0, 0, 0, 0, 0, {0}};
       sluice_session_stats stats = {sizeof(stats), 0, 0, 0, 0, 0, 0, 0, 0, 0};
       struct trial t;
-      open_trial(&t, engine, tier == 0 ? SLUICE_STATE_PINNED : tier == 1 ? SLUICE_STATE_STORAGE
-                                                                         : SLUICE_STATE_AUTO,
+      open_trial(&t, engine,
+                 tier == 0   ? SLUICE_STATE_PINNED
+                 : tier == 1 ? SLUICE_STATE_STORAGE
+                             : SLUICE_STATE_AUTO,
                  dtypes[format], format == 2);
       EXPECT(SLUICE_OK, sluice_session_get_stats(t.session, &stats));
       CHECK(stats.units == 4 && stats.sealed == 1);
@@ -555,9 +564,11 @@ static void test_wrong_calls(const char* folder) {
   }
   /* Reads and writes of parts, and of a weight beside its neighbours. */
   for (i = 0; i < 15; ++i) values[i] = (float)i;
-  EXPECT(SLUICE_OK, sluice_write(t.session, t.params[3], SLUICE_KIND_MOMENT2, 65530, 15, values, 60));
+  EXPECT(SLUICE_OK,
+         sluice_write(t.session, t.params[3], SLUICE_KIND_MOMENT2, 65530, 15, values, 60));
   memset(values, 0, sizeof(values));
-  EXPECT(SLUICE_OK, sluice_read(t.session, t.params[3], SLUICE_KIND_MOMENT2, 65532, 13, values, 52));
+  EXPECT(SLUICE_OK,
+         sluice_read(t.session, t.params[3], SLUICE_KIND_MOMENT2, 65532, 13, values, 52));
   for (i = 0; i < 13; ++i) CHECK(values[i] == (float)(i + 2));
   close_trial(&t);
   sluice_engine_destroy(engine);

@@ -7,7 +7,8 @@
 /* Must return the status of a call with this struct, and undo it if it is SLUICE_OK. */
 typedef sluice_status (*struct_call)(void* context, void* data);
 
-static void* struct_copy(const void* valid, size_t bytes, uint32_t struct_size, unsigned char tail) {
+static void* struct_copy(const void* valid, size_t bytes, uint32_t struct_size,
+                         unsigned char tail) {
   const size_t allocated = struct_size > sizeof(uint32_t) ? struct_size : sizeof(uint32_t);
   unsigned char* copy = malloc(allocated);
   if (copy == NULL) abort();
