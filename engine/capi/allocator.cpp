@@ -94,7 +94,7 @@ sluice_status sluice_record_use(sluice_allocator* allocator, void* data,
                                 const sluice_stream* stream) {
   return run_call("sluice_record_use", [&] {
     FrameworkAllocator& of = inner(allocator);
-    required(data, "data");
+    sluice::capi::require_data(data, "data");
     of.record_use(data, sluice::capi::native_stream(of, stream));
   });
 }

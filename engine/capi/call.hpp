@@ -54,6 +54,9 @@ T& required(T* pointer, const char* name) {
   if (pointer == nullptr) refuse_null(name);
   return *pointer;
 }
+inline void require_data(const void* data, const char* name) {
+  if (data == nullptr) refuse_null(name);
+}
 // A text that must not be null.
 std::string required_text(const char* text, const char* name);
 

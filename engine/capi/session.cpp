@@ -149,7 +149,7 @@ void check_gradient(const host::SessionParameter& parameter, const sluice_tensor
     throw InputError("the gradient has another dtype or shape than its parameter '" +
                      parameter.options.name + "'");
   }
-  required(grad.data, "grad.data");
+  require_data(grad.data, "grad.data");
   if (reinterpret_cast<std::uintptr_t>(grad.data) % dtype_bytes(parameter.options.dtype) != 0) {
     throw InputError("grad.data is not aligned to its elements");
   }
