@@ -13,6 +13,7 @@
 #include "engine/checkpoint/manifest.hpp"
 #include "engine/checkpoint/model_state.hpp"
 #include "engine/config/config.hpp"
+#include "engine/model/model.hpp"
 
 namespace sluice::checkpoint {
 

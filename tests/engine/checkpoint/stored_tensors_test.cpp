@@ -8,6 +8,7 @@
 #include <set>
 
 #include "base/error.hpp"
+#include "engine/model/model.hpp"
 #include "tests/support/holds.hpp"
 #include "tests/support/scratch_directory.hpp"
 
