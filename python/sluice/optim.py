@@ -12,6 +12,9 @@ import torch
 from . import Engine, InputError, Session, _library
 
 _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+_KEPT = {"fp32": torch.float32, "bf16": torch.bfloat16, "i16": torch.int16}
+# torch's names of the state. The master of 16-bit parameters is an entry that torch does not have.
+_KINDS = {"exp_avg": "moment1", "exp_avg_sq": "moment2", "master": "master"}
 
 
 def _tensor_at(address, like, session, dtype=None):
@@ -83,39 +86,52 @@ class AdamW(torch.optim.Optimizer):
                 parameter.copy_(home)
         return loss
 
-    def _moment(self, parameter, kind):
-        number = self._numbers[parameter]
-        dtype = torch.float32 if self._session.kind_dtype(number, kind) == "fp32" else torch.bfloat16
-        moment = torch.empty(parameter.shape, dtype=dtype)
-        self._session.read(number, kind, moment.data_ptr(), moment.numel())
-        return moment
+    def _kinds(self, parameter):
+        """{torch's name: (kind, dtype)} of the state that a parameter has."""
+        sixteen = parameter.dtype != torch.float32
+        return {name: (kind, _KEPT[self._session.kind_dtype(self._numbers[parameter], kind)])
+                for name, kind in _KINDS.items() if kind != "master" or sixteen}
+
+    def _state_of(self, parameter, step):
+        entry = {"step": step.clone()}
+        for name, (kind, dtype) in self._kinds(parameter).items():
+            entry[name] = torch.empty(parameter.shape, dtype=dtype)
+            self._session.read(self._numbers[parameter], kind, entry[name].data_ptr(), parameter.numel())
+        return entry
 
     def state_dict(self):
-        """In torch's form: step, exp_avg and exp_avg_sq of each parameter."""
+        """In torch's form: step, exp_avg and exp_avg_sq of each parameter; with 16 bits its master, too."""
         state = super().state_dict()
         step = torch.tensor(float(self._session.stats()["updates"]))
-        state["state"] = {i: {"step": step.clone(), "exp_avg": self._moment(parameter, "moment1"),
-                              "exp_avg_sq": self._moment(parameter, "moment2")}
-                          for i, parameter in enumerate(self._numbers)}
+        state["state"] = {i: self._state_of(parameter, step) for i, parameter in enumerate(self._numbers)}
         return state
 
     def load_state_dict(self, state_dict):
-        """torch's form, also of torch.optim.AdamW: one number of steps for all parameters."""
+        """torch's form, also of torch.optim.AdamW: one number of steps for all parameters. Load the model's
+        parameters first: a parameter of 16 bits whose state has no master begins with one equal to it."""
         states = state_dict["state"]
         steps = {float(entry["step"]) for entry in states.values()}
         if len(steps) > 1:
             raise InputError(f"the state has different numbers of steps: {sorted(steps)}")
         if states and len(states) != len(self._numbers):
             raise InputError(f"the state has {len(states)} parameters and the optimizer {len(self._numbers)}")
+        for entry, parameter in zip(states.values(), self._numbers):
+            for name in self._kinds(parameter):
+                if name in entry and entry[name].shape != parameter.shape:
+                    raise InputError(f"{name} has the shape {tuple(entry[name].shape)}, not {tuple(parameter.shape)}")
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
+        for parameter, number in self._numbers.items():
+            self._write(number, "weight", parameter, parameter.dtype)
         for entry, (parameter, number) in zip(states.values(), self._numbers.items()):
-            for kind, name in (("moment1", "exp_avg"), ("moment2", "exp_avg_sq")):
-                kept = torch.float32 if self._session.kind_dtype(number, kind) == "fp32" else torch.bfloat16
-                moment = entry[name].detach().to(device="cpu", dtype=kept).contiguous()
-                if moment.shape != parameter.shape:
-                    raise InputError(f"{name} has the shape {tuple(moment.shape)}, not {tuple(parameter.shape)}")
-                self._session.write(number, kind, moment.data_ptr(), moment.numel())
+            for name, (kind, dtype) in self._kinds(parameter).items():
+                if name in entry:
+                    self._write(number, kind, entry[name], dtype)
         _library.call("sluice_set_updates", self._session._handle, int(steps.pop()) if steps else 0)
+
+    def _write(self, number, kind, tensor, dtype):
+        """Writes a tensor as it is kept. A copy: a parameter's memory may be the one that is written."""
+        copy = tensor.detach().to(device="cpu", dtype=dtype, copy=True).contiguous()
+        self._session.write(number, kind, copy.data_ptr(), copy.numel())
 
     def stats(self):
         """Bytes that the session holds, by tier, and its updates."""

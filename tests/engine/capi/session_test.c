@@ -193,7 +193,8 @@ static void adamw(float* w, float* m, float* v, float g, int step, float lr, flo
   *w = *w - d;
 }
 
-/* fp32, no clipping: every weight equals the plain loop's to the bit. */
+/* fp32; gradients given once and twice, scaled and clipped: every weight equals the plain loop's to
+ * the bit. */
 static void test_arithmetic(void) {
   struct trial t;
   sluice_engine* engine = make_engine(NULL, 8 * MIB);
@@ -210,18 +211,35 @@ static void test_arithmetic(void) {
   }
   for (step = 1; step <= STEPS; ++step) {
     sluice_update_info info = SLUICE_UPDATE_INFO_INIT;
+    const int twice = step % 2 == 0;
+    uint32_t second_random = (uint32_t)(step + 100) * 977 + 3;
+    double squares = 0, factor = 1;
     give_grads(&t, (uint32_t)step, 0.01f);
+    if (twice) give_grads(&t, (uint32_t)step + 100, 0.01f);
+    if (step % 3 == 0) {
+      info.max_norm = 0.125;
+      info.grad_scale = 0.5;
+    }
     EXPECT(SLUICE_OK, sluice_update(t.session, &info));
+    if (step % 3 == 0) {
+      CHECK(info.grad_norm > info.max_norm);
+      factor = info.max_norm / info.grad_norm / 2.0;
+    }
     grad_random = (uint32_t)step * 977 + 3;
     for (p = 0; p < PARAMS; ++p) {
       for (i = 0; i < elems_of(p); ++i) {
-        const float g = draw(&grad_random) * 0.01f;
-        if (p % 2 == 0)
+        volatile float g = draw(&grad_random) * 0.01f;
+        if (twice) g = g + draw(&second_random) * 0.01f;
+        squares += (double)g * g;
+        g = g * (float)factor;
+        if (p % 2 == 0) {
           adamw(&w[p][i], &m[p][i], &v[p][i], g, step, 1e-3f, 0.1f, 0.9, 0.999);
-        else
+        } else {
           adamw(&w[p][i], &m[p][i], &v[p][i], g, step, 3e-3f, 0.0f, 0.9, 0.95);
+        }
       }
     }
+    CHECK(fabs(info.grad_norm / (step % 3 == 0 ? 0.5 : 1) - sqrt(squares)) < 1e-12 * sqrt(squares));
   }
   for (p = 0; p < PARAMS; ++p) {
     sluice_tensor home = SLUICE_TENSOR_INIT;

@@ -1,0 +1,127 @@
+#!/usr/bin/env python3
+"""test_torch.py DIRECTORY: sluice.optim with PyTorch. Run by tools/test --torch."""
+import pathlib
+import sys
+import unittest
+
+import torch
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "python"))
+import sluice  # noqa: E402  (the path comes first)
+import sluice.optim  # noqa: E402
+
+DIRECTORY = sys.argv[1]
+STEPS = 12
+
+
+def make_net(dtype=torch.float32):
+    torch.manual_seed(3)
+    return torch.nn.Sequential(torch.nn.Linear(20, 150), torch.nn.GELU(), torch.nn.LayerNorm(150),
+                               torch.nn.Linear(150, 7)).to(dtype)
+
+
+def engine():
+    return sluice.Engine(device_bytes=1 << 20, pinned_bytes=64 << 20, storage_bytes=64 << 20, storage=DIRECTORY,
+                         threads=2)
+
+
+def train(net, optimizer, schedule=None, first=0, last=STEPS):
+    """Losses of each step; two micro-batches, clipping by torch."""
+    losses = []
+    for step in range(first, last):
+        optimizer.zero_grad()
+        for micro in range(2):
+            generator = torch.Generator().manual_seed(100 * step + micro)
+            x = torch.randn(16, 20, generator=generator).to(net[0].weight.dtype)
+            loss = net(x).float().square().mean() / 2
+            loss.backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+        optimizer.step()
+        if schedule is not None:
+            schedule.step()
+        losses.append(loss.item())
+    return losses
+
+
+def groups_of(net):
+    return [{"params": [net[0].weight, net[3].weight], "weight_decay": 0.1},
+            {"params": [net[0].bias, net[2].weight, net[2].bias, net[3].bias], "weight_decay": 0.0, "lr": 3e-3}]
+
+
+class AdamW(unittest.TestCase):
+    def ours(self, net, state, **options):
+        return sluice.optim.AdamW(groups_of(net), lr=1e-2, state=state, engine=engine(), **options)
+
+    def test_follows_torch(self):
+        net, plain = make_net(), make_net()
+        optimizer, other = self.ours(net, "pinned"), torch.optim.AdamW(groups_of(plain), lr=1e-2)
+        before = [parameter.data_ptr() for parameter in net.parameters()]
+        losses = [train(n, o, torch.optim.lr_scheduler.StepLR(o, 3)) for n, o in ((net, optimizer), (plain, other))]
+        for a, b in zip(*losses):
+            self.assertAlmostEqual(a, b, delta=1e-5 * abs(b))
+        for a, b in zip(net.parameters(), plain.parameters()):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+        self.assertEqual(before, [parameter.data_ptr() for parameter in net.parameters()])
+        mine, theirs = optimizer.state_dict(), other.state_dict()
+        self.assertEqual(list(mine["state"]), list(theirs["state"]))
+        for i, entry in theirs["state"].items():
+            self.assertEqual(mine["state"][i]["step"], entry["step"])
+            for name in ("exp_avg", "exp_avg_sq"):
+                torch.testing.assert_close(mine["state"][i][name], entry[name], rtol=1e-4, atol=1e-7)
+
+    def test_bits_do_not_depend_on_the_tier(self):
+        for dtype, options in ((torch.float32, {}), (torch.bfloat16, {}), (torch.bfloat16, {"split": True}),
+                               (torch.float32, {"moments": "bf16"})):
+            found = []
+            for state in ("pinned", "storage"):
+                net = make_net(dtype)
+                losses = train(net, optimizer := self.ours(net, state, **options))
+                self.assertEqual(optimizer.stats()["stored_units"], 6 if state == "storage" else 0)
+                found.append((losses, [parameter.detach().clone() for parameter in net.parameters()]))
+            self.assertEqual(found[0][0], found[1][0])
+            for a, b in zip(found[0][1], found[1][1]):
+                self.assertTrue(torch.equal(a, b))
+            self.assertLess(found[0][0][-1], found[0][0][0])
+
+    def test_a_state_dict_goes_on_with_the_same_bits(self):
+        for dtype, split in ((torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)):
+            net, whole = make_net(dtype), make_net(dtype)
+            expected = train(whole, self.ours(whole, "pinned", split=split))
+            optimizer = self.ours(net, "storage", split=split)
+            losses = train(net, optimizer, last=5)
+            copy = make_net(dtype)
+            resumed = self.ours(copy, "pinned", split=split)
+            copy.load_state_dict(net.state_dict())
+            resumed.load_state_dict(optimizer.state_dict())
+            self.assertEqual(losses + train(copy, resumed, first=5), expected)
+            for a, b in zip(copy.parameters(), whole.parameters()):
+                self.assertTrue(torch.equal(a, b))
+
+    def test_parameters_outlive_the_optimizer(self):
+        net = make_net()
+        optimizer = self.ours(net, "pinned")
+        values = [parameter.detach().clone() for parameter in net.parameters()]
+        del optimizer
+        for a, b in zip(net.parameters(), values):
+            self.assertTrue(torch.equal(a, b))
+
+    def test_refusals(self):
+        net = make_net()
+        with self.assertRaises(sluice.Refused):
+            sluice.optim.AdamW(net.parameters(), engine=sluice.Engine(device_bytes=1 << 20, pinned_bytes=1 << 20))
+        with self.assertRaises(sluice.InputError):
+            sluice.optim.AdamW(make_net(torch.float64).parameters(), engine=engine())
+        optimizer = self.ours(net, "pinned")
+        with self.assertRaisesRegex(sluice.InputError, "parameter 0 of group 0 has no gradient"):
+            optimizer.step()
+        train(net, optimizer, last=1)
+        net[0].weight.grad[0, 0] = float("inf")
+        before = [parameter.detach().clone() for parameter in net.parameters()]
+        with self.assertRaises(sluice.NotFinite):
+            optimizer.step()
+        for a, b in zip(net.parameters(), before):
+            self.assertTrue(torch.equal(a, b))
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])
