@@ -61,6 +61,11 @@ CUresult Driver::enter_context(const char* function, Gpu*& gpu) {
 }
 
 Stream* Driver::find(CUstream stream) {
+  if (stream == nullptr && !streams.contains(nullptr)) {
+    Gpu* const gpu = current_gpu();
+    if (gpu == nullptr) return nullptr;
+    streams.emplace(nullptr, Stream{gpu, std::make_unique<Queue>(gpu->memory)});
+  }
   const auto entry = streams.find(stream);
   return entry == streams.end() ? nullptr : &entry->second;
 }
@@ -68,6 +73,14 @@ Stream* Driver::find(CUstream stream) {
 Event* Driver::find(CUevent event) {
   const auto entry = events.find(event);
   return entry == events.end() ? nullptr : &entry->second;
+}
+
+void Driver::close_default_stream() {
+  const auto found = streams.find(nullptr);
+  if (found == streams.end()) return;
+  found->second.queue->close();
+  closing.push_back(std::move(found->second.queue));
+  streams.erase(found);
 }
 
 void Driver::reap() {
@@ -226,6 +239,7 @@ CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
   const bool last = std::all_of(driver.gpus.begin(), driver.gpus.end(),
                                 [](const std::unique_ptr<Gpu>& one) { return one->retained == 0; });
   if (last) {
+    driver.close_default_stream();
     driver.reap_all(lock);
   } else {
     driver.reap();
@@ -265,7 +279,7 @@ void sluice_simulator_objects(SluiceSimulatedObjects* objects) {
   const std::lock_guard lock(driver.mutex);
   driver.reap();
   *objects = {};
-  objects->streams = driver.streams.size();
+  objects->streams = driver.streams.size() - driver.streams.count(nullptr);
   objects->events = driver.events.size();
   objects->registrations = driver.registered.size();
   for (const auto& gpu : driver.gpus) {

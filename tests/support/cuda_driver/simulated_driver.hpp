@@ -58,9 +58,11 @@ class Driver {
   bool forever = false;
   std::uint64_t calls = 0;
 
-  Stream* find(CUstream stream);  // mutex held
-  Event* find(CUevent event);     // mutex held
-  void reap();                    // mutex held
+  // These hold the mutex. The default stream (null) is made at its first use, on the current GPU.
+  Stream* find(CUstream stream);
+  Event* find(CUevent event);
+  void close_default_stream();
+  void reap();
   // Once no context is held: joins the threads of all destroyed streams, so that none is left when
   // the process ends. A thread that has not ended within a second (its wait never ends) stays.
   void reap_all(std::unique_lock<std::mutex>& lock);

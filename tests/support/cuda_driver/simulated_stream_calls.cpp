@@ -68,7 +68,7 @@ CUresult cuStreamCreate(CUstream* stream, unsigned int) {
 CUresult cuStreamDestroy_v2(CUstream handle) {
   return release("cuStreamDestroy", [&](Driver& driver, Gpu&) {
     const std::lock_guard lock(driver.mutex);
-    Stream* const stream = driver.find(handle);
+    Stream* const stream = handle == nullptr ? nullptr : driver.find(handle);
     if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
     stream->queue->close();
     driver.closing.push_back(std::move(stream->queue));
