@@ -77,6 +77,49 @@ static void test_threads(sluice_engine* engine, int32_t planned) {
   sluice_allocator_destroy(allocator);
 }
 
+static sluice_session* shared_session;
+
+/* One thread at a time is let in; the others are told so, and nothing else ever happens. */
+static void* call_shared(void* argument) {
+  int* served = argument;
+  float weights[64];
+  int round;
+  for (round = 0; round < ROUNDS; ++round) {
+    const sluice_status status =
+        sluice_read(shared_session, 0, SLUICE_KIND_WEIGHT, 0, 64, weights, sizeof(weights));
+    *served += status == SLUICE_OK;
+    if (status != SLUICE_OK) EXPECT(SLUICE_E_BUSY, status);
+  }
+  return NULL;
+}
+
+static void test_busy(sluice_engine* engine) {
+  sluice_session_options options = SLUICE_SESSION_OPTIONS_INIT;
+  sluice_group_options group_options = SLUICE_GROUP_OPTIONS_INIT;
+  sluice_param_options param_options = SLUICE_PARAM_OPTIONS_INIT;
+  const int64_t shape[1] = {64};
+  pthread_t threads[THREADS];
+  int served[THREADS] = {0}, total = 0, i;
+  sluice_param param;
+  EXPECT(SLUICE_OK, sluice_session_create(engine, &options, &shared_session));
+  EXPECT(SLUICE_OK, sluice_add_group(shared_session, &group_options, &param_options.group));
+  EXPECT(SLUICE_OK, sluice_add_unit(shared_session, "unit", &param_options.unit));
+  param_options.name = "weight";
+  param_options.ndim = 1;
+  param_options.shape = shape;
+  EXPECT(SLUICE_OK, sluice_add_param(shared_session, &param_options, &param));
+  EXPECT(SLUICE_OK, sluice_session_seal(shared_session));
+  for (i = 0; i < THREADS; ++i) {
+    CHECK(pthread_create(&threads[i], NULL, call_shared, &served[i]) == 0);
+  }
+  for (i = 0; i < THREADS; ++i) {
+    CHECK(pthread_join(threads[i], NULL) == 0);
+    total += served[i];
+  }
+  CHECK(total > 0);
+  sluice_session_destroy(shared_session);
+}
+
 /* The child's calls are refused, its destroys do nothing, and the parent goes on. */
 static void test_fork(sluice_engine* engine) {
   sluice_allocator_options options = SLUICE_ALLOCATOR_OPTIONS_INIT;
@@ -111,10 +154,11 @@ int main(void) {
   sluice_engine_options options = SLUICE_ENGINE_OPTIONS_INIT;
   sluice_engine* engine = NULL;
   options.device_bytes = 512 * MIB;
-  options.pinned_bytes = MIB;
+  options.pinned_bytes = 8 * MIB;
   EXPECT(SLUICE_OK, sluice_engine_create(&options, &engine));
   test_threads(engine, 0);
   test_threads(engine, 1);
+  test_busy(engine);
   test_fork(engine);
   sluice_engine_destroy(engine);
   return check_result();

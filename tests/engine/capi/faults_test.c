@@ -1,0 +1,102 @@
+/* Faults of storage under a session: a status, a poisoned session, and a process that goes on. */
+#define _POSIX_C_SOURCE 200809L
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "tests/engine/capi/check.h"
+
+#define MIB ((uint64_t)1 << 20)
+enum { ELEMS = 50000 };
+
+static sluice_session* make_session(sluice_engine* engine, sluice_param* param) {
+  sluice_session_options options = SLUICE_SESSION_OPTIONS_INIT;
+  sluice_group_options group_options = SLUICE_GROUP_OPTIONS_INIT;
+  sluice_param_options param_options = SLUICE_PARAM_OPTIONS_INIT;
+  const int64_t shape[1] = {ELEMS};
+  sluice_session* session = NULL;
+  options.state = SLUICE_STATE_STORAGE;
+  EXPECT(SLUICE_OK, sluice_session_create(engine, &options, &session));
+  EXPECT(SLUICE_OK, sluice_add_group(session, &group_options, &param_options.group));
+  EXPECT(SLUICE_OK, sluice_add_unit(session, "unit", &param_options.unit));
+  param_options.name = "weight";
+  param_options.ndim = 1;
+  param_options.shape = shape;
+  EXPECT(SLUICE_OK, sluice_add_param(session, &param_options, param));
+  EXPECT(SLUICE_OK, sluice_session_seal(session));
+  return session;
+}
+
+static sluice_status update(sluice_session* session, sluice_param param) {
+  sluice_update_info info = SLUICE_UPDATE_INFO_INIT;
+  sluice_tensor grad = SLUICE_TENSOR_INIT;
+  sluice_status status = sluice_param_grad(session, param, &grad);
+  if (status != SLUICE_OK) return status;
+  ((float*)grad.data)[7] = 1;
+  status = sluice_give_grad(session, param, &grad);
+  return status == SLUICE_OK ? sluice_update(session, &info) : status;
+}
+
+/* Overwrites the middle of every large file below `folder` that this process has open. */
+static int corrupt_files(const char* folder) {
+  DIR* open_files = opendir("/proc/self/fd");
+  struct dirent* entry;
+  int corrupted = 0;
+  if (open_files == NULL) return 0;
+  while ((entry = readdir(open_files)) != NULL) {
+    char path[300], target[4096];
+    unsigned char garbage[65536];
+    struct stat facts;
+    ssize_t length;
+    int file;
+    snprintf(path, sizeof(path), "/proc/self/fd/%s", entry->d_name);
+    length = readlink(path, target, sizeof(target) - 1);
+    if (length <= 0) continue;
+    target[length] = '\0';
+    if (strncmp(target, folder, strlen(folder)) != 0) continue;
+    file = open(path, O_WRONLY);
+    if (file < 0) continue;
+    memset(garbage, 0xab, sizeof(garbage));
+    if (fstat(file, &facts) == 0 && S_ISREG(facts.st_mode) && facts.st_size > (off_t)MIB / 8) {
+      corrupted += pwrite(file, garbage, sizeof(garbage), 8192) == (ssize_t)sizeof(garbage);
+    }
+    close(file);
+  }
+  closedir(open_files);
+  return corrupted;
+}
+
+int main(int argc, char** argv) {
+  const char* folder = argc > 1 ? argv[1] : ".";
+  sluice_engine_options options = SLUICE_ENGINE_OPTIONS_INIT;
+  sluice_engine* engine = NULL;
+  sluice_session *session, *next;
+  sluice_param param = 0, other = 0;
+  sluice_session_stats stats = {sizeof(stats), 0, 0, 0, 0, 0, 0, 0, 0, 0};
+  float values[4];
+  options.device_bytes = MIB;
+  options.pinned_bytes = 32 * MIB;
+  options.storage_bytes = 32 * MIB;
+  options.storage_paths = &folder;
+  options.storage_path_count = 1;
+  options.storage_engine = SLUICE_STORAGE_POSIX;
+  EXPECT(SLUICE_OK, sluice_engine_create(&options, &engine));
+  session = make_session(engine, &param);
+  EXPECT(SLUICE_OK, update(session, param));
+  EXPECT(SLUICE_OK, update(session, param));
+  CHECK(corrupt_files(folder) > 0);
+  EXPECT(SLUICE_E_INTEGRITY, update(session, param));
+  EXPECT(SLUICE_E_POISONED, update(session, param));
+  EXPECT(SLUICE_E_POISONED, sluice_read(session, param, 0, 0, 4, values, sizeof(values)));
+  EXPECT(SLUICE_E_POISONED, sluice_save(session, "nothing"));
+  EXPECT(SLUICE_OK, sluice_session_get_stats(session, &stats));
+  CHECK(stats.updates == 2);
+  next = make_session(engine, &other);
+  EXPECT(SLUICE_OK, update(next, other));
+  sluice_session_destroy(session);
+  EXPECT(SLUICE_OK, update(next, other));
+  sluice_session_destroy(next);
+  sluice_engine_destroy(engine);
+  return check_result();
+}
