@@ -77,19 +77,29 @@ static void test_threads(sluice_engine* engine, int32_t planned) {
   sluice_allocator_destroy(allocator);
 }
 
+enum { SHARED_ELEMS = 65536, SHARED_ROUNDS = 200 };
 static sluice_session* shared_session;
+static int shared_served[THREADS];
 
-/* One thread at a time is let in; the others are told so, and nothing else ever happens. */
+/* One thread at a time is let in; the others are told so. So nobody sees half of a write. */
 static void* call_shared(void* argument) {
   int* served = argument;
-  float weights[64];
-  int round;
-  for (round = 0; round < ROUNDS; ++round) {
-    const sluice_status status =
-        sluice_read(shared_session, 0, SLUICE_KIND_WEIGHT, 0, 64, weights, sizeof(weights));
+  float* values = malloc(SHARED_ELEMS * sizeof(float));
+  int round, i, torn = 0;
+  for (round = 0; round < SHARED_ROUNDS; ++round) {
+    const int writes = round % 2;
+    sluice_status status;
+    for (i = 0; writes && i < SHARED_ELEMS; ++i) values[i] = (float)(served - shared_served);
+    status = writes ? sluice_write(shared_session, 0, SLUICE_KIND_WEIGHT, 0, SHARED_ELEMS, values,
+                                   SHARED_ELEMS * sizeof(float))
+                    : sluice_read(shared_session, 0, SLUICE_KIND_WEIGHT, 0, SHARED_ELEMS, values,
+                                  SHARED_ELEMS * sizeof(float));
     *served += status == SLUICE_OK;
     if (status != SLUICE_OK) EXPECT(SLUICE_E_BUSY, status);
+    for (i = 1; status == SLUICE_OK && i < SHARED_ELEMS; ++i) torn += values[i] != values[0];
   }
+  CHECK(torn == 0);
+  free(values);
   return NULL;
 }
 
@@ -97,9 +107,9 @@ static void test_busy(sluice_engine* engine) {
   sluice_session_options options = SLUICE_SESSION_OPTIONS_INIT;
   sluice_group_options group_options = SLUICE_GROUP_OPTIONS_INIT;
   sluice_param_options param_options = SLUICE_PARAM_OPTIONS_INIT;
-  const int64_t shape[1] = {64};
+  const int64_t shape[1] = {SHARED_ELEMS};
   pthread_t threads[THREADS];
-  int served[THREADS] = {0}, total = 0, i;
+  int total = 0, i;
   sluice_param param;
   EXPECT(SLUICE_OK, sluice_session_create(engine, &options, &shared_session));
   EXPECT(SLUICE_OK, sluice_add_group(shared_session, &group_options, &param_options.group));
@@ -110,11 +120,11 @@ static void test_busy(sluice_engine* engine) {
   EXPECT(SLUICE_OK, sluice_add_param(shared_session, &param_options, &param));
   EXPECT(SLUICE_OK, sluice_session_seal(shared_session));
   for (i = 0; i < THREADS; ++i) {
-    CHECK(pthread_create(&threads[i], NULL, call_shared, &served[i]) == 0);
+    CHECK(pthread_create(&threads[i], NULL, call_shared, &shared_served[i]) == 0);
   }
   for (i = 0; i < THREADS; ++i) {
     CHECK(pthread_join(threads[i], NULL) == 0);
-    total += served[i];
+    total += shared_served[i];
   }
   CHECK(total > 0);
   sluice_session_destroy(shared_session);
