@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """test_library.py HEADER DIRECTORY: the Python package over the library, without PyTorch. SLUICE_LIBRARY names
-the library."""
+the library; SLUICE_PACKAGE is a folder with another package than the tree's."""
 import array
 import ctypes
 import os
@@ -9,7 +9,7 @@ import re
 import sys
 import unittest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "python"))
+sys.path.insert(0, os.environ.get("SLUICE_PACKAGE") or str(pathlib.Path(__file__).resolve().parents[2] / "python"))
 import sluice  # noqa: E402  (the path comes first)
 from sluice import _library  # noqa: E402
 
