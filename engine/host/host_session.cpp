@@ -130,6 +130,7 @@ struct HostSession::Running {
   ~Running() { exchange.abandon(); }  // then the thread is joined
 
   UpdateExchange exchange;
+  double seconds = 0;  // of the pass, once it has finished
   std::jthread pass;
 };
 
@@ -282,14 +283,13 @@ double HostSession::update(const UpdateRequest& request) {
 void HostSession::begin_update(const UpdateRequest& request) {
   Sealed& inner = begin(request);
   auto running = std::make_unique<Running>(engine_->options().deadline_s);
-  UpdateExchange& exchange = running->exchange;
-  inner.runner.set_exchange(&exchange);
-  running->pass = start_thread("host update", [this, &inner, &exchange] {
+  inner.runner.set_exchange(&running->exchange);
+  running->pass = start_thread("host update", [&inner, &made = *running] {
     try {
-      update_seconds_ = inner.executor.run(inner.program).seconds;
-      exchange.finish(nullptr);
+      made.seconds = inner.executor.run(inner.program).seconds;
+      made.exchange.finish(nullptr);
     } catch (...) {
-      exchange.finish(std::current_exception());
+      made.exchange.finish(std::current_exception());
     }
   });
   running_ = std::move(running);
@@ -313,6 +313,7 @@ std::optional<CallerPart> HostSession::next_part() {
     grad_norm_ = sealed_->operations.results().grad_norm;
     return part;
   }
+  update_seconds_ = running_->seconds;
   running_.reset();
   conclude();
   return std::nullopt;
