@@ -32,7 +32,7 @@ using StorageWrapper =
 // at a time. Null: the rank is alone.
 struct RankLinks {
   collectives::Communicator* data = nullptr;     // the collectives of the schedules
-  collectives::Communicator* control = nullptr;  // what the host needs of other ranks between steps
+  collectives::Communicator* control = nullptr;  // calls of the host between steps
 };
 
 struct StepOutcome {

@@ -144,7 +144,7 @@ bool Trainer::stop_asked() {
   const int signal =
       context_.options.stop_signal == nullptr ? 0 : context_.options.stop_signal->load();
   if (context_.world.alone()) return signal != 0;
-  const World::StopVote vote = context_.world.vote_on_stop({signal, file_fault_});
+  const World::StopVote vote = context_.world.vote_on_stop({signal, faults_.untold});
   if (!vote.fault.empty()) throw StopAgreed(vote.fault);
   return vote.signal != 0;
 }
@@ -154,16 +154,16 @@ void Trainer::write_files(const std::function<void()>& write) {
   try {
     write();
   } catch (const run::RunFileError& error) {
-    if (file_fault_.empty()) file_fault_ = error.what();
+    if (faults_.untold.empty()) faults_.untold = error.what();
   }
 }
 
 void Trainer::emit(const RunEvent& event) {
   std::exception_ptr fault;
   try {
-    if (!log_fails_) context_.files.event(event);
+    if (!faults_.of_events) context_.files.event(event);
   } catch (const run::RunFileError&) {
-    log_fails_ = true;
+    faults_.of_events = true;
     fault = std::current_exception();
   }
   if (context_.world.is_first()) context_.events(event);
@@ -355,7 +355,7 @@ void Trainer::retire_earlier() {
                                   passed_over_logs_);
   }
   if (!context_.world.is_first()) return;
-  // Of ranks that the run had before, and of all others where this one saves files.
+  // The run may have had more ranks before. Where this one saves files, it retires those of all.
   std::error_code ignored;
   for (int rank = durable() ? context_.world.size() : 1;
        std::filesystem::is_directory(checkpoint::rank_path(directory, rank), ignored); ++rank) {

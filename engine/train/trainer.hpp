@@ -26,7 +26,7 @@ struct TrainingContext {
   const Backend& backend;
   run::RunFiles& files;
   RunId run_id;
-  // Of the first rank; the others write their events only.
+  // Only the first rank emits and observes; the others write their events.
   const EventSink& events;
   const StepObserver& observe;
   World& world;
@@ -104,6 +104,11 @@ class Trainer {
     double redo_s = 0;
     double step_s = 0;
   };
+  // Faults of this rank's files.
+  struct FileFaults {
+    bool of_events = false;  // events.jsonl takes no more
+    std::string untold;      // until the ranks agree to stop
+  };
   // The newest step whose gradients overflowed.
   struct Overflow {
     std::string tensor;
@@ -119,8 +124,7 @@ class Trainer {
   std::int64_t step_ = 0;        // finished
   std::int64_t saved_step_ = 0;  // of the newest checkpoint
   std::int64_t first_step_ = 0;  // where this process began
-  bool log_fails_ = false;       // events.jsonl takes no more events
-  std::string file_fault_;       // of this rank, until the ranks agree to stop
+  FileFaults faults_;
   bool commits_next_ = false;    // the next step commits the state before it
   bool retired_ = false;         // earlier commits
   std::vector<std::string> passed_over_logs_;

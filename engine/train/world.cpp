@@ -9,7 +9,7 @@
 namespace sluice::train {
 namespace {
 
-// Of a meeting at the start. A rank may plan, or verify a checkpoint, while the others wait; the
+// The deadline of a meeting at the start. A rank may plan, or verify a checkpoint, while the others wait; the
 // control plane finds one that is gone.
 constexpr double kStartSeconds = 3600;
 
@@ -86,7 +86,7 @@ void World::agree(const std::string& name, const std::function<void()>& body) {
   const Outcome outcome = parse_outcome(*failed);
   if (outcome.code == kNoStateCode) throw run::NoState(outcome.text);
   const auto rank = static_cast<int>(failed - messages.begin());
-  // The first rank speaks for the job: most of what can go wrong goes wrong on each rank.
+  // The first rank speaks for the job, because most errors are the same on each rank.
   const std::string where = rank == 0 ? "" : describe(rank) + ": ";
   throw JobError(where + outcome.text, outcome.status, outcome.code, !is_first());
 }

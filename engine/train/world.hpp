@@ -73,7 +73,7 @@ class World {
   // it threw that. body may not gather.
   void agree(const std::string& name, const std::function<void()>& body);
   // Facts that must be equal on all ranks, with a name for a sentence ("the program", "train.lr =").
-  // Throws JobError that names the first fact that differs and the rank. advice: what to do.
+  // Throws JobError that names the first fact that differs and the rank. advice: the right way, for the sentence.
   using Facts = std::vector<std::pair<std::string, std::string>>;
   void check_equal(const std::string& name, const Facts& facts, const std::string& advice);
 

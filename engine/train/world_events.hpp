@@ -1,4 +1,4 @@
-// What the events of a run say about its ranks. A run of one rank says nothing.
+// The part of a run's events that is about its ranks. A run of one rank has none.
 #pragma once
 
 #include "collectives/communicator.hpp"
@@ -7,7 +7,7 @@
 
 namespace sluice::train {
 
-// Adds to "bytes_moved" what the rank sent to others and received, by mesh dimension.
+// Adds the bytes that the rank sent and received to "bytes_moved", by mesh dimension.
 void add_messages(RunEvent& bytes_moved, const collectives::ByteCounts& counts);
 
 // Adds "places" to a plan event: where each rank runs. All ranks call it.

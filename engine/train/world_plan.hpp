@@ -1,4 +1,4 @@
-// One plan for all ranks: the first rank searches, and the others compile what it chose.
+// One plan for all ranks: the first rank searches, and the others compile its choice.
 #pragma once
 
 #include <string>
@@ -18,7 +18,7 @@ Prepared prepare_rank(const std::string& message, int rank);
 // Throws JobError unless the ranks will meet in every collective and round alike.
 void check_plans(World& world, const Prepared& prepared);
 
-// Settles what one rank alone would settle otherwise: the backend, and the compute threads, of which
+// Settles the values that one rank alone would settle otherwise: the backend, and the compute threads, of which
 // a rank gets its share where all ranks of the node may use all processors.
 void settle_for_ranks(const World& world, config::Config& config);
 
