@@ -94,9 +94,6 @@ runtime::SavedHome parse_home(const Json& object, const std::string& name,
   if (home.block_bytes != bytes_of(home.dtype, kLawBlockElems)) {
     refuse(name, "'block_bytes' must be those of " + std::to_string(kLawBlockElems) + " elements");
   }
-  if (dtype_bytes(home.dtype) == 0 && home.bytes % home.block_bytes != 0) {
-    refuse(name, "an entry of 'homes' has a part of a block");
-  }
   if (home.first_elem % kLawBlockElems != 0) {
     refuse(name, "'first_elem' must be a multiple of " + std::to_string(kLawBlockElems));
   }

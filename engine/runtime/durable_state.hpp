@@ -27,14 +27,14 @@ struct SavedHome {
   StateKind kind = StateKind::kNone;
   std::int32_t unit = -1;
   DType dtype = DType::kU8;
-  std::uint64_t first_elem = 0;  // of the unit; above 0 for a shard of a rank
-  std::uint64_t offset = 0;      // in the striped space
+  std::uint64_t offset = 0;  // in the striped space
   std::uint64_t bytes = 0;
   // The key of its range in the tagged space; every block was written `version` times.
   std::uint64_t key = 0;
   std::uint64_t block_bytes = 0;
   std::uint32_t version = 0;
-  offload::Digest128 digest;  // of the blocks' tags, in order
+  offload::Digest128 digest;     // of the blocks' tags, in order
+  std::uint64_t first_elem = 0;  // of the unit; above 0 for a shard of a rank
 
   // The elements of the unit that it holds.
   schedule::ElemRange range() const;

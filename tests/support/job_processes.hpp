@@ -17,7 +17,8 @@ class JobProcesses {
   struct Rank {
     std::vector<std::string> command;
     std::filesystem::path directory;
-    int number = 0;  // RANK
+    int number = 0;                                       // RANK
+    std::map<std::string, std::string> environment = {};  // of this rank
   };
 
   // size: WORLD_SIZE. port: 0 takes one that was free a moment ago.
@@ -26,7 +27,8 @@ class JobProcesses {
                         std::uint16_t port = 0) {
     if (port == 0) port = collectives::port_of(collectives::listen_at("127.0.0.1", 0));
     for (const Rank& rank : ranks) {
-      std::map<std::string, std::string> variables = environment;
+      std::map<std::string, std::string> variables = rank.environment;
+      variables.insert(environment.begin(), environment.end());
       variables["RANK"] = variables["LOCAL_RANK"] = std::to_string(rank.number);
       variables["WORLD_SIZE"] = variables["LOCAL_WORLD_SIZE"] = std::to_string(size);
       variables["MASTER_ADDR"] = "127.0.0.1";

@@ -96,6 +96,15 @@ TEST_F(RankRefusals, RanksThatWereStartedDifferently) {
   expect_refused_job(programs, {"rank 1 of 2 has a program with the digest"});
 }
 
+// As on machines with other processors.
+TEST_F(RankRefusals, ProductsThatRoundOtherwise) {
+  before_ = snapshot();
+  const Words command = Words{SLUICE_PROGRAM} + words_of(rank_settings(2, 3));
+  JobProcesses job({{command, path(), 0}, {command, path(), 1, {{"ONEDNN_MAX_CPU_ISA", "SSE41"}}}},
+                   2, environment());
+  expect_refused_job(job, {"rank 1 of 2 has arithmetic 'onednn-", "and rank 0 has 'onednn-"});
+}
+
 TEST_F(RankRefusals, ARankNumberThatIsUsedTwice) {
   before_ = snapshot();
   const Words command =
