@@ -41,8 +41,11 @@ std::uint64_t sum_bytes(const std::vector<Transfer>& transfers) {
 }  // namespace
 
 CommunicationError::CommunicationError(int failed_rank, std::string failed_call,
-                                       const std::string& why)
-    : Error(failed_call + ": " + why), rank(failed_rank), call(std::move(failed_call)) {}
+                                       const std::string& reason)
+    : Error(failed_call + ": " + reason),
+      rank(failed_rank),
+      call(std::move(failed_call)),
+      why(reason) {}
 
 void Communicator::all_gather(const void* source, void* destination, Counts counts, DType dtype) {
   gather_parts("all_gather", source, destination, counts, dtype);

@@ -39,11 +39,14 @@ class CommunicationError : public Error {
  public:
   // failed_rank: the rank at fault, as the group counts, or -1. failed_call: the call that could
   // not finish.
-  CommunicationError(int failed_rank, std::string failed_call, const std::string& why);
+  CommunicationError(int failed_rank, std::string failed_call, const std::string& reason);
   std::string_view code() const noexcept override { return "communication"; }
+  // The same fault, with the name of the operation that made the call.
+  CommunicationError in(const std::string& operation) const { return {rank, operation, why}; }
 
   int rank;
   std::string call;
+  std::string why;
 };
 
 struct ByteCounts {

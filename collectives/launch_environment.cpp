@@ -177,10 +177,11 @@ RendezvousPlace place_from_environment() {
     if (const char* const step = variable("SLURM_STEP_ID")) place.job += std::string(".") + step;
   }
   if (const char* const job = variable("SLUICE_JOB")) place.job = job;
+  // `sluice launch` has bound the port already.
+  place.port_is_bound = variable("SLUICE_JOB") != nullptr;
   if (place.job.size() > 256) place.job.resize(256);
   find_address(place, *launcher);
   find_port(place, *launcher);
-  // `sluice launch` has bound the port already.
   if (place.rank == 0) {
     place.listener = number_or("SLUICE_LISTENER", 0, std::numeric_limits<int>::max(), -1);
   }

@@ -1,7 +1,11 @@
 // One round of messages over TCP, with rank 0 as the server.
 //
 //     hello   rank -> 0   magic, rank, size, bytes of job, bytes of message, job, message
+//     heard   0 -> rank   magic
 //     answer  0 -> rank   magic, verdict, bytes of body, body
+//
+// "heard" comes at once. Without it another program listens at the port, and the rank refuses to
+// wait for it; where a launcher has bound the port, rank 0 may only be slow to start.
 //
 // Rank 0 polls its listener and all connections. A connection that sends a complete hello has
 // greeted; one that sends anything else, or nothing for kGreetingSeconds, is closed. Once all ranks
@@ -15,6 +19,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <optional>
@@ -33,7 +38,7 @@ using Bytes = std::vector<std::byte>;
 // Both directions send a magic number, fields of 4 bytes (little-endian), and texts. The magic
 // numbers differ: a socket that connects to an unused port of its own machine may connect to itself
 // and would read back its own greeting.
-constexpr std::string_view kHello = "SLUICEr1", kAnswer = "SLUICEa1";
+constexpr std::string_view kHello = "SLUICEr2", kHeard = "SLUICEh2", kAnswer = "SLUICEa2";
 constexpr std::size_t kMagicBytes = 8;
 constexpr std::size_t kHelloBytes = kMagicBytes + 4 * 4;   // rank, size, bytes of job, of message
 constexpr std::size_t kAnswerBytes = kMagicBytes + 2 * 4;  // verdict, bytes
@@ -41,6 +46,10 @@ constexpr std::uint32_t kMostJobBytes = 256;
 constexpr int kMostRanks = 1 << 16;
 // A connection without a greeting after this time is no rank.
 constexpr double kGreetingSeconds = 5;
+// A rank 0 that listens says so within this time.
+constexpr double kHeardSeconds = 3;
+// For the answer of whoever listens at the port that rank 0 should have.
+constexpr double kOccupantSeconds = 2;
 // Pause before the next attempt to connect.
 constexpr std::chrono::milliseconds kRetryPause{50};
 constexpr std::size_t kMostUngreeted = 256;
@@ -121,9 +130,13 @@ void Guest::take(std::span<const std::byte> bytes) {
   const std::byte* const texts = received.data() + kHelloBytes;
   hello = Hello{number_at(fields), number_at(fields + 4), text_at(texts, job_bytes),
                 text_at(texts + job_bytes, message_bytes)};
+  Bytes heard;
+  put(heard, kHeard);
+  // A rank that has died meanwhile is noticed by its connection.
+  static_cast<void>(send_all(socket, heard, Deadline::after_seconds(1)));
 }
 
-enum class Verdict : std::uint32_t { kWelcome, kDisagrees, kTooLate };
+enum class Verdict : std::uint32_t { kWelcome, kDisagrees, kTooLate, kOtherJob };
 
 void answer(const Guest& guest, Verdict verdict, const Bytes& body, Deadline deadline) {
   Bytes bytes;
@@ -135,6 +148,9 @@ void answer(const Guest& guest, Verdict verdict, const Bytes& body, Deadline dea
   static_cast<void>(send_all(guest.socket, bytes, deadline));
 }
 
+std::optional<Meeting> ask(const RendezvousPlace& place, const std::string& message,
+                           Deadline deadline);
+
 // The server on rank 0.
 class Host {
  public:
@@ -142,8 +158,7 @@ class Host {
       : place_(place), message_(message), deadline_(deadline) {}
 
   Meeting gather() {
-    listener_ = place_.listener >= 0 ? share_socket(place_.listener)
-                                     : listen_at(place_.address, place_.port);
+    listener_ = place_.listener >= 0 ? share_socket(place_.listener) : listen_or_refuse();
     while (missing() > 0) {
       if (deadline_.passed()) {
         const std::string why = describe_missing();
@@ -163,6 +178,18 @@ class Host {
   }
 
  private:
+  // Another rank 0 of this job would answer, and end the job on both sides.
+  Socket listen_or_refuse() const {
+    try {
+      return listen_at(place_.address, place_.port);
+    } catch (const IoError& error) {
+      if (error.error_number != EADDRINUSE) throw;
+    }
+    static_cast<void>(ask(place_, message_, Deadline::after_seconds(kOccupantSeconds)));
+    throw InputError(place_name(place_) +
+                     " is in use by another program; give the job a free MASTER_PORT");
+  }
+
   std::size_t missing() const {
     const auto here = std::count_if(guests_.begin(), guests_.end(),
                                     [](const Guest& guest) { return guest.greeted(); });
@@ -221,7 +248,7 @@ class Host {
   void check(Guest& guest) {
     const Hello& hello = *guest.hello;
     if (hello.job != place_.job) {
-      refuse(guest, Verdict::kDisagrees,
+      refuse(guest, Verdict::kOtherJob,
              "rank 0 of another job listens at " + place_name(place_) +
                  "; give each job a MASTER_PORT of its own");
       guest.gone = true;
@@ -229,6 +256,7 @@ class Host {
       return;
     }
     const auto size = static_cast<std::uint32_t>(place_.size);
+    if (hello.size == size && hello.rank == 0) disagree(describe_twice(0));
     if (hello.size != size || hello.rank == 0 || hello.rank >= size) {
       disagree("rank " + std::to_string(hello.rank) + " counts " + std::to_string(hello.size) +
                " ranks, and rank 0 counts " + std::to_string(size) +
@@ -237,9 +265,13 @@ class Host {
     for (const Guest& other : guests_) {
       if (&other == &guest || other.gone || !other.greeted() || other.hello->rank != hello.rank)
         continue;
-      disagree("two processes are rank " + std::to_string(hello.rank) + " of " +
-               std::to_string(size) + "; give each a RANK of its own");
+      disagree(describe_twice(hello.rank));
     }
+  }
+
+  std::string describe_twice(std::uint32_t rank) const {
+    return "two processes are rank " + std::to_string(rank) + " of " + std::to_string(place_.size) +
+           "; give each a RANK of its own";
   }
 
   static void refuse(const Guest& guest, Verdict verdict, const std::string& why) {
@@ -256,7 +288,7 @@ class Host {
 
   [[noreturn]] void disagree(const std::string& why) const {
     refuse_all(Verdict::kDisagrees, why);
-    throw InputError(why);
+    throw RanksDisagree(why);
   }
 
   std::vector<std::string> messages() const {
@@ -300,6 +332,21 @@ std::vector<std::string> messages_in(const Bytes& body, int size) {
   return all;
 }
 
+bool is_heard(const RendezvousPlace& place, const Socket& socket, Deadline deadline) {
+  const bool waits = place.port_is_bound;
+  const Deadline limit = Deadline::after_seconds(kHeardSeconds);
+  Bytes heard(kMagicBytes);
+  if (receive_all(socket, heard, waits || deadline.time() < limit.time() ? deadline : limit)) {
+    return begins_with(heard, kHeard);
+  }
+  if (!waits && limit.passed()) {
+    throw InputError("rank " + std::to_string(place.rank) + " reached " + place_name(place) +
+                     ", where another program listens and not rank 0; give the job a free "
+                     "MASTER_PORT");
+  }
+  return false;
+}
+
 // One attempt. Returns nothing if rank 0 was not there, or if another program answered.
 std::optional<Meeting> ask(const RendezvousPlace& place, const std::string& message,
                            Deadline deadline) {
@@ -314,6 +361,7 @@ std::optional<Meeting> ask(const RendezvousPlace& place, const std::string& mess
   put(hello, place.job);
   put(hello, message);
   if (!send_all(socket, hello, deadline)) return std::nullopt;
+  if (!is_heard(place, socket, deadline)) return std::nullopt;
   Bytes head(kAnswerBytes);
   if (!receive_all(socket, head, deadline) || !begins_with(head, kAnswer)) return std::nullopt;
   const auto verdict = static_cast<Verdict>(number_at(head.data() + kMagicBytes));
@@ -322,8 +370,11 @@ std::optional<Meeting> ask(const RendezvousPlace& place, const std::string& mess
   if (bytes > std::max<std::uint64_t>(most, 1 << 16)) return std::nullopt;
   Bytes body(bytes);
   if (!receive_all(socket, body, deadline)) return std::nullopt;
-  if (verdict == Verdict::kDisagrees) throw InputError(text_at(body.data(), body.size()));
-  if (verdict == Verdict::kTooLate) throw TimeoutError(text_at(body.data(), body.size()));
+  const std::string text =
+      verdict == Verdict::kWelcome ? std::string() : text_at(body.data(), body.size());
+  if (verdict == Verdict::kDisagrees) throw RanksDisagree(text);
+  if (verdict == Verdict::kOtherJob) throw InputError(text);
+  if (verdict == Verdict::kTooLate) throw TimeoutError(text);
   Meeting meeting;
   meeting.messages = messages_in(body, place.size);
   meeting.sockets.push_back(std::move(socket));

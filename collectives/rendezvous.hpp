@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/deadline.hpp"
+#include "base/error.hpp"
 #include "collectives/socket.hpp"
 
 namespace sluice::collectives {
@@ -26,6 +27,8 @@ struct RendezvousPlace {
   // On rank 0: a socket that a launcher has opened at the port and keeps open, or -1. It is shared,
   // not owned.
   int listener = -1;
+  // A launcher has opened the port, so that connections may wait there until rank 0 starts.
+  bool port_is_bound = false;
   // This rank among those of its node.
   int local_rank = 0;
   int local_size = 1;
@@ -41,10 +44,16 @@ struct Meeting {
   std::vector<Socket> sockets;
 };
 
+// Ranks disagree about their number, or two claim the same rank. All ranks that had joined throw it,
+// with the same text.
+class RanksDisagree : public InputError {
+ public:
+  using InputError::InputError;
+};
+
 // Returns every rank's message in rank order, the same on all ranks. A group of one uses no
 // network. Throws TimeoutError, which names the missing ranks (on rank 0) or the awaited answer (on
-// others). Throws InputError if ranks disagree about size or job, or if two claim the same rank.
-// All ranks that had joined throw it, with the same text.
+// others), RanksDisagree, and InputError on a rank that has reached another job.
 Meeting meet_ranks(const RendezvousPlace& place, const std::string& message, Deadline deadline);
 // The same without the connections.
 std::vector<std::string> exchange_messages(const RendezvousPlace& place, const std::string& message,

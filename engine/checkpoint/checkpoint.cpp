@@ -154,6 +154,10 @@ CheckpointFound find_checkpoint(const std::string& directory) {
                                     : failures.front());
 }
 
+CheckpointFound open_checkpoint(const std::string& directory) {
+  return {directory, load_manifest(directory + "/" + kManifestFile)};
+}
+
 void check_checkpoint(const CheckpointFound& found, const config::Config& config,
                       const model::Model& model, const std::string& data_fingerprint) {
   const SafetensorsReader reader(found.directory + "/" + kStateFile);
@@ -190,14 +194,17 @@ void check_arithmetic(const CheckpointManifest& manifest, const std::string& whe
 void save_checkpoint(const std::string& directory, CheckpointManifest manifest, ModelState& state) {
   const fs::path target = fs::path(directory) / checkpoint_name(manifest.step);
   const fs::path temporary = target.string() + std::string(kUnfinished);
-  // A run that was killed while it saved left its part.
-  for (const fs::path& path : list_directory(directory)) {
-    if (is_unfinished_checkpoint(path)) fs::remove_all(path);
-  }
-  make_directories(temporary.string());
   const std::string file = (temporary / kStateFile).string();
+  if (state.writes_files()) {
+    // A run that was killed while it saved left its part.
+    for (const fs::path& path : list_directory(directory)) {
+      if (is_unfinished_checkpoint(path)) fs::remove_all(path);
+    }
+    make_directories(temporary.string());
+  }
   state.save(file);
   manifest.weights_hash = state.weights_hash();
+  if (!state.writes_files()) return;
   manifest.files = {{kStateFile, fs::file_size(file), hash_file(file)}};
   save_manifest(manifest, (temporary / kManifestFile).string());
   fs::remove_all(target);  // the same step again, after a resume

@@ -26,6 +26,8 @@ struct CheckpointFound {
 // `step` equal to that of the directory's name. The log names newer ones that do not verify. Throws
 // InputError if there is none, with the reason of the newest that failed.
 CheckpointFound find_checkpoint(const std::string& directory);
+// The same for a checkpoint that another rank has found and verified: only its manifest is read.
+CheckpointFound open_checkpoint(const std::string& directory);
 
 // Throws InputError if the checkpoint belongs to another model (naming the first tensor that
 // differs), another configuration or other data, if it has more steps than train.steps, or if its
@@ -44,7 +46,8 @@ void check_arithmetic(const CheckpointManifest& manifest, const std::string& whe
 // Whether the name is that of a checkpoint that was being written.
 bool is_unfinished_checkpoint(const std::filesystem::path& path);
 
-// Keeps the newest two. manifest: all but `files` and `weights_hash`.
+// Keeps the newest two. manifest: all but `files` and `weights_hash`. All ranks call it, and the
+// first writes.
 void save_checkpoint(const std::string& directory, CheckpointManifest manifest, ModelState& state);
 void load_checkpoint(const CheckpointFound& found, ModelState& state);
 

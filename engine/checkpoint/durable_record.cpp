@@ -80,6 +80,7 @@ runtime::SavedHome parse_home(const Json& object, const std::string& name,
   home.dtype = *dtype;
   home.unit =
       static_cast<std::int32_t>(std::min<std::uint64_t>(number(object, "unit", name), 1u << 30));
+  if (object.contains("first_elem")) home.first_elem = number(object, "first_elem", name);
   home.offset = number(object, "offset", name);
   home.bytes = number(object, "bytes", name);
   home.key = number(object, "key", name);
@@ -92,6 +93,9 @@ runtime::SavedHome parse_home(const Json& object, const std::string& name,
   }
   if (home.block_bytes != bytes_of(home.dtype, kLawBlockElems)) {
     refuse(name, "'block_bytes' must be those of " + std::to_string(kLawBlockElems) + " elements");
+  }
+  if (home.first_elem % kLawBlockElems != 0) {
+    refuse(name, "'first_elem' must be a multiple of " + std::to_string(kLawBlockElems));
   }
   const std::string& digest = word(object, "xxh3", name);
   const auto high = from_hex(std::string_view(digest).substr(0, 16));
@@ -163,6 +167,8 @@ std::string format_state_record(const CheckpointManifest& manifest, const SavedS
                                  {"block_bytes", home.block_bytes},
                                  {"version", home.version},
                                  {"xxh3", hex(home.digest.high) + hex(home.digest.low)}});
+    // A shard of a rank.
+    if (home.first_elem > 0) document["homes"].back()["first_elem"] = home.first_elem;
   }
   return document.dump();
 }

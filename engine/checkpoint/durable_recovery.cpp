@@ -3,9 +3,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <iterator>
+#include <map>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "engine/checkpoint/rank_path.hpp"
 
 namespace sluice::checkpoint {
 namespace {
@@ -96,9 +99,12 @@ std::string absent_file(const std::vector<std::string>& files) {
 
 }  // namespace
 
-std::optional<DurableFound> recover_state(offload::StorageEngine& engine, const std::string& log,
+namespace {
+
+// The records of one log with data that verify, newest first; with `only_newest` the first of them.
+std::vector<DurableFound> recover_records(offload::StorageEngine& engine, const std::string& log,
                                           const std::vector<std::string>& storage_paths,
-                                          std::vector<PassedOver>& passed_over) {
+                                          bool only_newest, std::vector<PassedOver>& passed_over) {
   const offload::StateLog::Contents contents = offload::StateLog::read(engine, log);
   if (contents.unreadable_areas > 0) {
     passed_over.push_back(
@@ -109,6 +115,7 @@ std::optional<DurableFound> recover_state(offload::StorageEngine& engine, const 
   if (contents.empty() && !data_of_run(run_of_log(log), storage_paths).empty()) {
     passed_over.push_back({log, log + " is empty, and data of its run are there"});
   }
+  std::vector<DurableFound> all;
   for (const offload::StateLog::Record& record : contents.records) {
     DurableFound found{log, {}, {}};
     PassedOver passed{log, log + ", commit " + std::to_string(record.sequence) + ": "};
@@ -118,7 +125,9 @@ std::optional<DurableFound> recover_state(offload::StorageEngine& engine, const 
       passed.step = found.manifest.step;
       find_files(found.state.files, storage_paths);
       verify_again_if_unreadable(engine, found);
-      return found;
+      all.push_back(std::move(found));
+      if (only_newest) break;
+      continue;
     } catch (const InputError& error) {
       const std::string absent = absent_file(found.state.files);
       passed.absent = !absent.empty();
@@ -129,7 +138,25 @@ std::optional<DurableFound> recover_state(offload::StorageEngine& engine, const 
     }
     passed_over.push_back(std::move(passed));
   }
-  return std::nullopt;
+  return all;
+}
+
+// A pipe or a directory of that name was never a log.
+PassedOver pass_over(const std::string& log, const InputError& error) {
+  std::error_code ignored;
+  const fs::file_type type = fs::symlink_status(log, ignored).type();
+  const bool may_be_a_log = type == fs::file_type::regular || type == fs::file_type::symlink;
+  return {log, log + ": " + error.what(), -1, may_be_a_log};
+}
+
+}  // namespace
+
+std::optional<DurableFound> recover_state(offload::StorageEngine& engine, const std::string& log,
+                                          const std::vector<std::string>& storage_paths,
+                                          std::vector<PassedOver>& passed_over) {
+  std::vector<DurableFound> found =
+      recover_records(engine, log, storage_paths, /*only_newest=*/true, passed_over);
+  return found.empty() ? std::nullopt : std::optional(std::move(found.front()));
 }
 
 std::optional<DurableFound> find_durable(const std::string& directory,
@@ -143,20 +170,149 @@ std::optional<DurableFound> find_durable(const std::string& directory,
       if (!found || (newest && newest->manifest.step >= found->manifest.step)) continue;
       newest = std::move(found);
     } catch (const InputError& error) {
-      // A pipe or a directory of that name was never a log.
-      std::error_code ignored;
-      const fs::file_type type = fs::symlink_status(log, ignored).type();
-      const bool may_be_a_log = type == fs::file_type::regular || type == fs::file_type::symlink;
-      passed_over.push_back({log, log + ": " + error.what(), -1, may_be_a_log});
+      passed_over.push_back(pass_over(log, error));
     }
   }
   return newest;
 }
 
-void check_homes(const DurableFound& found, const std::vector<const schedule::Buffer*>& homes) {
-  const auto name = [](StateKind kind, std::int32_t unit) {
-    return std::string(state_kind_name(kind)) + " of unit " + std::to_string(unit);
+namespace {
+
+std::vector<std::string> rank_paths(const std::vector<std::string>& paths, int rank) {
+  std::vector<std::string> of_rank;
+  for (const std::string& path : paths) of_rank.push_back(rank_path(path, rank));
+  return of_rank;
+}
+
+// The commits of each rank of one run.
+using CommitsByRank = std::vector<std::vector<DurableFound>>;
+
+// The newest step that every rank has, of all ranks.
+std::optional<DurableFound> newest_of_all(CommitsByRank& ranks) {
+  const auto at_step = [](std::vector<DurableFound>& commits, std::int64_t step) {
+    return std::find_if(commits.begin(), commits.end(),
+                        [&](const DurableFound& commit) { return commit.manifest.step == step; });
   };
+  for (DurableFound& newest : ranks.front()) {
+    const std::int64_t step = newest.manifest.step;
+    const bool all = std::all_of(ranks.begin(), ranks.end(), [&](auto& commits) {
+      return at_step(commits, step) != commits.end();
+    });
+    if (!all) {
+      log(LogLevel::kInfo, "commit of step " + std::to_string(step) + " in '" + newest.log +
+                               "' is passed over: the job ended before all ranks had it");
+      continue;
+    }
+    DurableFound found = std::move(newest);
+    for (std::size_t rank = 1; rank < ranks.size(); ++rank) {
+      found.other_ranks.push_back(std::move(*at_step(ranks[rank], step)));
+    }
+    return found;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<DurableFound> find_durable_of_ranks(const std::string& directory,
+                                                  const std::vector<std::string>& storage_paths,
+                                                  std::vector<PassedOver>& passed_over) {
+  std::error_code ignored;
+  if (!fs::is_directory(rank_path(directory, 1), ignored)) {
+    return find_durable(directory, storage_paths, passed_over);
+  }
+  const std::unique_ptr<offload::StorageEngine> engine = offload::make_storage_engine("posix", {});
+  std::map<std::string, CommitsByRank> runs;  // by run id
+  for (int rank = 0; fs::is_directory(rank_path(directory, rank), ignored); ++rank) {
+    for (const std::string& log : logs_in(rank_path(directory, rank))) {
+      try {
+        runs[run_of_log(log)].push_back(recover_records(
+            *engine, log, rank_paths(storage_paths, rank), /*only_newest=*/false, passed_over));
+      } catch (const InputError& error) {
+        passed_over.push_back(pass_over(log, error));
+      }
+    }
+  }
+  std::optional<DurableFound> newest;
+  for (auto& [run, ranks] : runs) {
+    auto found = newest_of_all(ranks);
+    if (!found || (newest && newest->manifest.step >= found->manifest.step)) continue;
+    newest = std::move(found);
+  }
+  return newest;
+}
+
+std::vector<std::string> logs_of(const DurableFound& found) {
+  std::vector<std::string> logs{found.log};
+  for (const DurableFound& rank : found.other_ranks) logs.push_back(rank.log);
+  return logs;
+}
+
+DurableFound open_durable(const std::vector<std::string>& logs, std::int64_t step,
+                          const std::vector<std::string>& storage_paths) {
+  const std::unique_ptr<offload::StorageEngine> engine = offload::make_storage_engine("posix", {});
+  std::vector<DurableFound> ranks;
+  for (const std::string& log : logs) {
+    for (const offload::StateLog::Record& record : offload::StateLog::read(*engine, log).records) {
+      DurableFound found{log, {}, {}};
+      parse_state_record(record.text, log, found.manifest, found.state);
+      if (found.manifest.step != step) continue;
+      check_record_is_own(found.state, log);
+      find_files(found.state.files, rank_paths(storage_paths, static_cast<int>(ranks.size())));
+      ranks.push_back(std::move(found));
+      break;
+    }
+    if (ranks.empty() || ranks.back().log != log) {
+      throw InputError(log + ": has no commit of step " + std::to_string(step));
+    }
+  }
+  DurableFound found = std::move(ranks.front());
+  found.other_ranks.assign(std::make_move_iterator(ranks.begin() + 1),
+                           std::make_move_iterator(ranks.end()));
+  return found;
+}
+
+namespace {
+
+std::string name_of_home(StateKind kind, std::int32_t unit) {
+  return std::string(state_kind_name(kind)) + " of unit " + std::to_string(unit);
+}
+
+// The saved ranges of the home's kind and unit must cover it.
+void check_covered(const DurableFound& found, const schedule::Buffer& home) {
+  std::vector<schedule::ElemRange> ranges;
+  const auto collect = [&](const DurableFound& rank) {
+    for (const runtime::SavedHome& saved : rank.state.homes) {
+      if (saved.kind != home.kind || saved.unit != home.unit) continue;
+      if (saved.dtype != home.dtype) {
+        throw InputError(rank.log + ": is of another model: the " +
+                         name_of_home(home.kind, home.unit) + " is of another dtype");
+      }
+      ranges.push_back(saved.range());
+    }
+  };
+  collect(found);
+  for (const DurableFound& rank : found.other_ranks) collect(rank);
+  std::sort(ranges.begin(), ranges.end(),
+            [](const auto& a, const auto& b) { return a.begin < b.begin; });
+  std::uint64_t covered = home.first_elem;
+  for (const schedule::ElemRange& range : ranges) {
+    if (range.begin <= covered) covered = std::max(covered, range.end);
+  }
+  if (covered >= home.first_elem + home.elems) return;
+  throw InputError(found.log + ": a part of the " + name_of_home(home.kind, home.unit) +
+                   " is missing: put the directories rank-1, rank-2 and so on back beside it, or "
+                   "this is another model");
+}
+
+}  // namespace
+
+void check_homes(const DurableFound& found, const std::vector<const schedule::Buffer*>& homes,
+                 bool is_alone) {
+  if (!is_alone || !found.other_ranks.empty()) {
+    for (const schedule::Buffer* home : homes) check_covered(found, *home);
+    return;
+  }
   for (const schedule::Buffer* home : homes) {
     const auto same = [&](const runtime::SavedHome& saved) {
       return saved.kind == home->kind && saved.unit == home->unit;
@@ -164,7 +320,8 @@ void check_homes(const DurableFound& found, const std::vector<const schedule::Bu
     const auto& all = found.state.homes;
     const auto at = std::find_if(all.begin(), all.end(), same);
     if (at != all.end() && at->dtype == home->dtype && at->bytes == home->bytes) continue;
-    throw InputError(found.log + ": is of another model: the " + name(home->kind, home->unit) +
+    throw InputError(found.log + ": is of another model: the " +
+                     name_of_home(home->kind, home->unit) +
                      (at == all.end() ? " is missing" : " is of another size or dtype"));
   }
   if (found.state.homes.size() != homes.size()) {

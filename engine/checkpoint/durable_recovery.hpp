@@ -19,6 +19,8 @@ struct DurableFound {
   std::string log;
   CheckpointManifest manifest;
   SavedState state;
+  // The commits of the same step of the run's other ranks, which hold other ranges.
+  std::vector<DurableFound> other_ranks = {};
 };
 
 // Reads one home of a kept space from its begin to its end, and compares it with the commit.
@@ -63,7 +65,22 @@ std::optional<DurableFound> find_durable(const std::string& directory,
                                          const std::vector<std::string>& storage_paths,
                                          std::vector<PassedOver>& passed_over);
 
-// Throws InputError naming the first home that this run has otherwise: `homes` are its own.
-void check_homes(const DurableFound& found, const std::vector<const schedule::Buffer*>& homes);
+// The same for a run of any number of ranks, whose other ranks have directories beneath `directory`
+// and each storage path (rank_path.hpp). Of a run of several ranks it is the newest step of which
+// all have a commit that verifies.
+std::optional<DurableFound> find_durable_of_ranks(const std::string& directory,
+                                                  const std::vector<std::string>& storage_paths,
+                                                  std::vector<PassedOver>& passed_over);
+// The logs of a commit, first rank first, for open_durable() on another rank.
+std::vector<std::string> logs_of(const DurableFound& found);
+// A commit that another rank has found and verified: only its records are read. storage_paths: of
+// the first rank. Throws InputError if a log has no record of the step.
+DurableFound open_durable(const std::vector<std::string>& logs, std::int64_t step,
+                          const std::vector<std::string>& storage_paths);
+
+// Throws InputError naming the first home that this run has otherwise: `homes` are its own. The
+// homes of several ranks need only cover them.
+void check_homes(const DurableFound& found, const std::vector<const schedule::Buffer*>& homes,
+                 bool is_alone = true);
 
 }  // namespace sluice::checkpoint

@@ -25,6 +25,9 @@ class ModelState {
              runtime::StateStore& store)
       : space_(space), table_(table), store_(store) {}
 
+  // Whether this rank writes the files of the state.
+  bool writes_files() const { return store_.writes_files(); }
+
   // Every element is a function of (seed, tensor name, element) alone; moments are zero.
   void initialize(std::uint64_t seed);
 

@@ -27,10 +27,6 @@ const std::vector<Unavailable>& unavailable() {
       {"parallel.context", "above 1", [](C c) { return c.parallel.context > 1; }},
       {"parallel.schedule", "other than \"plain\"",
        [](C c) { return c.parallel.schedule != Config::PipelineSchedule::kPlain; }},
-      {"checkpoint.mode", "= \"durable\" with parallel.data above 1",
-       [](C c) {
-         return c.parallel.data > 1 && c.checkpoint.mode == Config::CheckpointMode::kDurable;
-       }},
   };
   return table;
 }

@@ -119,30 +119,34 @@ std::uint64_t free_storage_bytes(const config::Config& config) {
   return each * std::accumulate(shares.begin(), shares.end(), std::uint64_t{0});
 }
 
-// The reason why the machine cannot give these budgets; none if it can.
+// The reason why the machine cannot give these budgets to each of its ranks; none if it can.
 std::optional<std::string> excess(const config::Config& config, const MachineRoom& room) {
   const auto& memory = config.memory;
+  const auto ranks = static_cast<std::uint64_t>(room.ranks);
+  const std::string each = ranks == 1 ? "" : " for each of " + std::to_string(ranks) + " ranks";
   if (room.device_bytes) {
     if (memory.device_bytes > *room.device_bytes) {
       return "memory.device = " + format_bytes_exact(memory.device_bytes) + " is more than the " +
              format_bytes(*room.device_bytes) + " that is free on the GPU; lower it";
     }
-    if (memory.pinned_bytes > room.memory_bytes) {
-      return "memory.pinned = " + format_bytes_exact(memory.pinned_bytes) + " is more than the " +
-             format_bytes(room.memory_bytes) + " of memory that is available here; lower it";
+    if (memory.pinned_bytes > room.memory_bytes / ranks) {
+      return "memory.pinned = " + format_bytes_exact(memory.pinned_bytes) + each +
+             " is more than the " + format_bytes(room.memory_bytes) +
+             " of memory that is available here; lower it";
     }
   }
   // On the host backend the device's memory is the machine's too.
   const std::uint64_t asked = memory.device_bytes + memory.pinned_bytes;
-  if (!room.device_bytes && asked > room.memory_bytes) {
+  if (!room.device_bytes && asked > room.memory_bytes / ranks) {
     return "memory.device = " + format_bytes_exact(memory.device_bytes) +
-           " and memory.pinned = " + format_bytes_exact(memory.pinned_bytes) +
+           " and memory.pinned = " + format_bytes_exact(memory.pinned_bytes) + each +
            " are together more than the " + format_bytes(room.memory_bytes) +
            " of memory that is available here; lower one of them";
   }
-  if (memory.storage_bytes > room.storage_bytes) {
-    return "memory.storage = " + format_bytes_exact(memory.storage_bytes) + " is more than the " +
-           format_bytes(room.storage_bytes) + " that is free on '" + memory.storage_paths.front() +
+  if (memory.storage_bytes > room.storage_bytes / ranks) {
+    return "memory.storage = " + format_bytes_exact(memory.storage_bytes) + each +
+           " is more than the " + format_bytes(room.storage_bytes) + " that is free on '" +
+           memory.storage_paths.front() +
            (memory.storage_paths.size() > 1 ? "' and the other storage paths" : "'") +
            "; lower it, or name other memory.storage_paths";
   }
@@ -151,14 +155,16 @@ std::optional<std::string> excess(const config::Config& config, const MachineRoo
 
 }  // namespace
 
-MachineRoom settle_budgets(config::Config& config, std::optional<std::uint64_t> device_bytes) {
+MachineRoom settle_budgets(config::Config& config, std::optional<std::uint64_t> device_bytes,
+                           int ranks) {
   const MachineRoom room{read_host_topology().available_bytes, free_storage_bytes(config),
-                         device_bytes};
+                         device_bytes, ranks};
+  const std::uint64_t storage_bytes = room.storage_bytes / static_cast<std::uint64_t>(ranks);
   if (config.memory.storage_bytes == config::Config::kAutoBytes) {
-    config.memory.storage_bytes = std::min(room.storage_bytes, kMostAutoStorageBytes);
+    config.memory.storage_bytes = std::min(storage_bytes, kMostAutoStorageBytes);
   }
   if (const auto why = excess(config, room)) {
-    if (config.memory.storage_bytes > room.storage_bytes) throw NoRoom(*why);
+    if (config.memory.storage_bytes > storage_bytes) throw NoRoom(*why);
     throw InputError(*why);
   }
   return room;

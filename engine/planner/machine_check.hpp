@@ -30,12 +30,14 @@ struct MachineRoom {
   std::uint64_t storage_bytes = 0;  // free over all storage paths
   // The unused memory of a device with memory of its own; none: it shares the host's.
   std::optional<std::uint64_t> device_bytes = {};
+  int ranks = 1;  // that share it, each with the same budgets
 };
 
 // Turns "auto" budgets into numbers (memory.storage: the free space of the storage paths, at most
 // kMostAutoStorageBytes), and holds all budgets against the machine. Throws InputError that names
-// the keys, the bytes asked for and the bytes there. device_bytes: as MachineRoom's.
-MachineRoom settle_budgets(config::Config& config, std::optional<std::uint64_t> device_bytes = {});
+// the keys, the bytes asked for and the bytes there. device_bytes, ranks: as MachineRoom's.
+MachineRoom settle_budgets(config::Config& config, std::optional<std::uint64_t> device_bytes = {},
+                           int ranks = 1);
 // The same for another machine: "auto" becomes kMostAutoStorageBytes, and nothing is checked.
 void settle_budgets_elsewhere(config::Config& config);
 // Removes the suggestions that settle_budgets would refuse.

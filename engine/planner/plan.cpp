@@ -41,8 +41,10 @@ std::uint64_t log_bytes(const config::Config& config, const schedule::StepModel&
   if (config.checkpoint.mode != config::Config::CheckpointMode::kDurable) return 0;
   std::vector<std::string> paths = config.memory.storage_paths;
   paths.push_back(config.checkpoint.dir);
+  // Homes of shards have a line more.
+  const std::size_t lines = model.view.is_alone() ? 1 : 2;
   return offload::StateLog::file_bytes(runtime::state_record_bytes(
-      model.units.size() * kStateKindCount, config::result_settings(config), paths));
+      lines * model.units.size() * kStateKindCount, config::result_settings(config), paths));
 }
 
 // State in its homes only: shadow copies and log copies are counted elsewhere.
@@ -157,9 +159,8 @@ schedule::StepModel step_model_of(const config::Config& config, const model::Mod
   schedule::StepModel step =
       make_step_model(model, batch_shape(config), parameter_table(config, model), kernels,
                       host_kernels == nullptr ? kernels : *host_kernels);
-  step.view =
-      parallel::make_rank_view(step, rank, static_cast<std::int32_t>(config.parallel.data),
-                               static_cast<std::int32_t>(config.parallel.zero));
+  step.view = parallel::make_rank_view(step, rank, static_cast<std::int32_t>(config.parallel.data),
+                                       static_cast<std::int32_t>(config.parallel.zero));
   return step;
 }
 

@@ -1,5 +1,7 @@
 #include "engine/run/resume_point.hpp"
 
+#include <sstream>
+
 #include "base/error.hpp"
 #include "base/log.hpp"
 
@@ -8,8 +10,8 @@ namespace sluice::run {
 ResumePoint find_resume_point(const config::Config& config) {
   ResumePoint point;
   std::vector<checkpoint::PassedOver> passed_over;
-  point.durable =
-      checkpoint::find_durable(config.checkpoint.dir, config.memory.storage_paths, passed_over);
+  point.durable = checkpoint::find_durable_of_ranks(config.checkpoint.dir,
+                                                    config.memory.storage_paths, passed_over);
   try {
     point.checkpoint = checkpoint::find_checkpoint(config.checkpoint.dir);
   } catch (const checkpoint::UnknownVersion&) {
@@ -48,14 +50,46 @@ ResumePoint find_resume_point(const config::Config& config) {
   return point;
 }
 
+// Lines: the step, and then each path behind a letter. d: a checkpoint's directory; l: a log of a
+// commit; p: a log that is passed over.
+std::string resume_point_text(const ResumePoint& point) {
+  std::string text = std::to_string(point.manifest().step);
+  if (point.durable) {
+    for (const std::string& log : checkpoint::logs_of(*point.durable)) text += "\nl" + log;
+  } else {
+    text += "\nd" + point.checkpoint->directory;
+  }
+  for (const std::string& log : point.passed_over_logs) text += "\np" + log;
+  return text;
+}
+
+ResumePoint open_resume_point(const std::string& text,
+                              const std::vector<std::string>& storage_paths) {
+  ResumePoint point;
+  std::vector<std::string> logs;
+  std::istringstream lines(text);
+  std::string step;
+  std::getline(lines, step);
+  for (std::string line; std::getline(lines, line);) {
+    const std::string path = line.substr(1);
+    if (line[0] == 'd') point.checkpoint = checkpoint::open_checkpoint(path);
+    if (line[0] == 'l') logs.push_back(path);
+    if (line[0] == 'p') point.passed_over_logs.push_back(path);
+  }
+  if (!logs.empty()) {
+    point.durable = checkpoint::open_durable(logs, std::stoll(step), storage_paths);
+  }
+  return point;
+}
+
 void check_resume_point(const ResumePoint& point, const config::Config& config,
                         const model::Model& model, const std::string& data_fingerprint,
-                        const std::vector<const schedule::Buffer*>& homes) {
+                        const std::vector<const schedule::Buffer*>& homes, bool is_alone) {
   if (!point.durable) {
     return checkpoint::check_checkpoint(*point.checkpoint, config, model, data_fingerprint);
   }
   checkpoint::check_manifest(point.manifest(), point.where(), config, data_fingerprint);
-  checkpoint::check_homes(*point.durable, homes);
+  checkpoint::check_homes(*point.durable, homes, is_alone);
 }
 
 }  // namespace sluice::run

@@ -34,10 +34,16 @@ class NoState : public InputError {
 // and IoError if the disk cannot say.
 ResumePoint find_resume_point(const config::Config& config);
 
+// A resume point as one rank tells it to the others, which read its manifest for themselves.
+// storage_paths: of the first rank.
+std::string resume_point_text(const ResumePoint& point);
+ResumePoint open_resume_point(const std::string& text,
+                              const std::vector<std::string>& storage_paths);
+
 // Throws InputError if this run differs from the run that saved the state. The message names the
-// first difference: a weight, a home of state, a setting or the data. homes: this run's homes.
+// first difference: a weight, a home of state, a setting or the data. homes: this rank's homes.
 void check_resume_point(const ResumePoint& point, const config::Config& config,
                         const model::Model& model, const std::string& data_fingerprint,
-                        const std::vector<const schedule::Buffer*>& homes);
+                        const std::vector<const schedule::Buffer*>& homes, bool is_alone = true);
 
 }  // namespace sluice::run

@@ -9,6 +9,7 @@
 #include "base/log.hpp"
 #include "base/posix_file.hpp"
 #include "engine/checkpoint/durable_retire.hpp"
+#include "engine/checkpoint/rank_path.hpp"
 
 namespace sluice::run {
 namespace {
@@ -103,6 +104,21 @@ RunFiles::RunFiles(config::Config& config, const config::Config& given, const Ru
   checkpoint::remove_files_without_commit(config.checkpoint.dir, storage_paths());
 }
 
+// A process that was killed in this run may have been this rank.
+RunFiles::RunFiles(config::Config& config, const std::string& run, int rank)
+    : fresh_(!fs::exists(checkpoint::rank_path(run, rank) + "/" + kEventsFile)),
+      directory_(checkpoint::rank_path(run, rank)) {
+  for (std::string& path : config.memory.storage_paths) path = checkpoint::rank_path(path, rank);
+  rank_storage_paths_ = config.memory.storage_paths;
+  if (is_durable(config))
+    config.checkpoint.dir = checkpoint::rank_path(config.checkpoint.dir, rank);
+  checkpoints_ = config.checkpoint.dir;
+  if (!fresh_) check_run_files(directory_);
+  if (!is_durable(config)) return;
+  make(config.checkpoint.dir, true);
+  checkpoint::remove_files_without_commit(config.checkpoint.dir, rank_storage_paths_);
+}
+
 RunFiles::~RunFiles() {
   undo();
 }
@@ -152,21 +168,28 @@ void RunFiles::lock(const config::Config& config, const RunId& run) {
   checkpoint_lock_.emplace("checkpoint.dir", config.checkpoint.dir, run);
 }
 
+void RunFiles::open_events() {
+  const fs::path events = directory_ / kEventsFile;
+  events_.open(events, std::ios::out | std::ios::app);
+  if (!events_) throw IoError("open", events.string(), 0, 0, errno);
+  begun_ = true;
+  for (const std::string& directory : {directory_.string(), checkpoints_}) {
+    places_.emplace_back(directory, identity_of(directory));
+  }
+}
+
 void RunFiles::begin(const config::Config& given) {
+  if (!lock_) make(directory_.string(), is_durable(given));
   const fs::path events = directory_ / kEventsFile;
   if (fresh_) {
     PosixFile::create(events.string());  // with its mode
   } else {
     cut_unfinished_line(events);
   }
+  if (!lock_) return open_events();
   text(kConfigFile, config::config_to_toml(with_absolute_paths(given)));
-  events_.open(events, std::ios::out | std::ios::app);
-  if (!events_) throw IoError("open", events.string(), 0, 0, errno);
-  begun_ = true;
+  open_events();
   lock_->drop_record();
-  for (const std::string& directory : {directory_.string(), checkpoints_}) {
-    places_.emplace_back(directory, identity_of(directory));
-  }
   if (!fresh_) return;
   const std::string log_dir = directory_.parent_path().string();
   try {

@@ -51,13 +51,19 @@ class RunFiles {
   // before their first commit, because they take room.
   RunFiles(config::Config& config, const config::Config& given, const RunId& run,
            const std::string& resumed);
+  // The files of another rank than the first, in RUN/rank-R: its events and its trace. The first
+  // rank has made and locked the run's directory. Sets the paths of `config`: storage paths, and
+  // checkpoint.dir of a durable run, get directories of the rank. begin() makes the rank's
+  // directory.
+  RunFiles(config::Config& config, const std::string& run, int rank);
   ~RunFiles();
   RunFiles(const RunFiles&) = delete;
   RunFiles& operator=(const RunFiles&) = delete;
 
   // Makes the storage paths. InputError.
   void make_storage(const config::Config& config);
-  // Writes config.toml and opens events.jsonl; a new run becomes LOGDIR/latest.
+  // Writes config.toml and opens events.jsonl; a new run becomes LOGDIR/latest. Of another rank than
+  // the first: opens its events.
   void begin(const config::Config& given);
 
   // Appends a line to events.jsonl. RunFileError.
@@ -69,13 +75,17 @@ class RunFiles {
   // Replaces the file atomically: the old text stays whole until the new one is. RunFileError.
   void text(const char* name, const std::string& text);
   // The run's storage paths, and those of killed processes of this run before it.
-  const std::vector<std::string>& storage_paths() const { return lock_->storage_paths(); }
+  const std::vector<std::string>& storage_paths() const {
+    return lock_ ? lock_->storage_paths() : rank_storage_paths_;
+  }
+  const std::filesystem::path& directory() const { return directory_; }
   std::string path(const char* name) const { return (directory_ / name).string(); }
 
  private:
   using Identity = std::pair<std::uint64_t, std::uint64_t>;  // device and inode
   static Identity identity_of(const std::string& directory);
   void make(const std::string& directory, bool durable);
+  void open_events();
   void link_checkpoints(const config::Config& config);
   void lock(const config::Config& config, const RunId& run);
   void undo() noexcept;
@@ -88,6 +98,7 @@ class RunFiles {
   std::optional<RunLock> checkpoint_lock_;  // where checkpoints lie elsewhere
   std::ofstream events_;
   std::string checkpoints_;
+  std::vector<std::string> rank_storage_paths_;           // of another rank than the first
   std::vector<std::pair<std::string, Identity>> places_;  // once it has begun
 };
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "engine/runtime/run_state.hpp"
 
 namespace sluice::runtime {
 namespace {
@@ -66,7 +67,11 @@ void CollectiveRunner::run(const Program& program, const schedule::Instruction& 
         incoming.push_back({peer, from[rank][round]->data, from[rank][round]->bytes});
       }
     }
-    ranks_.exchange(call.c_str(), outgoing, incoming);
+    try {
+      ranks_.exchange(call.c_str(), outgoing, incoming);
+    } catch (const collectives::CommunicationError& error) {
+      throw error.in(describe(instruction));
+    }
   }
 }
 

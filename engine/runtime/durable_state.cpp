@@ -32,6 +32,17 @@ std::uint64_t state_record_bytes(std::size_t homes,
   return bytes;
 }
 
+// Whole blocks, and of state of whole tensors a rest in elements. A dtype without bytes of an
+// element has whole blocks only; a record that says otherwise is read as if its last were whole.
+schedule::ElemRange SavedHome::range() const {
+  const std::uint64_t blocks = bytes / block_bytes;
+  const std::uint64_t rest = bytes % block_bytes;
+  const std::uint64_t elem_bytes = dtype_bytes(dtype);
+  const std::uint64_t rest_elems = elem_bytes == 0 ? kLawBlockElems : rest / elem_bytes;
+  const std::uint64_t elems = blocks * kLawBlockElems + (rest == 0 ? 0 : rest_elems);
+  return {first_elem, first_elem + elems};
+}
+
 void DurableState::begin(const schedule::Schedule& schedule, Record record) {
   const bool commits = !schedule.commit.empty();
   SLUICE_CHECK(commits == (record != nullptr));
@@ -56,9 +67,16 @@ SavedHome DurableState::describe(const schedule::Buffer& home) {
   const offload::TaggedSpace::RangeId id = memory_.storage_ranges(home)[slot_of(home)];
   const offload::TaggedSpace::Range& range = memory_.storage().range(id);
   const std::span<const offload::BlockTag> tags = memory_.storage().tags(id);
-  SavedHome saved{
-      home.kind, home.unit,         home.dtype,           range.offset_bytes,      range.bytes,
-      range.key, range.block_bytes, tags.front().version, offload::digest_of(tags)};
+  SavedHome saved{home.kind,
+                  home.unit,
+                  home.dtype,
+                  range.offset_bytes,
+                  range.bytes,
+                  range.key,
+                  range.block_bytes,
+                  tags.front().version,
+                  offload::digest_of(tags),
+                  home.first_elem};
   for (const offload::BlockTag& tag : tags) {
     SLUICE_CHECK_MSG(tag.version == saved.version && tag.version > 0,
                      "a commit finds state that was not written as one");
@@ -73,6 +91,7 @@ void DurableState::commit() {
   }
   memory_.storage().space().flush();
   log_.append(record_(homes));
+  if (all_committed_) all_committed_();
   committed_ = current_;
 }
 

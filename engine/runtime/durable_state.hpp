@@ -33,8 +33,11 @@ struct SavedHome {
   std::uint64_t key = 0;
   std::uint64_t block_bytes = 0;
   std::uint32_t version = 0;
-  offload::Digest128 digest;  // of the blocks' tags, in order
+  offload::Digest128 digest;     // of the blocks' tags, in order
+  std::uint64_t first_elem = 0;  // of the unit; above 0 for a shard of a rank
 
+  // The elements of the unit that it holds.
+  schedule::ElemRange range() const;
   bool operator==(const SavedHome&) const = default;
 };
 
@@ -49,8 +52,10 @@ class DurableState {
   // Makes the text of a commit's record from the places of state. Called once the data are durable.
   using Record = std::function<std::string(const std::vector<SavedHome>&)>;
 
-  // Both must outlive it.
-  DurableState(RunMemory& memory, offload::StateLog& log) : memory_(memory), log_(log) {}
+  // Both must outlive it. all_committed: called once this rank's record is on the disk, and returns
+  // when those of all ranks are. Until then nothing overwrites the commit before. Empty: alone.
+  DurableState(RunMemory& memory, offload::StateLog& log, std::function<void()> all_committed = {})
+      : memory_(memory), log_(log), all_committed_(std::move(all_committed)) {}
 
   // Call begin() before a pass through `schedule`, and end() after a pass that succeeded. record:
   // empty unless the pass commits. After a failed pass only the committed state is of use.
@@ -74,6 +79,7 @@ class DurableState {
 
   RunMemory& memory_;
   offload::StateLog& log_;
+  std::function<void()> all_committed_;
   std::uint32_t current_ = 0;
   std::optional<std::uint32_t> committed_;
   // The schedule of the running pass.

@@ -129,7 +129,12 @@ void StateStore::visit_whole(StateKind kind, const kernels::StateLayout& layout,
             if (data[0] == own) return;
             std::memcpy(own, data[0], parts[static_cast<std::size_t>(view.rank)]);
           });
-    sharing_.group.all_gather(own, whole, parts, DType::kU8);
+    try {
+      sharing_.group.all_gather(own, whole, parts, DType::kU8);
+    } catch (const collectives::CommunicationError& error) {
+      throw error.in("the gathering of " + std::string(state_kind_name(kind)) + " of unit " +
+                     std::to_string(unit));
+    }
     const std::array<std::byte*, 1> pieces{whole};
     visitor(cursor, piece_end, pieces);
   }

@@ -16,7 +16,7 @@ schedule::SimulationModel Prepared::simulation_model() const {
 }
 
 Prepared prepare(const config::Config& given, const planner::HardwareProfile& hardware,
-                 PlannedMachine machine) {
+                 PlannedMachine machine, int ranks) {
   const bool here = machine == PlannedMachine::kThis;
   config::Config config = given;
   if (here) {
@@ -30,7 +30,7 @@ Prepared prepare(const config::Config& given, const planner::HardwareProfile& ha
   Backend backend = here ? make_backend(config) : make_described_backend(config, hardware);
   planner::MachineRoom room;
   if (here) {
-    room = planner::settle_budgets(config, backend.device_memory_bytes);
+    room = planner::settle_budgets(config, backend.device_memory_bytes, ranks);
   } else {
     planner::settle_budgets_elsewhere(config);
   }

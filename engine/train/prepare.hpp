@@ -40,8 +40,9 @@ struct Prepared {
 
 // A refusal for this machine suggests only budgets that the machine has room for.
 // Throws InputError as settle_backend, settle_budgets and make_plan do.
+// ranks: of the job on this machine, each with these budgets.
 Prepared prepare(const config::Config& config, const planner::HardwareProfile& hardware,
-                 PlannedMachine machine);
+                 PlannedMachine machine, int ranks = 1);
 
 // With a backend of the caller's and the budgets that the configuration states.
 // Precondition: config.train.threads and the budgets are settled.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <numeric>
 
 #include "base/error.hpp"
@@ -108,7 +109,8 @@ Session::Session(const config::Config& config, const model::Model& model, const 
       log_(make_log(storage_.get(), files_.get(), plan)),
       memory_(*device_, ledger_, storage_.get(), config.memory.storage_paths, plan.need, run,
               plan.options.durable, run::choose_storage_shares(config, plan.need.storage_bytes)),
-      durable_(log_ ? std::make_unique<runtime::DurableState>(memory_, *log_) : nullptr),
+      durable_(log_ ? std::make_unique<runtime::DurableState>(memory_, *log_, wait_for_commits())
+                    : nullptr),
       loss_scaler_(loss_scale_rule(config)),
       runner_(model, batch(), plan.options.microbatches, parameters_, *backend.device_kernels,
               *backend.host_kernels, ranks_.data),
@@ -215,26 +217,73 @@ std::vector<const schedule::Buffer*> Session::homes(const schedule::Schedule& sc
   return homes;
 }
 
+// The storage_write lane waits, while the thread that uses the group between steps waits for the
+// pass.
+std::function<void()> Session::wait_for_commits() {
+  if (ranks_.control.size() == 1) return {};
+  return [&group = ranks_.control] {
+    try {
+      group.barrier();
+    } catch (const collectives::CommunicationError& error) {
+      throw error.in("the commit of all ranks");
+    }
+  };
+}
+
 // Reads each home of the earlier run from its own storage files, verifies its tags, and writes it
-// to the home of this run, in whatever tier that is.
+// to the home of this run, in whatever tier that is. Ranks of the earlier run may have had other
+// ranges: of each that has a part of this rank's home, all is read and verified.
 void Session::load(const checkpoint::DurableFound& found) {
+  load_part(found);
+  for (const checkpoint::DurableFound& rank : found.other_ranks) load_part(rank);
+}
+
+void Session::load_part(const checkpoint::DurableFound& part) {
   const std::unique_ptr<offload::StorageEngine> engine = offload::make_storage_engine("posix", {});
-  offload::StripedSpace space(*engine, found.state.files, found.state.space_bytes,
-                              found.state.shares);
+  offload::StripedSpace space(*engine, part.state.files, part.state.space_bytes, part.state.shares);
   for (const schedule::Buffer* home : homes(plan_.schedules[schedule::StepKind::kEvaluation])) {
-    const auto saved = std::find_if(found.state.homes.begin(), found.state.homes.end(),
-                                    [&](const runtime::SavedHome& at) {
-                                      return at.kind == home->kind && at.unit == home->unit;
-                                    });
-    SLUICE_CHECK(saved != found.state.homes.end() && saved->bytes == home->bytes);
-    const std::array<StateKind, 1> kind{home->kind};
-    checkpoint::SavedHomeReader reader(space, found.state.run, *saved);
-    store_.visit(kind, home->unit, home->first_elem, home->first_elem + home->elems,
-                 runtime::StateStore::Access::kWrite,
+    for (const runtime::SavedHome& saved : part.state.homes) {
+      if (saved.kind != home->kind || saved.unit != home->unit) continue;
+      const schedule::ElemRange own{home->first_elem, home->first_elem + home->elems};
+      checkpoint::SavedHomeReader reader(space, part.state.run, saved);
+      if (saved.range() == own) {
+        load_whole(*home, reader);
+      } else if (saved.range().begin < own.end && own.begin < saved.range().end) {
+        load_overlap(*home, saved, reader);
+      } else {
+        continue;
+      }
+      reader.finish();
+    }
+  }
+}
+
+void Session::load_whole(const schedule::Buffer& home, checkpoint::SavedHomeReader& reader) {
+  const std::array<StateKind, 1> kind{home.kind};
+  store_.visit(kind, home.unit, home.first_elem, home.first_elem + home.elems,
+               runtime::StateStore::Access::kWrite,
+               [&](std::uint64_t begin, std::uint64_t end, std::span<std::byte* const> data) {
+                 reader.read(data[0], bytes_of(home.dtype, end - begin));
+               });
+}
+
+// Pieces of whole blocks, as they are tagged.
+void Session::load_overlap(const schedule::Buffer& home, const runtime::SavedHome& saved,
+                           checkpoint::SavedHomeReader& reader) {
+  constexpr std::uint64_t kPieceElems = runtime::StateStore::kWindowElems;
+  std::vector<std::byte> piece(bytes_of(home.dtype, kPieceElems));
+  const std::array<StateKind, 1> kind{home.kind};
+  for (std::uint64_t at = saved.range().begin; at < saved.range().end; at += kPieceElems) {
+    const std::uint64_t piece_end = std::min(at + kPieceElems, saved.range().end);
+    reader.read(piece.data(), bytes_of(home.dtype, piece_end - at));
+    const std::uint64_t from = std::max(at, home.first_elem);
+    const std::uint64_t to = std::min(piece_end, home.first_elem + home.elems);
+    if (from >= to) continue;
+    store_.visit(kind, home.unit, from, to, runtime::StateStore::Access::kWrite,
                  [&](std::uint64_t begin, std::uint64_t end, std::span<std::byte* const> data) {
-                   reader.read(data[0], bytes_of(home->dtype, end - begin));
+                   std::memcpy(data[0], piece.data() + bytes_of(home.dtype, begin - at),
+                               bytes_of(home.dtype, end - begin));
                  });
-    reader.finish();
   }
 }
 
@@ -255,6 +304,7 @@ StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& 
                                 TraceRecorder* trace,
                                 const checkpoint::CheckpointManifest* commits) {
   const schedule::LinkBytes before = moved_bytes();
+  const collectives::ByteCounts messages_before = message_bytes();
   const double tagged_before = tag_counters().hash_seconds;
   const double drain_s = commits != nullptr ? drain() : 0;
   for (const std::int64_t mb : own_microbatches()) {
@@ -282,6 +332,8 @@ StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& 
   outcome.overflowed_tensor = runner_.results().overflowed_tensor;
   if (plan_.speculates()) settle(outcome, scalars);
   outcome.moved = moved_bytes() - before;
+  outcome.messages = {message_bytes().sent - messages_before.sent,
+                      message_bytes().received - messages_before.received};
   outcome.tag_seconds = tag_counters().hash_seconds - tagged_before;
   outcome.seconds = drain_s + statistics.seconds + outcome.redo_seconds;
   if (outcome.stalls)
@@ -305,7 +357,11 @@ double Session::summed_loss() {
     own.push_back(loss_of(mb));
   }
   std::vector<double> all(own.size() * ranks);
-  ranks_.control.all_gather(own.data(), all.data(), own.size(), DType::kF64);
+  try {
+    ranks_.control.all_gather(own.data(), all.data(), own.size(), DType::kF64);
+  } catch (const collectives::CommunicationError& error) {
+    throw error.in("the exchange of losses");
+  }
   std::vector<double> losses(microbatches.size() * ranks);
   for (std::size_t i = 0; i < losses.size(); ++i) {
     losses.at(static_cast<std::size_t>(all[2 * i])) = all[2 * i + 1];

@@ -32,7 +32,7 @@ using StorageWrapper =
 // at a time. Null: the rank is alone.
 struct RankLinks {
   collectives::Communicator* data = nullptr;     // the collectives of the schedules
-  collectives::Communicator* control = nullptr;  // what the host needs of other ranks between steps
+  collectives::Communicator* control = nullptr;  // calls of the host between steps
 };
 
 struct StepOutcome {
@@ -41,9 +41,10 @@ struct StepOutcome {
   double seconds = 0;
   double stalled_fraction = 0;
   std::optional<runtime::Stalls> stalls;  // of a traced step, by cause; without the drain before it
-  double tag_seconds = 0;         // of CPU, to hash the bytes written to and read from storage
-  schedule::LinkBytes moved;      // as the device and the storage engine counted
-  double loss_scale = 1;          // of this step
+  double tag_seconds = 0;            // of CPU, to hash the bytes written to and read from storage
+  schedule::LinkBytes moved;         // as the device and the storage engine counted
+  collectives::ByteCounts messages;  // with other ranks, in the collectives of the schedules
+  double loss_scale = 1;             // of this step
   bool overflow = false;          // a gradient was not finite: the update was skipped (fp16 only)
   std::string overflowed_tensor;  // the first such
   bool redone = false;            // a speculative update turned out wrong: it was made once more
@@ -109,6 +110,8 @@ class Session {
   // Pinned memory for an export, spare between steps.
   std::span<std::byte> export_piece();
   schedule::LinkBytes moved_bytes() const;
+  // Exchanged with other ranks so far, in the collectives of the schedules.
+  collectives::ByteCounts message_bytes() const { return ranks_.data.bytes(); }
   offload::TagCounters tag_counters() { return memory_.storage().counters(); }
   // Driver, pinned and file-space allocations so far: constant once training has begun (law 9).
   std::uint64_t allocation_calls() const;
@@ -120,6 +123,11 @@ class Session {
   // The micro-batches of this rank, in the numbering of the step.
   std::vector<std::int64_t> own_microbatches() const;
   double summed_loss();
+  std::function<void()> wait_for_commits();
+  void load_part(const checkpoint::DurableFound& part);
+  void load_whole(const schedule::Buffer& home, checkpoint::SavedHomeReader& reader);
+  void load_overlap(const schedule::Buffer& home, const runtime::SavedHome& saved,
+                    checkpoint::SavedHomeReader& reader);
   model::BatchShape batch() const;
   std::int32_t* tokens_of(std::int64_t microbatch);
   double loss_of(std::int64_t microbatch);

@@ -2,12 +2,15 @@
 
 #include <algorithm>
 #include <exception>
+#include <filesystem>
 #include <utility>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "engine/checkpoint/huggingface_export.hpp"
+#include "engine/checkpoint/rank_path.hpp"
 #include "engine/train/model_flops.hpp"
+#include "engine/train/world_events.hpp"
 
 namespace sluice::train {
 namespace {
@@ -21,6 +24,12 @@ LrSchedule lr_schedule(const config::Config& config) {
 
 // The training data cannot be read: a fault outside the state.
 class DataError : public Error {
+ public:
+  using Error::Error;
+};
+
+// A rank cannot write its files, and all ranks know.
+class StopAgreed : public Error {
  public:
   using Error::Error;
 };
@@ -42,7 +51,8 @@ Trainer::Trainer(const TrainingContext& context)
       rate_{.flops_per_token = flops_per_token(context.model.shape(), context.config.train.seq)},
       data_fingerprint_(context.data.fingerprint()),
       session_(context.config, context.model, context.plan, context.backend,
-               context.options.wrap_storage, context.run_id),
+               context.options.wrap_storage, context.run_id,
+               {context.world.data(), context.world.host()}),
       lr_(lr_schedule(context.config)) {}
 
 void Trainer::start(const std::optional<run::ResumePoint>& found) {
@@ -70,12 +80,28 @@ void Trainer::start(const std::optional<run::ResumePoint>& found) {
 // A step reads its data before it changes anything, and writes files of the run after it has
 // finished. So if either fails, the state is that of step_.
 TrainingEnd Trainer::run() {
+  if (!context_.world.alone()) return run_among_ranks();
   try {
     return run_steps();
   } catch (const run::RunFileError& error) {
     save_and_stop(error.what());
   } catch (const DataError& error) {
     save_and_stop(error.what());
+  }
+}
+
+// The cause is found before this rank frees its memory, which may take longer than the others wait.
+TrainingEnd Trainer::run_among_ranks() {
+  try {
+    try {
+      return run_steps();
+    } catch (const StopAgreed& fault) {
+      save_and_stop(fault.what());
+    }
+  } catch (const JobError&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw context_.world.explain(error, " after step " + std::to_string(step_));
   }
 }
 
@@ -115,22 +141,34 @@ TrainingEnd Trainer::run_steps() {
 }
 
 bool Trainer::stop_asked() {
-  std::int32_t asked =
-      context_.options.stop_signal != nullptr && context_.options.stop_signal->load() != 0;
-  session_.communicator().all_reduce(&asked, 1, DType::kI32, nullptr);
-  return asked != 0;
+  const int signal =
+      context_.options.stop_signal == nullptr ? 0 : context_.options.stop_signal->load();
+  if (context_.world.alone()) return signal != 0;
+  const World::StopVote vote = context_.world.vote_on_stop({signal, faults_.untold});
+  if (!vote.fault.empty()) throw StopAgreed(vote.fault);
+  return vote.signal != 0;
+}
+
+void Trainer::write_files(const std::function<void()>& write) {
+  if (context_.world.alone()) return write();
+  try {
+    write();
+  } catch (const run::RunFileError& error) {
+    if (faults_.untold.empty()) faults_.untold = error.what();
+  }
 }
 
 void Trainer::emit(const RunEvent& event) {
   std::exception_ptr fault;
   try {
-    if (!log_fails_) context_.files.event(event);
+    if (!faults_.of_events) context_.files.event(event);
   } catch (const run::RunFileError&) {
-    log_fails_ = true;
+    faults_.of_events = true;
     fault = std::current_exception();
   }
-  context_.events(event);
-  if (fault) std::rethrow_exception(fault);
+  if (context_.world.is_first()) context_.events(event);
+  if (!fault) return;
+  write_files([&] { std::rethrow_exception(fault); });
 }
 
 void Trainer::one_step(std::int64_t last) {
@@ -148,8 +186,9 @@ void Trainer::one_step(std::int64_t last) {
       traced ? &trace : nullptr, commits ? &found : nullptr);
   ++step_;
   if (commits) note_saved(step_ - 1);
-  if (traced) context_.files.text("trace.json", trace.to_json());
+  if (traced) write_files([&] { context_.files.text("trace.json", trace.to_json()); });
   total_.moved += outcome.moved;
+  total_.step_s += outcome.seconds;
   total_.redone_steps += outcome.redone ? 1 : 0;
   total_.redo_s += outcome.redo_seconds;
   report(outcome, lr, last, commits);
@@ -161,6 +200,7 @@ void Trainer::one_step(std::int64_t last) {
 void Trainer::note_overflow(const StepOutcome& outcome) {
   overflow_.tensor = outcome.overflowed_tensor;
   overflow_.scale = outcome.loss_scale;
+  if (!context_.world.is_first()) return;
   log(LogLevel::kWarning, "step " + std::to_string(step_) + ": the gradient of '" +
                               overflow_.tensor + "' overflowed fp16 at loss scale " +
                               scale_text(outcome.loss_scale) +
@@ -217,6 +257,10 @@ void Trainer::report(const StepOutcome& outcome, double lr, std::int64_t last, b
       event["redone"] = outcome.redone;
       event["redo_time_s"] = outcome.redo_seconds;
     }
+    if (!context_.world.alone()) {
+      event["ranks"] = context_.world.size();
+      add_messages(event["bytes_moved"], outcome.messages);
+    }
     if (durable()) event["commits"] = commits;
     if (outcome.stalls) {
       event["stalls"] = stalls_json(*outcome.stalls);
@@ -230,7 +274,7 @@ void Trainer::report(const StepOutcome& outcome, double lr, std::int64_t last, b
     emit(event);
   }
   if (outcome.overflow) note_overflow(outcome);
-  context_.observe(report);
+  if (context_.world.is_first()) context_.observe(report);
 }
 
 void Trainer::evaluate() {
@@ -238,14 +282,33 @@ void Trainer::evaluate() {
   double sum = 0;
   const std::int64_t batches = context_.data.eval_batches();
   std::int64_t done = 0;
-  for (; done < batches && !stop_asked(); ++done) {
-    sum += session_.evaluate([&](std::int64_t, std::int32_t* tokens, std::int32_t* targets) {
-      read_data([&] { context_.data.fill_eval(done, tokens, targets); });
-    });
+  while (done < batches && !stop_asked()) {
+    for (const double loss : evaluate_round(done, batches)) {
+      sum += loss;
+      ++done;
+    }
   }
   total_.moved += session_.moved_bytes() - before;
   if (done < batches) return;  // asked to stop: a part of the data is no evaluation
   emit({{"event", "eval"}, {"step", step_}, {"loss", sum / static_cast<double>(batches)}});
+}
+
+// Ranks without a batch compute the last one, because every rank has a part in the gathers.
+std::vector<double> Trainer::evaluate_round(std::int64_t first, std::int64_t batches) {
+  const auto ranks = static_cast<std::int64_t>(context_.world.size());
+  const std::int64_t own = std::min(first + context_.world.rank(), batches - 1);
+  const double loss =
+      session_.evaluate([&](std::int64_t, std::int32_t* tokens, std::int32_t* targets) {
+        read_data([&] { context_.data.fill_eval(own, tokens, targets); });
+      });
+  std::vector<double> losses(static_cast<std::size_t>(ranks));
+  try {
+    session_.communicator().all_gather(&loss, losses.data(), 1, DType::kF64);
+  } catch (const collectives::CommunicationError& error) {
+    throw error.in("the exchange of an evaluation's losses");
+  }
+  losses.resize(static_cast<std::size_t>(std::min(ranks, batches - first)));
+  return losses;
 }
 
 void Trainer::drain() {
@@ -286,8 +349,21 @@ void Trainer::note_saved(std::int64_t step) {
 
 void Trainer::retire_earlier() {
   if (std::exchange(retired_, true)) return;
-  checkpoint::retire_other_logs(context_.config.checkpoint.dir, session_.state_log(),
-                                context_.files.storage_paths(), passed_over_logs_);
+  const std::string& directory = context_.config.checkpoint.dir;
+  if (durable() || context_.world.is_first()) {
+    checkpoint::retire_other_logs(directory, session_.state_log(), context_.files.storage_paths(),
+                                  passed_over_logs_);
+  }
+  if (!context_.world.is_first()) return;
+  // The run may have had more ranks before. Where this one saves files, it retires those of all.
+  std::error_code ignored;
+  for (int rank = durable() ? context_.world.size() : 1;
+       std::filesystem::is_directory(checkpoint::rank_path(directory, rank), ignored); ++rank) {
+    std::vector<std::string> paths = context_.files.storage_paths();
+    for (std::string& path : paths) path = checkpoint::rank_path(path, rank);
+    checkpoint::retire_other_logs(checkpoint::rank_path(directory, rank), "", paths,
+                                  passed_over_logs_);
+  }
 }
 
 void Trainer::finish() {
@@ -313,6 +389,14 @@ void Trainer::finish() {
                            {"redo_time_s", total_.redo_s}};
   }
   if (!huggingface.empty()) done["huggingface"] = huggingface;
+  if (!context_.world.alone()) {
+    add_messages(done["bytes_moved"], session_.message_bytes());
+    add_ranks_to_done(done, context_.world,
+                      {{"rank", context_.world.rank()},
+                       {"peak_bytes", done["peak_bytes"]},
+                       {"bytes_moved", done["bytes_moved"]},
+                       {"step_time_s", total_.step_s}});
+  }
   emit(done);
 }
 
@@ -324,6 +408,7 @@ std::string Trainer::export_results() {
   } catch (const IoError& error) {
     throw run::RunFileError(std::string("the weights cannot be written: ") + error.what());
   }
+  if (!context_.world.is_first()) return "";
   std::string directory = context_.files.path("huggingface");
   const std::string obstacle = checkpoint::huggingface_obstacle(context_.model.shape());
   if (!obstacle.empty()) {

@@ -12,6 +12,7 @@
 #include "engine/train/lr_schedule.hpp"
 #include "engine/train/session.hpp"
 #include "engine/train/training_run.hpp"
+#include "engine/train/world.hpp"
 
 namespace sluice::train {
 
@@ -25,8 +26,10 @@ struct TrainingContext {
   const Backend& backend;
   run::RunFiles& files;
   RunId run_id;
+  // Only the first rank emits and observes; the others write their events.
   const EventSink& events;
   const StepObserver& observe;
+  World& world;
 };
 
 class Trainer {
@@ -42,7 +45,8 @@ class Trainer {
   std::string state_log() const { return session_.state_log(); }
   const std::vector<std::uint32_t>& storage_shares() { return session_.storage_shares(); }
   // Trains to the last step, or until a signal. Throws Error for a fault; saved state stays. A
-  // fault outside the state (a file of the run, the training data) saves the state first.
+  // fault outside the state (a file of the run, the training data) saves the state first; with
+  // several ranks data that cannot be read end the job, because the others compute already.
   TrainingEnd run();
 
  private:
@@ -52,9 +56,13 @@ class Trainer {
   bool scales_loss() const {
     return context_.config.train.precision == config::Config::Precision::kFP16;
   }
-  // All ranks stop at the same step: any one's signal stops all.
+  // Whether all ranks stop now: one has a signal, or a fault of its files. They agree on it.
   bool stop_asked();
+  // Runs `write`, which writes files of this rank. If it fails, all ranks save at the next
+  // stop_asked(); a rank that is alone throws at once.
+  void write_files(const std::function<void()>& write);
   TrainingEnd run_steps();
+  TrainingEnd run_among_ranks();
   [[noreturn]] void save_and_stop(const std::string& why);
   void emit(const RunEvent& event);
   void one_step(std::int64_t last);
@@ -65,6 +73,8 @@ class Trainer {
   // commits: the step also made the state durable.
   void report(const StepOutcome& outcome, double lr, std::int64_t last, bool commits);
   void evaluate();
+  // The loss of the batches first, first + 1, ..., of which each rank computes one.
+  std::vector<double> evaluate_round(std::int64_t first, std::int64_t batches);
   // Counts its bytes among those of the steps.
   void drain();
   // The manifest of the state between steps.
@@ -92,6 +102,12 @@ class Trainer {
     schedule::LinkBytes moved;
     std::int64_t redone_steps = 0;
     double redo_s = 0;
+    double step_s = 0;
+  };
+  // Faults of this rank's files.
+  struct FileFaults {
+    bool of_events = false;  // events.jsonl takes no more
+    std::string untold;      // until the ranks agree to stop
   };
   // The newest step whose gradients overflowed.
   struct Overflow {
@@ -108,7 +124,7 @@ class Trainer {
   std::int64_t step_ = 0;        // finished
   std::int64_t saved_step_ = 0;  // of the newest checkpoint
   std::int64_t first_step_ = 0;  // where this process began
-  bool log_fails_ = false;       // events.jsonl takes no more events
+  FileFaults faults_;
   bool commits_next_ = false;    // the next step commits the state before it
   bool retired_ = false;         // earlier commits
   std::vector<std::string> passed_over_logs_;

@@ -17,6 +17,9 @@
 #include "engine/train/plan_outlook.hpp"
 #include "engine/train/prepare.hpp"
 #include "engine/train/trainer.hpp"
+#include "engine/train/world_checks.hpp"
+#include "engine/train/world_events.hpp"
+#include "engine/train/world_plan.hpp"
 
 namespace sluice::train {
 namespace {
@@ -100,21 +103,22 @@ void keep_split(config::Config& config, const run::ResumePoint& found) {
 }
 
 // Plans the run and checks that the disks have room for it. Returns nothing if the plan is refused;
-// an event gives the reason.
-std::optional<Prepared> prepare_run(const config::Config& config, bool resumes,
+// an event gives the reason. ranks: those of this machine, of which each takes as much.
+std::optional<Prepared> prepare_run(const config::Config& config, bool resumes, int ranks,
                                     const EventSink& events) {
   try {
     Prepared prepared =
         prepare(config, planner::load_profile_or_default(planner::default_profile_path()),
-                PlannedMachine::kThis);
+                PlannedMachine::kThis, ranks);
     if (prepared.refusal() != nullptr) {
       events(refused_event(*prepared.refusal()));
       return std::nullopt;
     }
     const planner::Plan& plan = *prepared.plan();
-    planner::check_storage_paths(prepared.config, plan.need.storage_bytes);
+    const std::uint64_t stored_bytes = plan.need.storage_bytes * static_cast<std::uint64_t>(ranks);
+    planner::check_storage_paths(prepared.config, stored_bytes);
     planner::check_checkpoint_room(prepared.config, saved_bytes(prepared.config, plan, resumes),
-                                   plan.need.storage_bytes);
+                                   stored_bytes);
     return prepared;
   } catch (const planner::NoRoom& error) {
     refuse_without_room(error, fs::path(config.log.dir).parent_path().string());
@@ -126,7 +130,8 @@ void check_found(const run::ResumePoint& found, const Prepared& prepared, const 
                  bool accept_other_arithmetic) {
   const planner::Plan& plan = std::get<planner::Plan>(prepared.result);
   run::check_resume_point(found, prepared.config, prepared.model, data.fingerprint(),
-                          Session::homes(plan.schedules[schedule::StepKind::kEvaluation]));
+                          Session::homes(plan.schedules[schedule::StepKind::kEvaluation]),
+                          plan.view.is_alone());
   if (!accept_other_arithmetic) {
     checkpoint::check_arithmetic(found.manifest(), found.where(),
                                  prepared.backend.device_kernels->arithmetic());
@@ -157,72 +162,230 @@ RunEvent begin_event(const Prepared& prepared, const RunId& run,
 }  // namespace
 
 TrainingEnd resume_newest(const std::string& path,
-                          const std::function<TrainingEnd(const std::string& run)>& resume) {
-  const std::vector<std::string> runs = run::runs_to_resume(path);
+                          const std::function<TrainingEnd(const std::string& run)>& resume,
+                          World* world) {
+  World alone;
+  World& ranks = world == nullptr ? alone : *world;
+  std::vector<std::string> runs;
+  ranks.agree("the runs to resume", [&] {
+    try {
+      runs = run::runs_to_resume(path);
+    } catch (const InputError& error) {
+      throw run::NoState(error.what());
+    }
+  });
   std::string first;
   for (const std::string& run : runs) {
     try {
       return resume(run);
     } catch (const run::NoState& error) {
       if (first.empty()) first = error.what();
-      if (runs.size() > 1) log(LogLevel::kWarning, "run passed over: " + std::string(error.what()));
+      if (runs.size() > 1 && ranks.is_first())
+        log(LogLevel::kWarning, "run passed over: " + std::string(error.what()));
     }
   }
-  throw InputError(first);
+  throw run::NoState(first);
 }
+
+namespace {
+
+// A start in the order in which its parts are made. Alone, nothing is agreed; among ranks each part
+// either succeeds on all, or ends the start on all.
+class Start {
+ public:
+  Start(const config::Config& asked, const TrainingOptions& options, const EventSink& events,
+        const StepObserver& observe, World& world)
+      : options_(options),
+        events_(events),
+        observe_(observe),
+        world_(world),
+        given_(asked),
+        placed_(asked) {}
+
+  TrainingEnd run() {
+    check_ranks_and_data();
+    if (!plan()) return TrainingEnd::kRefused;
+    // From here on things are made. A new run has touched nothing so far.
+    claim_files();
+    make_trainer();
+    begin();
+    trainer_->start(found_);
+    return trainer_->run();
+  }
+
+ private:
+  bool resumes() const { return !options_.resume.empty(); }
+  config::Config& config() { return prepared_->config; }
+
+  void check_ranks_and_data();
+  void place();
+  bool plan();
+  void claim_files();
+  void take_files_of_first(const std::string& message);
+  void make_trainer();
+  void begin();
+
+  const TrainingOptions& options_;
+  const EventSink& events_;
+  const StepObserver& observe_;
+  World& world_;
+  RunId id_ = make_run_id();
+  config::Config given_, placed_;  // as its user wrote it, and with the paths of the run
+  std::optional<run::RunFiles> files_;
+  std::optional<run::ResumePoint> found_;
+  std::optional<data::Dataset> data_;
+  std::optional<Prepared> prepared_;
+  std::optional<Trainer> trainer_;
+};
+
+void Start::check_ranks_and_data() {
+  world_.agree("the configuration", [&] {
+    config::check_supported(given_);
+    check_ranks(given_, world_.size());
+  });
+  if (!world_.alone()) world_.check_equal("the start", facts_of_start(given_), kOneStart);
+  world_.connect();
+  world_.agree("the directories", [&] {
+    if (world_.is_first()) place();
+  });
+  world_.agree("the data", [&] { data_.emplace(data::dataset_options(given_)); });
+  world_.check_equal("the fingerprint of the data",
+                     {{"data.paths with the fingerprint", data_->fingerprint()}},
+                     "give all ranks the same data");
+}
+
+void Start::place() {
+  if (resumes()) {
+    files_.emplace(placed_, given_, id_, options_.resume);
+    planner::check_run_directories(placed_);
+    found_ = run::find_resume_point(placed_);
+  } else {
+    planner::check_run_directories(given_);
+    run::place_new_run(placed_, given_, run::next_run_directory(given_.log.dir), id_);
+  }
+  if (found_) keep_split(placed_, *found_);
+}
+
+// Returns false if the plan is refused.
+bool Start::plan() {
+  world_.agree("the plan", [&] {
+    if (!world_.is_first()) return;
+    if (!world_.alone()) settle_for_ranks(world_, placed_);
+    prepared_ = prepare_run(placed_, resumes(), world_.ranks_on_node(), events_);
+  });
+  if (!world_.alone()) {
+    const std::string message =
+        world_.share("the plan", prepared_ ? plan_message(*prepared_) : std::string());
+    if (message.empty()) return false;
+    world_.agree("the steps of the ranks", [&] {
+      if (!world_.is_first()) prepared_.emplace(prepare_rank(message, world_.rank()));
+    });
+  }
+  if (!prepared_) return false;
+  // The run's own configuration names the micro-batches that were chosen.
+  given_.train.micro_batch = config().train.micro_batch;
+  given_.train.accumulate = config().train.accumulate;
+  data_->divide(given_.train.micro_batch, given_.train.accumulate);
+  world_.agree("the state to resume", [&] {
+    if (found_) check_found(*found_, *prepared_, *data_, options_.accept_other_arithmetic);
+  });
+  check_plans(world_, *prepared_);
+  return true;
+}
+
+// The first rank makes the run's directory; the others learn its name, and the run's.
+void Start::claim_files() {
+  const bool stores = prepared_->plan()->need.storage_bytes > 0;
+  world_.agree("the run's files", [&] {
+    if (!world_.is_first()) return;
+    if (!files_) files_.emplace(config(), given_, id_);
+    if (stores) files_->make_storage(config());
+  });
+  if (world_.alone()) return;
+  const std::string message =
+      world_.share("the run", id_.hex() + '\n' + config::config_to_toml(config()) + '\0' +
+                                  (found_ ? run::resume_point_text(*found_) : std::string()));
+  world_.agree("the files of the ranks", [&] {
+    if (world_.is_first()) return;
+    take_files_of_first(message);
+    if (stores) files_->make_storage(config());
+  });
+}
+
+void Start::take_files_of_first(const std::string& message) {
+  const std::size_t line = message.find('\n'), end = message.find('\0');
+  SLUICE_CHECK(line != std::string::npos && end != std::string::npos);
+  id_ = parse_run_id(message.substr(0, line)).value();
+  const config::Config first =
+      config::parse_config(message.substr(line + 1, end - line - 1), "the configuration of rank 0");
+  config().log.dir = first.log.dir;
+  config().checkpoint.dir = first.checkpoint.dir;
+  config().memory.storage_paths = first.memory.storage_paths;
+  files_.emplace(config(), first.log.dir, world_.rank());
+  const std::string found = message.substr(end + 1);
+  if (found.empty()) return;
+  found_ = run::open_resume_point(found, first.memory.storage_paths);
+  if (!found_->durable) return;
+  const planner::Plan& plan = *prepared_->plan();
+  checkpoint::check_homes(*found_->durable,
+                          Session::homes(plan.schedules[schedule::StepKind::kEvaluation]),
+                          plan.view.is_alone());
+}
+
+void Start::make_trainer() {
+  const auto make = [&] {
+    trainer_.emplace(TrainingContext{.config = config(),
+                                     .options = options_,
+                                     .data = *data_,
+                                     .model = prepared_->model,
+                                     .plan = *prepared_->plan(),
+                                     .backend = prepared_->backend,
+                                     .files = *files_,
+                                     .run_id = id_,
+                                     .events = events_,
+                                     .observe = observe_,
+                                     .world = world_});
+  };
+  try {
+    world_.agree("the memory of the ranks", make);
+  } catch (const JobError&) {
+    // The first rank removes the directories above those of the others.
+    trainer_.reset();
+    if (!world_.is_first()) files_.reset();
+    world_.gather("the removal of files", {});
+    throw;
+  }
+  trainer_->set_peak_flops(measured_peak_flops(prepared_->hardware, config()));
+}
+
+void Start::begin() {
+  files_->begin(given_);
+  RunEvent event = begin_event(*prepared_, id_, found_, *trainer_);
+  add_places(event, world_);
+  files_->event(event);
+  if (world_.is_first()) events_(event);
+  write_plan(*prepared_, *files_);
+}
+
+}  // namespace
 
 TrainingEnd train(const config::Config& asked, const TrainingOptions& options,
                   const EventSink& events, const StepObserver& observe) {
-  config::check_supported(asked);
-  if (asked.parallel.data > 1) {
-    throw InputError("parallel.data above 1 can be planned and is not trained in this version");
+  World alone;
+  World& world = options.world == nullptr ? alone : *options.world;
+  const auto run = [&] { return Start(asked, options, events, observe, world).run(); };
+  if (world.alone()) return run();
+  try {
+    const TrainingEnd end = run();
+    world.finish();
+    return end;
+  } catch (const JobError&) {
+    throw;
+  } catch (const run::NoState&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw world.explain(error);
   }
-  config::Config given = asked;
-  const bool resumes = !options.resume.empty();
-  const RunId id = make_run_id();
-  config::Config placed = given;
-  std::optional<run::RunFiles> files;
-  std::optional<run::ResumePoint> found;
-  if (resumes) {
-    files.emplace(placed, given, id, options.resume);
-    planner::check_run_directories(placed);
-    found = run::find_resume_point(placed);
-  } else {
-    planner::check_run_directories(given);
-    run::place_new_run(placed, given, run::next_run_directory(given.log.dir), id);
-  }
-  if (found) keep_split(placed, *found);
-  data::Dataset data(data::dataset_options(given));
-  std::optional<Prepared> prepared = prepare_run(placed, resumes, events);
-  if (!prepared) return TrainingEnd::kRefused;
-  // The run's own configuration names the micro-batches that were chosen.
-  given.train.micro_batch = prepared->config.train.micro_batch;
-  given.train.accumulate = prepared->config.train.accumulate;
-  data.divide(given.train.micro_batch, given.train.accumulate);
-  if (found) check_found(*found, *prepared, data, options.accept_other_arithmetic);
-  // From here on things are made. A new run has touched nothing so far.
-  config::Config& config = prepared->config;
-  const planner::Plan& plan = *prepared->plan();
-  if (!files) files.emplace(config, given, id);
-  if (plan.need.storage_bytes > 0) files->make_storage(config);
-  Trainer trainer({.config = config,
-                   .options = options,
-                   .data = data,
-                   .model = prepared->model,
-                   .plan = plan,
-                   .backend = prepared->backend,
-                   .files = *files,
-                   .run_id = id,
-                   .events = events,
-                   .observe = observe});
-  trainer.set_peak_flops(measured_peak_flops(prepared->hardware, config));
-  files->begin(given);
-  const RunEvent event = begin_event(*prepared, id, found, trainer);
-  files->event(event);
-  events(event);
-  write_plan(*prepared, *files);
-  trainer.start(found);
-  return trainer.run();
 }
 
 }  // namespace sluice::train

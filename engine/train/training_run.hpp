@@ -11,6 +11,7 @@
 #include "engine/config/config.hpp"
 #include "engine/data/dataset.hpp"
 #include "engine/train/events.hpp"
+#include "engine/train/world.hpp"
 
 namespace sluice::train {
 
@@ -22,6 +23,9 @@ struct TrainingOptions {
   bool accept_other_arithmetic = false;
   // Set by a signal handler: finish the step, save, return kInterrupted. May be null.
   const std::atomic<int>* stop_signal = nullptr;
+  // The ranks of the job that this process belongs to; null: it is alone. A signal to any rank
+  // stops all after the same step.
+  World* world = nullptr;
   // Faults for tests: wraps the storage engine that the run made.
   std::function<std::unique_ptr<offload::StorageEngine>(std::unique_ptr<offload::StorageEngine>)>
       wrap_storage;
@@ -47,13 +51,17 @@ using StepObserver = std::function<void(const StepReport&)>;
 // weights.safetensors.
 // Throws InputError before anything was touched, run::NoState if the run to be resumed holds no
 // state that verifies, and Error for a fault at run time.
+// Among ranks, every rank calls it with the same configuration. The first rank plans, owns the run's
+// directory, emits the events and observes; the others write their events and traces in rank-R
+// beneath it. All errors but NoState are JobErrors then.
 TrainingEnd train(const config::Config& config, const TrainingOptions& options,
                   const EventSink& events, const StepObserver& observe);
 
 // Resumes the newest run of `path` (a run's directory or a log.dir) with a state that verifies. It
 // calls resume(run), and again with the run before if that throws run::NoState. If no run has such
-// a state, it throws the reason of the newest run.
+// a state, it throws the reason of the newest run. Among ranks, all call it.
 TrainingEnd resume_newest(const std::string& path,
-                          const std::function<TrainingEnd(const std::string& run)>& resume);
+                          const std::function<TrainingEnd(const std::string& run)>& resume,
+                          World* world = nullptr);
 
 }  // namespace sluice::train

@@ -52,6 +52,7 @@ class ChildProcess {
   ChildProcess(const ChildProcess&) = delete;
   ChildProcess& operator=(const ChildProcess&) = delete;
 
+  pid_t pid() const { return pid_; }
   void send(int signal) { check(::kill(pid_, signal), "kill"); }
 
   // Until stdout holds `text`; throws where the child ends or the deadline passes before.

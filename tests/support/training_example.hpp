@@ -102,11 +102,12 @@ class TrainingBench {
       record.end = train::train(config, options, sink, note);
       return record;
     }
-    record.end = train::resume_newest(options.resume, [&](const std::string& run) {
+    const auto resume = [&](const std::string& run) {
       train::TrainingOptions resumed = options;
       resumed.resume = run;
       return train::train(config, resumed, sink, note);
-    });
+    };
+    record.end = train::resume_newest(options.resume, resume, options.world);
     return record;
   }
 

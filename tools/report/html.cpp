@@ -176,6 +176,36 @@ Json traced_step_json(const RunDirectory& run) {
           {"by_cause", std::move(causes)}};
 }
 
+// The cause for which the rank stood still longest, other ranks apart.
+std::string longest_own_cause(const TracedStep& step) {
+  for (const auto& [cause, seconds] : step.by_cause_s) {
+    if (cause != "comm" && seconds > 0) return cause;
+  }
+  return {};
+}
+
+// Each rank's traced step. The ranks take equally long, because they wait for each other: the one
+// that waited least for the others is the slowest.
+Json ranks_json(const std::vector<RankFacts>& ranks) {
+  if (ranks.empty()) return nullptr;
+  Json rows = Json::array();
+  for (const RankFacts& rank : ranks) {
+    double waited_s = 0;
+    for (const auto& [cause, seconds] : rank.traced_step.by_cause_s) {
+      if (cause == "comm") waited_s = seconds;
+    }
+    const double total_s = rank.traced_step.compute_s + rank.traced_step.stalled_s;
+    rows.push_back({{"rank", rank.rank},
+                    {"step", rank.traced_step.step},
+                    {"total_s", finite_or_null(total_s)},
+                    {"compute_s", finite_or_null(rank.traced_step.compute_s)},
+                    {"waited_s", waited_s},
+                    {"own_s", finite_or_null(total_s - waited_s)},
+                    {"cause", longest_own_cause(rank.traced_step)}});
+  }
+  return rows;
+}
+
 Json category_colors_json() {
   Json colors = Json::object();
   for (std::size_t c = 0; c < kCategoryCount; ++c) {
@@ -218,6 +248,7 @@ Json page_data(const RunDirectory& run) {
           {"plan", lanes_json(run.plan_trace, lanes_of(run.plan_trace))},
           {"run", lanes_json(run.run_trace, lanes_of(run.run_trace))},
           {"traced_step", traced_step_json(run)},
+          {"ranks", ranks_json(run.ranks)},
           {"category_colors", category_colors_json()}};
 }
 

@@ -345,9 +345,22 @@ function stalls() {
       i === 0 ? "" : share(seconds, traced.stalled_s)])));
 }
 
+function ranks() {
+  const rows = data.ranks;
+  if (!rows) return;
+  $("ranks-section").hidden = false;
+  const slowest = rows.reduce((a, b) => (b.own_s ?? 0) > (a.own_s ?? 0) ? b : a);
+  const why = slowest.cause ? "; beside computing it waited longest for " + (CAUSES[slowest.cause] ?? slowest.cause) : "";
+  const time = (seconds) => present(seconds) ? timeText(seconds * 1e9) : "–";
+  $("ranks").append(element("h3", {}, "Rank " + slowest.rank + " is the slowest: " + time(slowest.own_s) + " of its own" + why),
+    table("", [["Rank", ""], ["Step", "number"], ["Time", "number"], ["Computed", "number"], ["Waited for other ranks", "number"]],
+      rows.map((row) => [String(row.rank), String(row.step), time(row.total_s), time(row.compute_s), time(row.waited_s)])));
+}
+
 header();
 comparison();
 busy();
 curves();
 memory();
 stalls();
+ranks();

@@ -6,6 +6,7 @@
 //   events.jsonl     every JSON event of the run, one a line
 //   plan_trace.json  the simulator's trace of one steady step
 //   trace.json       the executor's trace of the run's third step; missing if the run ended before
+//   rank-R/          of a run of several ranks: events.jsonl of rank R; rank 0's is that of the run
 // base/trace.hpp describes the format of traces. All files are untrusted: sizes, ids and ranges are
 // checked. Both functions throw InputError, with the file's name, if one is malformed or if any but
 // trace.json is missing. They change nothing.

@@ -21,6 +21,7 @@ using Path = std::filesystem::path;
 // A step takes 200 to 400 bytes, so this is room for more than 500,000 steps.
 constexpr std::uint64_t kMaxEventsBytes = 256 * kMiB;
 constexpr std::uint64_t kMaxSmallBytes = 1 * kMiB;
+constexpr std::size_t kMostRanks = 4096;  // that are shown
 // The engine knows nine.
 constexpr std::size_t kMaxStallCauses = 64;
 
@@ -140,6 +141,20 @@ void load_events(const Path& file, RunDirectory& run) {
   }
 }
 
+// Ranks have consecutive numbers.
+void load_ranks(RunDirectory& run) {
+  std::error_code error;
+  for (std::uint64_t rank = 1; rank < kMostRanks; ++rank) {
+    const Path file = run.path / ("rank-" + std::to_string(rank)) / "events.jsonl";
+    if (!std::filesystem::exists(std::filesystem::symlink_status(file, error))) break;
+    RunDirectory of_rank;
+    load_events(file, of_rank);
+    if (!of_rank.traced_step) continue;
+    if (run.ranks.empty() && run.traced_step) run.ranks.push_back({0, *run.traced_step});
+    run.ranks.push_back({rank, std::move(*of_rank.traced_step)});
+  }
+}
+
 }  // namespace
 
 RunDirectory load_run_directory(const Path& run_dir) {
@@ -152,6 +167,7 @@ RunDirectory load_run_directory(const Path& run_dir) {
   load_config(run_dir / "config.toml", run);
   load_plan(run_dir / "plan.json", run.plan);
   load_events(run_dir / "events.jsonl", run);
+  load_ranks(run);
   run.plan_trace = load_trace(run_dir / "plan_trace.json");
   // A run that ends before its third step has no trace.
   const Path trace = run_dir / "trace.json";

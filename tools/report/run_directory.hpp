@@ -55,6 +55,12 @@ struct TracedStep {
   std::vector<std::pair<std::string, double>> by_cause_s;  // the longest first
 };
 
+// The traced step of one rank of several.
+struct RankFacts {
+  std::uint64_t rank = 0;
+  TracedStep traced_step;
+};
+
 struct EvaluationFacts {
   std::uint64_t step;
   double loss;
@@ -72,6 +78,7 @@ struct RunDirectory {
   // step. Absent if the run did not reach that.
   TierCounts measured_peak_bytes;
   std::optional<TracedStep> traced_step;  // the last, if a run was resumed
+  std::vector<RankFacts> ranks;           // those with a traced step; empty for a run of one rank
   TraceFile plan_trace;
   TraceFile run_trace;  // empty if no step was traced
 };

@@ -61,6 +61,10 @@ void add_train(CLI::App& app, Command& chosen) {
                        "Continue this run, or the newest run with a state in this log.dir "
                        "(default: CONFIG's log.dir)")
           ->expected(0, 1);
+  command
+      ->add_flag("--or-new", train->or_new,
+                 "Start a new run if there is no state to resume (launch restarts so)")
+      ->needs(resume);
   command->add_flag("--accept-arithmetic", train->accept_arithmetic,
                     "Resume although this machine rounds matrix products differently");
   add_json(*command, train->json);
@@ -112,8 +116,9 @@ void add_plan(CLI::App& app, Command& chosen) {
                       "The machine to plan for: a name such as rtx4090-64g-1nvme, or the file of a "
                       "profile (doctor writes one). Budgets default to its memory and are not "
                       "compared with this machine's");
-  command->add_option("--world", plan->world,
-                      "Number of data-parallel ranks, in place of parallel.data")
+  command
+      ->add_option("--world", plan->world,
+                   "Number of data-parallel ranks, in place of parallel.data")
       ->check(CLI::PositiveNumber);
   command->add_option("--trace", plan->trace, "Write the simulated step's trace here");
   command->add_flag("--free-optimizer", plan->free_optimizer,
@@ -136,6 +141,20 @@ void add_data(CLI::App& app, Command& chosen) {
                       "Only these steps, counted from 1: 7, or 1..100 (default: all of the run)");
   add_json(*command, data->json);
   choose_configured(*command, chosen, data, data_command);
+}
+
+void add_verify(CLI::App& app, Command& chosen) {
+  const auto verify = std::make_shared<VerifyArguments>();
+  CLI::App* command = app.add_subcommand(
+      "verify",
+      "Run a few steps with state in other tiers and on other numbers of ranks, and "
+      "compare the bits");
+  add_config(*command, verify->config);
+  command->add_option("--steps", verify->steps, "Steps of each run")
+      ->capture_default_str()
+      ->check(whole_number(1, 1000));
+  add_json(*command, verify->json);
+  choose_configured(*command, chosen, verify, verify_command);
 }
 
 void add_doctor(CLI::App& app, Command& chosen) {
@@ -258,6 +277,7 @@ Command parse_command_line(int argc, char** argv) {
   add_launch(app, chosen, rank_words);
   add_plan(app, chosen);
   add_data(app, chosen);
+  add_verify(app, chosen);
   add_doctor(app, chosen);
   add_bench(app, chosen);
   add_report(app, chosen);

@@ -26,7 +26,8 @@ struct TrainArguments {
   ConfigArguments config;
   std::optional<std::int64_t> steps;
   bool resumes = false;
-  std::string resume;  // a run's directory or a log.dir; empty: that of the configuration
+  std::string resume;   // a run's directory or a log.dir; empty: that of the configuration
+  bool or_new = false;  // start a new run if there is no state to resume
   bool accept_arithmetic = false;
   bool json = false;
 };
@@ -43,8 +44,8 @@ int launch_command(const LaunchArguments& arguments);
 
 struct PlanArguments {
   ConfigArguments config;
-  std::string hardware;  // a profile, by name or path; empty: this machine's
-  std::int64_t world = 0;  // data-parallel ranks; 0: as the configuration says
+  std::string hardware;         // a profile, by name or path; empty: this machine's
+  std::int64_t world = 0;       // data-parallel ranks; 0: as the configuration says
   std::string trace;            // file for the simulated step's trace; empty: none
   bool free_optimizer = false;  // also give the step's time if its updates took no time
   bool next = false;            // also plan single changes and give what each gains
@@ -60,6 +61,13 @@ struct DataArguments {
   bool json = false;
 };
 int data_command(const DataArguments& arguments);
+
+struct VerifyArguments {
+  ConfigArguments config;
+  std::int64_t steps = 3;
+  bool json = false;
+};
+int verify_command(const VerifyArguments& arguments);
 
 struct DoctorArguments {
   std::string storage_path = ".";

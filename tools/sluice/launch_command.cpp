@@ -64,9 +64,9 @@ int launch_command(const LaunchArguments& arguments) {
     if (!is_fault || restart == arguments.restarts) return end.status;
     std::fprintf(stderr, "launch   restart %s of %s\n", std::to_string(restart + 1).c_str(),
                  std::to_string(arguments.restarts).c_str());
-    // From the last commit.
+    // From the last commit; a fault may have come before the first.
     if (arguments.command.front() == "train" && !has_word(options.command, "--resume")) {
-      options.command.emplace_back("--resume");
+      options.command.insert(options.command.end(), {"--resume", "--or-new"});
     }
   }
 }

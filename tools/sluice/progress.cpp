@@ -44,10 +44,13 @@ std::string homes_line(const train::RunEvent& kinds) {
 }
 
 std::string moved_line(const train::RunEvent& bytes) {
+  const std::string sent =
+      bytes.contains("sent") ? ", sent " + format_bytes(bytes["sent"]["data"].get<std::uint64_t>())
+                             : "";
   return "up " + format_bytes(bytes["upload"].get<std::uint64_t>()) + ", down " +
          format_bytes(bytes["download"].get<std::uint64_t>()) + ", storage read " +
          format_bytes(bytes["storage_read"].get<std::uint64_t>()) + ", written " +
-         format_bytes(bytes["storage_write"].get<std::uint64_t>());
+         format_bytes(bytes["storage_write"].get<std::uint64_t>()) + sent;
 }
 
 // A redo costs one more update than the plain order. If most updates are redone, speculation loses.
@@ -168,6 +171,17 @@ void print_ranks(const train::RunEvent& plan) {
   std::fprintf(stderr, "sent     by each rank a step: gradients %s, weights %s, norm %s\n",
                range_text(sent["gradients"]).c_str(), range_text(sent["weights"]).c_str(),
                range_text(sent["norm"]).c_str());
+  // A plan alone has no places.
+  if (!plan.contains("places")) return;
+  std::string places;
+  for (const train::RunEvent& rank : plan["places"]) {
+    places += (places.empty() ? "" : "; ") + std::string("rank ") +
+              std::to_string(rank["rank"].get<int>()) + " is process " +
+              std::to_string(rank["process"].get<std::int64_t>()) + " on " +
+              rank["host"].get<std::string>() + ", processors " +
+              rank["processors"].get<std::string>();
+  }
+  std::fprintf(stderr, "places   %s\n", places.c_str());
 }
 
 // "none", or "unit in 3 of 8 units".

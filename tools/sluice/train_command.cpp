@@ -8,9 +8,11 @@
 #include <utility>
 
 #include "base/error.hpp"
-#include "collectives/rendezvous.hpp"
+#include "collectives/gloo/gloo_communicator.hpp"
+#include "engine/run/resume_point.hpp"
 #include "engine/run/run_directory.hpp"
 #include "engine/train/training_run.hpp"
+#include "engine/train/world.hpp"
 #include "tools/sluice/commands.hpp"
 #include "tools/sluice/progress.hpp"
 #include "tools/sluice/waiting_notice.hpp"
@@ -44,6 +46,11 @@ void catch_signals() {
   }
 }
 
+// Any rank's signal stops all.
+int signal_that_stopped(const train::World& world) {
+  return world.alone() ? stop_signal.load() : world.stop_signal();
+}
+
 // Relative to the working directory where it lies below that.
 std::string short_path(const std::string& path) {
   const auto below =
@@ -52,11 +59,14 @@ std::string short_path(const std::string& path) {
 }
 
 // One process of a run. `resumed` is the directory of the run to continue, or empty for a new run.
+// Among ranks the first one speaks, and the others are silent unless they fail.
 class TrainProcess {
  public:
   TrainProcess(const TrainArguments& arguments, const config::Config& config,
-               const std::string& resumed)
-      : arguments_(arguments), config_(config), shown_(config), progress_(shown_) {
+               const std::string& resumed, train::World& world)
+      : arguments_(arguments), config_(config), world_(world), shown_(config), progress_(shown_) {
+    if (!world.is_first()) waiting_.reset();
+    options_.world = &world;
     options_.stop_at_step = arguments.steps;
     options_.resume = resumed;
     options_.accept_other_arithmetic = arguments.accept_arithmetic;
@@ -67,13 +77,14 @@ class TrainProcess {
     const train::TrainingEnd end = train::train(
         config_, options_, [&](const train::RunEvent& event) { take(event); },
         [&](const train::StepReport& report) { progress_.step(report); });
+    if (!world_.is_first()) return end;
     if (output_failed_) throw Error("events cannot be written to stdout; the run is saved");
     if (end == train::TrainingEnd::kRefused) {
       std::fprintf(stderr, "sluice: %s: %s\n", arguments_.config.path.c_str(), refusal_.c_str());
     }
     if (end == train::TrainingEnd::kInterrupted) {
       std::fprintf(stderr, "stopped  by signal %d; continue with: sluice train %s\n",
-                   stop_signal.load(), shown_.log.dir.c_str());
+                   signal_that_stopped(world_), shown_.log.dir.c_str());
     }
     return end;
   }
@@ -102,6 +113,7 @@ class TrainProcess {
 
   const TrainArguments& arguments_;
   const config::Config& config_;
+  train::World& world_;
   config::Config shown_;  // log.dir is the run's directory once that is known
   Progress progress_;
   std::optional<WaitingNotice> waiting_{std::in_place, kPlanningText};  // until the first event
@@ -152,30 +164,59 @@ void refuse_another_place(const std::vector<std::string>& overrides) {
   }
 }
 
+train::WorldOptions world_options() {
+  train::WorldOptions options;
+  options.place = collectives::place_from_environment();
+  options.make_group = [](const collectives::RendezvousPlace& place,
+                          const collectives::MessageExchange& exchange) {
+    collectives::GlooOptions gloo = collectives::gloo_options_at(place);
+    gloo.exchange = exchange;
+    return collectives::make_gloo_communicator(gloo);
+  };
+  return options;
+}
+
+train::TrainingEnd train_in_world(const TrainArguments& given, train::World& world) {
+  TrainArguments arguments = given;
+  Resumed resumed;
+  world.agree("the arguments", [&] { resumed = resumed_run(arguments); });
+  const auto train_in = [&](const std::string& run) {
+    config::Config config;
+    world.agree("the configuration's file", [&] {
+      if (resumed.own_config) {
+        refuse_another_place(arguments.config.overrides);
+        arguments.config.path = run + "/" + run::kConfigFile;
+      }
+      config = config::load_config(arguments.config.path, arguments.config.overrides);
+    });
+    return TrainProcess(arguments, config, run, world).run();
+  };
+  if (resumed.run.empty()) return train_in("");
+  try {
+    return train::resume_newest(resumed.run, train_in, &world);
+  } catch (const run::NoState&) {
+    if (!arguments.or_new || resumed.own_config) throw;
+    return train_in("");
+  }
+}
+
 }  // namespace
 
-int train_command(const TrainArguments& given) {
-  // Each rank would train the whole model by itself, in one log.dir.
-  if (const int ranks = collectives::place_from_environment().size; ranks > 1) {
-    throw InputError("this version trains on one rank, and its launcher started " +
-                     std::to_string(ranks) + "; start one");
-  }
-  TrainArguments arguments = given;
-  const Resumed resumed = resumed_run(arguments);
-  const auto train_in = [&](const std::string& run) {
-    if (resumed.own_config) {
-      refuse_another_place(arguments.config.overrides);
-      arguments.config.path = run + "/" + run::kConfigFile;
-    }
-    const config::Config config =
-        config::load_config(arguments.config.path, arguments.config.overrides);
-    return TrainProcess(arguments, config, run).run();
-  };
+int train_command(const TrainArguments& arguments) {
   catch_signals();
-  const train::TrainingEnd end =
-      resumed.run.empty() ? train_in("") : train::resume_newest(resumed.run, train_in);
-  if (end == train::TrainingEnd::kRefused) return 2;
-  return end == train::TrainingEnd::kInterrupted ? 128 + stop_signal.load() : 0;
+  std::optional<train::World> world;
+  try {
+    world.emplace(world_options());
+    const train::TrainingEnd end = train_in_world(arguments, *world);
+    if (end == train::TrainingEnd::kRefused) return 2;
+    return end == train::TrainingEnd::kInterrupted ? 128 + signal_that_stopped(*world) : 0;
+  } catch (const train::JobError& error) {
+    if (error.is_told_elsewhere()) return error.exit_status();
+    throw;
+  } catch (const run::NoState& error) {
+    if (!world->is_first()) return error.exit_status();
+    throw;
+  }
 }
 
 }  // namespace sluice::cli

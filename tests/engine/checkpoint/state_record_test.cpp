@@ -56,6 +56,20 @@ TEST(StateRecord, RoundTrips) {
   EXPECT_EQ(parse(format_state_record(manifest(), state())), Record(manifest(), state()));
 }
 
+// The shard of a rank says where it begins; whole homes are written as before.
+TEST(StateRecord, AShardHasItsRange) {
+  SavedState shard = state();
+  shard.homes[0].first_elem = 3 * 4096;
+  const std::string text = format_state_record(manifest(), shard);
+  EXPECT_EQ(parse(text), Record(manifest(), shard));
+  EXPECT_EQ(shard.homes[0].range(), (schedule::ElemRange{3 * 4096, 4 * 4096}));
+  EXPECT_EQ(record_as_json().dump().find("first_elem"), std::string::npos);
+  nlohmann::json record = nlohmann::json::parse(text);
+  record["homes"][0]["first_elem"] = 5;
+  EXPECT_TRUE(testing::holds(testing::message_of<InputError>([&] { parse(record.dump()); }),
+                             "'first_elem' must be a multiple of 4096"));
+}
+
 // Of an earlier version: it had no id of its log, and no shares, for its storage was striped evenly.
 TEST(StateRecord, LaterMembersMayBeMissing) {
   nlohmann::json record = record_as_json();

@@ -84,6 +84,26 @@ TEST_F(Report, PageHoldsTheFactsOfTheRun) {
                                                {"cause":"storage_read","seconds":0.0053}])"));
 }
 
+// Rank 1 waited least for rank 0, so it is the one that was waited for.
+TEST_F(Report, ShowsEveryRankAndWhatItWaitedFor) {
+  EXPECT_EQ(data()["ranks"], nullptr);
+  std::filesystem::create_directory(run_.path() / "rank-1");
+  run_.write("rank-1/events.jsonl",
+             R"({"event":"step","step":7,"loss":1,"grad_norm":1,"lr":1,"tokens_per_s":1,)"
+             R"("step_time_s":0.021,"stalled_fraction":0.5,"bytes_moved":{},)"
+             R"("measured_peak_bytes":{},"stalls":{"compute_s":0.01,"stalled_s":0.011,)"
+             R"("by_cause_s":{"comm":0.001,"storage_read":0.01}}})"
+             "\n");
+  const Json ranks = data()["ranks"];
+  ASSERT_EQ(ranks.size(), 2u);
+  EXPECT_EQ(ranks[0]["rank"], 0);
+  EXPECT_EQ(ranks[0]["waited_s"], 0);
+  EXPECT_EQ(ranks[1]["rank"], 1);
+  EXPECT_DOUBLE_EQ(ranks[1]["waited_s"].get<double>(), 0.001);
+  EXPECT_DOUBLE_EQ(ranks[1]["own_s"].get<double>(), 0.02);
+  EXPECT_EQ(ranks[1]["cause"], "storage_read");
+}
+
 TEST_F(Report, ComparesPlanWithRun) {
   std::map<std::string, std::pair<Json, Json>> rows = comparison();
   EXPECT_EQ(rows["Moved in one step: upload"], std::pair(Json(8388608), Json(8388608)));

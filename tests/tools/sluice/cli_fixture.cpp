@@ -95,13 +95,14 @@ CliTest::CliTest() {
   write_file(path("text.txt"), text);
 }
 
+std::map<std::string, std::string> CliTest::environment() const {
+  return {{"XDG_CACHE_HOME", path("cache").string()},
+          {"SLUICE", SLUICE_PROGRAM},
+          {"PATH", "/nonexistent"}};
+}
+
 std::unique_ptr<ChildProcess> CliTest::start_command(const Words& command) const {
-  // No profile but one that doctor makes here; no fio.
-  return std::make_unique<ChildProcess>(
-      command, path(),
-      std::map<std::string, std::string>{{"XDG_CACHE_HOME", path("cache").string()},
-                                         {"SLUICE", SLUICE_PROGRAM},
-                                         {"PATH", "/nonexistent"}});
+  return std::make_unique<ChildProcess>(command, path(), environment());
 }
 
 std::unique_ptr<ChildProcess> CliTest::start(const Words& arguments) const {

@@ -144,13 +144,14 @@ TEST_F(Launch, RestartsAfterAFaultButNotAfterARefusal) {
   EXPECT_TRUE(holds(always.err, "restart 2 of 2"));
 }
 
-// One rank trains; a killed run goes on from its last commit. Several ranks are refused.
-TEST_F(Launch, TrainRunsAsOneRankAndSaysThatItCannotRunAsTwo) {
+// As many ranks train as the configuration says.
+TEST_F(Launch, TrainRunsAsOneRankAndSaysThatTwoAreTooMany) {
   const std::string alone = hash_of(succeed(train_words({"log.dir=alone"})));
   EXPECT_EQ(hash_of(succeed(launch_words(1, train_words({"log.dir=launched"})))), alone);
   const ChildOutcome two = run(launch_words(2, train_words()));
   EXPECT_EQ(two.exit_status, 2);
-  EXPECT_TRUE(holds(two.err, "this version trains on one rank, and its launcher started 2"));
+  EXPECT_TRUE(holds(two.err, "[0] sluice: parallel.data is 1, and the job has 2 ranks"));
+  EXPECT_FALSE(holds(two.err, "[1] sluice: "));
 }
 
 TEST_F(Launch, BadArgumentsAreRefused) {

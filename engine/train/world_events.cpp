@@ -1,0 +1,56 @@
+#include "engine/train/world_events.hpp"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <array>
+
+#include "base/core_shares.hpp"
+
+namespace sluice::train {
+namespace {
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  if (::gethostname(name.data(), name.size() - 1) != 0) return "unknown";
+  return name.data();
+}
+
+std::string usable_processors() {
+  cpu_set_t cpus;
+  return ::sched_getaffinity(0, sizeof cpus, &cpus) == 0 ? describe_cpus(cpus) : "unknown";
+}
+
+RunEvent gather_json(World& world, const std::string& name, const RunEvent& own) {
+  RunEvent all = RunEvent::array();
+  const std::string text =
+      own.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  for (const std::string& message : world.gather(name, text)) {
+    all.push_back(RunEvent::parse(message));
+  }
+  return all;
+}
+
+}  // namespace
+
+void add_messages(RunEvent& bytes_moved, const collectives::ByteCounts& counts) {
+  bytes_moved["sent"] = {{"data", counts.sent}};
+  bytes_moved["received"] = {{"data", counts.received}};
+}
+
+void add_places(RunEvent& event, World& world) {
+  if (world.alone()) return;
+  event["places"] = gather_json(world, "the places of the ranks",
+                                {{"rank", world.rank()},
+                                 {"host", host_name()},
+                                 {"process", ::getpid()},
+                                 {"processors", usable_processors()}});
+}
+
+void add_ranks_to_done(RunEvent& event, World& world, const RunEvent& own) {
+  if (world.alone()) return;
+  event["ranks"] = world.size();
+  event["per_rank"] = gather_json(world, "the figures of the ranks", own);
+}
+
+}  // namespace sluice::train

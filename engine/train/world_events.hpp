@@ -1,0 +1,18 @@
+// The part of a run's events that is about its ranks. A run of one rank has none.
+#pragma once
+
+#include "collectives/communicator.hpp"
+#include "engine/train/events.hpp"
+#include "engine/train/world.hpp"
+
+namespace sluice::train {
+
+// Adds the bytes that the rank sent and received to "bytes_moved", by mesh dimension.
+void add_messages(RunEvent& bytes_moved, const collectives::ByteCounts& counts);
+
+// Adds "places" to a plan event: where each rank runs. All ranks call it.
+void add_places(RunEvent& event, World& world);
+// Adds to a done event the number of ranks, and every rank's members of `own`. All ranks call it.
+void add_ranks_to_done(RunEvent& event, World& world, const RunEvent& own);
+
+}  // namespace sluice::train

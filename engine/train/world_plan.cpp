@@ -1,0 +1,83 @@
+#include "engine/train/world_plan.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "base/error.hpp"
+#include "base/units.hpp"
+#include "engine/config/shapes.hpp"
+#include "engine/planner/options_text.hpp"
+#include "engine/planner/world_digest.hpp"
+#include "kernels/host/parallel.hpp"
+
+namespace sluice::train {
+
+// The options are one line.
+std::string plan_message(const Prepared& prepared) {
+  const planner::Plan& plan = std::get<planner::Plan>(prepared.result);
+  return planner::options_text(plan.options) + "\n" + config::config_to_toml(prepared.config);
+}
+
+namespace {
+
+// Shards differ by one block, so another rank may need a little more than the first.
+void check_budgets(const config::Config& config, const planner::Plan& plan) {
+  const planner::TierBytes budgets{config.memory.device_bytes, config.memory.pinned_bytes,
+                                   config.memory.storage_bytes};
+  for (const Tier tier : kTiers) {
+    const auto at = static_cast<std::size_t>(tier);
+    if (plan.peak_bytes[at] <= budgets[at]) continue;
+    const std::string name(tier_name(tier));
+    throw InputError("memory." + name + " = " + format_bytes_exact(budgets[at]) +
+                     " fits rank 0's plan and not this rank's, which needs " +
+                     format_bytes_exact(plan.peak_bytes[at]) + "; raise it to that");
+  }
+}
+
+}  // namespace
+
+Prepared prepare_rank(const std::string& message, int rank) {
+  const std::size_t end = message.find('\n');
+  SLUICE_CHECK(end != std::string::npos);
+  const config::Config config =
+      config::parse_config(message.substr(end + 1), "the configuration of rank 0");
+  Prepared prepared{config,
+                    planner::load_profile_or_default(planner::default_profile_path()),
+                    make_backend(config),
+                    model::Model(config::model_shape(config)),
+                    planner::Refusal{},
+                    {}};
+  prepared.result =
+      planner::plan_rank(prepared.config, prepared.model, *prepared.backend.device_kernels,
+                         prepared.hardware, planner::options_from_text(message.substr(0, end)),
+                         static_cast<std::int32_t>(rank), prepared.backend.host_kernels.get());
+  check_budgets(prepared.config, *prepared.plan());
+  return prepared;
+}
+
+void check_plans(World& world, const Prepared& prepared) {
+  if (world.alone()) return;
+  world.check_equal(
+      "the arithmetic",
+      {{"arithmetic", "'" + std::string(prepared.backend.device_kernels->arithmetic()) + "'"}},
+      "use machines whose products round alike");
+  world.check_equal(
+      "the collectives",
+      {{"a step with the digest",
+        planner::world_digest(std::get<planner::Plan>(prepared.result), prepared.config)}},
+      "please report this with the configuration");
+}
+
+void settle_for_ranks(const World& world, config::Config& config) {
+  if (config.memory.backend == config::Config::Backend::kAuto) {
+    config.memory.backend = config::Config::Backend::kHost;
+  }
+  if (config.train.threads > 0) return;
+  const std::int64_t usable = kernels::host::Parallel::default_threads();
+  const bool is_bound = usable < ::sysconf(_SC_NPROCESSORS_ONLN);
+  config.train.threads =
+      is_bound ? usable : std::max<std::int64_t>(1, usable / world.ranks_on_node());
+}
+
+}  // namespace sluice::train

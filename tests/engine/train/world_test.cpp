@@ -1,0 +1,124 @@
+// What ranks agree on before and between steps, and how a fault of one is told by the others.
+#include "engine/train/world.hpp"
+
+#include <gtest/gtest.h>
+
+#include <array>
+
+#include "engine/run/resume_point.hpp"
+#include "engine/train/world_checks.hpp"
+#include "tests/support/training_world.hpp"
+
+namespace sluice::train {
+namespace {
+
+using namespace testing;
+
+// The texts of the errors that the ranks threw, and which of them print it.
+struct Told {
+  std::array<std::string, 3> texts;
+  std::array<bool, 3> silent{};
+};
+
+Told run_three(const std::function<void(World&)>& body) {
+  RankWorlds worlds(3);
+  Told told;
+  run_in_threads(3, [&](int rank) {
+    const std::unique_ptr<World> world = worlds.join(rank);
+    world->connect();
+    const auto at = static_cast<std::size_t>(rank);
+    try {
+      body(*world);
+    } catch (const JobError& error) {
+      told.texts[at] = error.what();
+      told.silent[at] = error.is_told_elsewhere();
+    }
+    if (!world->alone()) world->finish();
+  });
+  return told;
+}
+
+TEST(World, APartThatFailsOnOneRankFailsOnAllAndIsToldOnce) {
+  const Told told = run_three([](World& world) {
+    world.agree("a part", [&] {
+      if (world.rank() > 0) throw InputError("the disk of " + std::to_string(world.rank()));
+    });
+  });
+  for (const std::string& text : told.texts) EXPECT_EQ(text, "rank 1 of 3: the disk of 1");
+  EXPECT_EQ(told.silent, (std::array{false, true, true}));
+}
+
+TEST(World, TheFirstRankSpeaksForAll) {
+  const Told told = run_three(
+      [](World& world) { world.agree("a part", [] { throw InputError("a wrong key"); }); });
+  for (const std::string& text : told.texts) EXPECT_EQ(text, "a wrong key");
+}
+
+// resume_newest() goes on to an older run.
+TEST(World, NoStateStaysNoState) {
+  RankWorlds worlds(2);
+  run_in_threads(2, [&](int rank) {
+    const std::unique_ptr<World> world = worlds.join(rank);
+    EXPECT_THROW(world->agree("a state",
+                              [&] {
+                                if (rank == 0) throw run::NoState("nothing there");
+                              }),
+                 run::NoState);
+    world->finish();
+  });
+}
+
+TEST(World, TheFirstFactThatDiffersIsNamed) {
+  const Told told = run_three([](World& world) {
+    const std::string lr = world.rank() == 2 ? "0.2" : "0.1";
+    world.check_equal("the start", {{"train.seq =", "8"}, {"optimizer.lr =", lr}}, "start anew");
+  });
+  for (const std::string& text : told.texts) {
+    EXPECT_EQ(text, "rank 2 of 3 has optimizer.lr = 0.2, and rank 0 has 0.1; start anew");
+  }
+  EXPECT_EQ(told.silent, (std::array{false, true, true}));
+}
+
+TEST(World, AnyRanksSignalOrFaultStopsAll) {
+  run_three([](World& world) {
+    EXPECT_EQ(world.vote_on_stop({}).signal, 0);
+    EXPECT_EQ(world.vote_on_stop({world.rank() == 1 ? 15 : 0, ""}).signal, 15);
+    EXPECT_EQ(world.stop_signal(), 15);
+    const World::StopVote vote =
+        world.vote_on_stop({0, world.rank() == 2 ? "the disk is full" : ""});
+    EXPECT_EQ(vote.fault, "rank 2 of 3: the disk is full");
+  });
+}
+
+// The others wait in an exchange when rank 1 fails.
+TEST(World, AFaultNamesTheRankAndTheOperation) {
+  RankWorlds worlds(3);
+  std::array<std::string, 3> texts;
+  run_in_threads(3, [&](int rank) {
+    const std::unique_ptr<World> world = worlds.join(rank);
+    world->connect();
+    try {
+      if (rank == 1) throw Error("the data cannot be read");
+      world->vote_on_stop({});
+    } catch (const std::exception& error) {
+      texts[static_cast<std::size_t>(rank)] = world->explain(error, " after step 3").what();
+    }
+  });
+  EXPECT_EQ(texts[1], "the data cannot be read");
+  EXPECT_EQ(texts[0],
+            "rank 1 of 3: the data cannot be read; rank 0 of 3 waited for it in the vote on a stop "
+            "after step 3");
+}
+
+TEST(World, ItsSizeIsThatOfTheConfiguration) {
+  config::Config config;
+  config.parallel.data = 2;
+  EXPECT_NO_THROW(check_ranks(config, 2));
+  EXPECT_THROW(check_ranks(config, 3), InputError);
+  EXPECT_THROW(check_ranks(config, 1), InputError);
+  config.memory.backend = config::Config::Backend::kCuda;
+  EXPECT_THROW(check_ranks(config, 2), InputError);
+}
+
+}  // namespace
+}  // namespace sluice::train

@@ -1,0 +1,188 @@
+// Ranks that are killed, stopped or cut off at random moments: every survivor ends within ten
+// seconds with status 3 and names the rank and the operation that it did not reach, and a resume
+// ends with the bits of a run that was left alone. SLUICE_RANK_FAULTS: how many (tools/test --ranks
+// N).
+#include <sys/socket.h>
+#include <sys/syscall.h>
+
+#include <array>
+#include <cstdlib>
+#include <regex>
+#include <thread>
+
+#include "base/file_descriptor.hpp"
+#include "base/rng.hpp"
+#include "tests/tools/sluice/rank_fixture.hpp"
+
+namespace sluice::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+using std::chrono::microseconds;
+using std::chrono::seconds;
+
+enum class Fault : std::uint8_t { kKill, kStop, kCut };
+constexpr std::array kFaultNames{"killed", "stopped", "cut off"};
+
+// The sockets of a process, by number in its table.
+std::vector<int> sockets_of(pid_t process) {
+  std::vector<int> sockets;
+  std::error_code error;
+  for (const auto& entry :
+       fs::directory_iterator("/proc/" + std::to_string(process) + "/fd", error)) {
+    const fs::path target = fs::read_symlink(entry.path(), error);
+    if (target.string().starts_with("socket:")) {
+      sockets.push_back(std::stoi(entry.path().filename().string()));
+    }
+  }
+  std::sort(sockets.begin(), sockets.end());
+  return sockets;
+}
+
+// Shuts a connection of a process down, as if a switch had lost it. Returns false if it has none.
+bool cut_connection(pid_t process, std::uint64_t draw) {
+  const FileDescriptor handle(static_cast<int>(::syscall(SYS_pidfd_open, process, 0)));
+  std::vector<std::unique_ptr<FileDescriptor>> connections;
+  for (const int number : sockets_of(process)) {
+    auto socket = std::make_unique<FileDescriptor>(
+        static_cast<int>(::syscall(SYS_pidfd_getfd, handle.get(), number, 0)));
+    sockaddr_storage peer{};
+    socklen_t bytes = sizeof peer;
+    const bool connected =
+        socket->get() >= 0 &&
+        ::getpeername(socket->get(), reinterpret_cast<sockaddr*>(&peer), &bytes) == 0;
+    if (connected) connections.push_back(std::move(socket));
+  }
+  if (connections.empty()) return false;
+  return ::shutdown(connections[draw % connections.size()]->get(), SHUT_RDWR) == 0;
+}
+
+class RankFaults : public RankTest {
+ protected:
+  struct Trial {
+    int ranks = 2;
+    bool durable = false;
+    Fault fault = Fault::kKill;
+    std::size_t victim = 0;
+    microseconds delay{};
+    std::uint64_t draw = 0;
+  };
+
+  static Words settings(int ranks, bool durable = false) {
+    return rank_settings(ranks, 3,
+                         {"train.steps=16", "checkpoint.every=2", "memory.link_latency=1ms",
+                          "memory.place.optimizer=storage", "train.eval_every=4",
+                          std::string("checkpoint.mode=") + (durable ? "durable" : "scratch")});
+  }
+
+  // Returns false if the job had ended before the fault could hit it.
+  bool hit(const Trial& trial, const Words& words) const {
+    const auto job = start_ranks(trial.ranks, words);
+    job->rank(0).wait_for_output(R"("event":"plan")", kCliDeadline);
+    std::this_thread::sleep_for(trial.delay);
+    ChildProcess& victim = job->rank(trial.victim);
+    bool struck = true;
+    if (trial.fault == Fault::kCut) {
+      struck = cut_connection(victim.pid(), trial.draw);
+    } else {
+      victim.send(trial.fault == Fault::kKill ? SIGKILL : SIGSTOP);
+    }
+    const auto begin = Clock::now();
+    bool failed = false;
+    for (std::size_t rank = 0; rank < job->size(); ++rank) {
+      if (rank == trial.victim && trial.fault != Fault::kCut) continue;
+      const ChildOutcome outcome = job->rank(rank).wait(kCliDeadline);
+      if (outcome.exit_status == 0) continue;
+      failed = true;
+      expect_names(trial, rank, outcome);
+      EXPECT_LT(Clock::now() - begin, seconds(10));
+    }
+    if (trial.fault == Fault::kStop) victim.send(SIGKILL);
+    return struck && failed;
+  }
+
+  static void expect_names(const Trial& trial, std::size_t rank, const ChildOutcome& outcome) {
+    EXPECT_EQ(outcome.exit_status, 3) << outcome.err;
+    static const std::regex operation(
+        "(waited for it in|Gather|AllToAll|exchange of|gathering of|lost its connection)");
+    static const std::regex any_rank("rank [0-9] of [0-9]");
+    EXPECT_TRUE(std::regex_search(outcome.err, operation)) << "rank " << rank << outcome.err;
+    const std::string name = "rank " + std::to_string(trial.victim) + " of ";
+    EXPECT_TRUE(trial.fault == Fault::kCut ? std::regex_search(outcome.err, any_rank)
+                                           : outcome.err.find(name) != std::string::npos)
+        << "rank " << rank << ": " << outcome.err;
+  }
+
+  // Goes on after a fault, from the last checkpoint or from the start.
+  std::string finish(const Trial& trial, const std::string& run) const {
+    const int ranks = trial.ranks;
+    const Words words = train_words(settings(ranks, trial.durable) + Words{"log.dir=" + run});
+    const bool saved = fs::exists(path(run + "/0001/checkpoints")) &&
+                       !fs::is_empty(path(run + "/0001/checkpoints"));
+    ChildOutcome outcome = run_launched(ranks, saved ? words + Words{"--resume", run} : words);
+    // Killed within its first save.
+    if (saved && outcome.exit_status == 2) outcome = run_launched(ranks, words);
+    EXPECT_EQ(outcome.exit_status, 0) << outcome.err;
+    return hash_of(outcome);
+  }
+};
+
+TEST_F(RankFaults, EverySurvivorNamesTheRankAndAResumeHasTheSameBits) {
+  const char* const asked = std::getenv("SLUICE_RANK_FAULTS");
+  const std::uint64_t faults = asked == nullptr ? 12 : std::strtoull(asked, nullptr, 10);
+  std::map<int, microseconds> usual;
+  std::string whole;
+  for (const int ranks : {2, 4}) {
+    const auto job = start_ranks(ranks, train_words(settings(ranks) + Words{"log.dir=whole"}));
+    job->rank(0).wait_for_output(R"("event":"plan")", kCliDeadline);
+    const auto begin = Clock::now();
+    const std::vector<ChildOutcome> outcomes = job->wait(kCliDeadline);
+    usual[ranks] = std::chrono::duration_cast<microseconds>(Clock::now() - begin);
+    ASSERT_EQ(outcomes[0].exit_status, 0) << outcomes[0].err;
+    EXPECT_TRUE(whole.empty() || hash_of(outcomes[0]) == whole);
+    whole = hash_of(outcomes[0]);
+  }
+  const CounterRng random(25, stream_of("test/rank_faults"));
+  std::uint64_t draw = 0;
+  for (std::uint64_t struck = 0; struck < faults;) {
+    Trial trial;
+    trial.ranks = random.below(draw++, 3) == 0 ? 4 : 2;
+    trial.fault = static_cast<Fault>(struck % kFaultNames.size());
+    trial.victim = random.below(draw++, static_cast<std::uint64_t>(trial.ranks));
+    trial.delay =
+        microseconds(random.below(draw++, static_cast<std::uint64_t>(usual[trial.ranks].count())));
+    trial.draw = random.below(draw++, 1000);
+    trial.durable = random.below(draw++, 2) == 1;
+    SCOPED_TRACE("rank " + std::to_string(trial.victim) + " of " + std::to_string(trial.ranks) +
+                 " " + kFaultNames[static_cast<std::size_t>(trial.fault)] + " after " +
+                 std::to_string(trial.delay.count()) + " us" + (trial.durable ? ", durable" : ""));
+    const std::string run = "run" + std::to_string(draw);
+    if (!hit(trial, train_words(settings(trial.ranks, trial.durable) + Words{"log.dir=" + run}))) {
+      continue;
+    }
+    ++struck;
+    EXPECT_EQ(finish(trial, run), whole);
+    fs::remove_all(path(run));
+    if (HasFailure()) return;
+  }
+}
+
+// The launcher starts the job again, from its last checkpoint.
+TEST_F(RankFaults, TheLauncherRestartsFromTheLastCheckpoint) {
+  const std::string whole =
+      hash_of(run_launched(2, train_words(settings(2) + Words{"log.dir=whole"})));
+  const auto child = start(launch_words(2, train_words(settings(2)), {"--restarts", "1"}));
+  child->wait_for_output(R"("event":"checkpoint","step":4)", kCliDeadline);
+  const std::string plan = read_file(path("run/0001/events.jsonl"));
+  const Json event = Json::parse(plan.substr(0, plan.find('\n')));
+  ::kill(event.at("places").at(1).at("process").get<pid_t>(), SIGKILL);
+  const ChildOutcome outcome = child->wait(kCliDeadline);
+  EXPECT_EQ(outcome.exit_status, 0) << outcome.err;
+  EXPECT_TRUE(holds(outcome.err, "launch   restart 1 of 1"));
+  EXPECT_EQ(events_of(outcome, "resume").size(), 1u);
+  EXPECT_EQ(hash_of(outcome), whole);
+}
+
+}  // namespace
+}  // namespace sluice::testing

@@ -1,0 +1,136 @@
+// `sluice train` on several ranks over Gloo: one rank's bits and files, whatever the ZeRO stage, the
+// number of ranks and the places of state are.
+#include <array>
+#include <set>
+#include <thread>
+
+#include "tests/tools/sluice/rank_fixture.hpp"
+
+namespace sluice::testing {
+namespace {
+
+using Ranks = RankTest;
+
+struct RankCase {
+  int ranks = 2;
+  int zero = 3;
+  Words settings;
+};
+
+TEST_F(Ranks, GiveOneRanksBits) {
+  const std::vector<RankCase> cases{
+      {2, 3, {"memory.place.optimizer=storage"}},
+      {4, 3, {"memory.place.weight=storage", "memory.place.gradient=pinned"}},
+      {2, 1, {"memory.place.weight=device", "memory.place.optimizer=pinned"}},
+      {4, 2, {"memory.place.weight=device", "optimizer.placement=next_forward"}},
+      {2, 0, {"memory.place.weight=device", "memory.place.gradient=device"}},
+      {4, 3, {"train.fold_groups=4", "memory.place.optimizer=pinned"}},
+      {2, 3, {"train.precision=fp16", "optimizer.placement=speculative"}},
+      {2, 3, {"checkpoint.mode=durable", "checkpoint.every=2"}},
+  };
+  std::map<Words, std::vector<std::string>> alone;
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    const auto& [ranks, zero, settings] = cases[i];
+    SCOPED_TRACE(std::to_string(ranks) + " ranks, stage " + std::to_string(zero) + ", " +
+                 ::testing::PrintToString(settings));
+    const std::string run = "run" + std::to_string(i);
+    const Words common = settings + Words{"train.eval_every=3", "train.micro_batch=1"};
+    const ChildOutcome one =
+        succeed(train_words(Words{"train.accumulate=4", "log.dir=" + run + "-alone"} + common));
+    const ChildOutcome several = run_launched(
+        ranks, train_words(rank_settings(ranks, zero, Words{"log.dir=" + run} + common)));
+    ASSERT_EQ(several.exit_status, 0) << several.err;
+    EXPECT_EQ(result_of(several), result_of(one));
+    EXPECT_GT(result_of(one).size(), 14u);
+    // What rank 0 writes has no trace of the ranks.
+    EXPECT_TRUE(read_file(path(run + "/0001/weights.safetensors")) ==
+                read_file(path(run + "-alone/0001/weights.safetensors")));
+  }
+}
+
+TEST_F(Ranks, EachHasFilesOfItsOwnAndTheFirstSpeaks) {
+  const ChildOutcome outcome =
+      run_launched(2, train_words(rank_settings(2, 3, {"checkpoint.every=3"})));
+  ASSERT_EQ(outcome.exit_status, 0) << outcome.err;
+  const std::vector<Json> plan = events_of(outcome, "plan");
+  ASSERT_EQ(plan.size(), 1u);
+  EXPECT_EQ(plan[0].at("ranks"), 2);
+  EXPECT_EQ(plan[0].at("per_rank").size(), 2u);
+  // What a step was to send is what it sent.
+  for (const Json& step : events_of(outcome, "step")) {
+    EXPECT_EQ(step.at("bytes_moved").at("sent"), plan[0].at("bytes_moved").at("sent"));
+  }
+  const std::vector<Json> done = events_of(outcome, "done");
+  ASSERT_EQ(done.size(), 1u);
+  EXPECT_EQ(done[0].at("per_rank").size(), 2u);
+  for (const char* const file : {"events.jsonl", "trace.json", "plan.json"}) {
+    EXPECT_TRUE(std::filesystem::exists(path("run/0001") / file)) << file;
+    EXPECT_TRUE(std::filesystem::exists(path("run/0001/rank-1") / file)) << file;
+  }
+  EXPECT_FALSE(std::filesystem::exists(path("run/0001/rank-1/weights.safetensors")));
+  EXPECT_FALSE(std::filesystem::exists(path("run/0001/lock")));
+  EXPECT_TRUE(holds(outcome.err, "[0] places   rank 0 is process "));
+  EXPECT_FALSE(holds(outcome.err, "[1] "));
+  // The second rank reports the same losses to its own events.
+  std::istringstream lines(read_file(path("run/0001/rank-1/events.jsonl")));
+  std::size_t steps = 0;
+  for (std::string line; std::getline(lines, line);) {
+    const Json event = Json::parse(line);
+    if (event.at("event") != "step") continue;
+    EXPECT_EQ(event.at("loss"), events_of(outcome, "step").at(steps).at("loss"));
+    ++steps;
+  }
+  EXPECT_EQ(steps, 6u);
+}
+
+// A signal to one rank, or to all through the launcher.
+TEST_F(Ranks, StopTogetherAndResumeToTheSameBits) {
+  const Words settings = rank_settings(2, 3, {"train.steps=12"});
+  const std::string whole =
+      hash_of(run_launched(2, train_words(settings + Words{"log.dir=whole"})));
+  ASSERT_EQ(whole.size(), 32u);
+  for (const bool all : {false, true}) {
+    SCOPED_TRACE(all);
+    const Words slow = settings + Words{kSlowLink};
+    const auto child = start(launch_words(2, train_words(slow)));
+    child->wait_for_output(R"("event":"plan")", kCliDeadline);
+    child->wait_for_output(R"("event":"step","step":2,)", kCliDeadline);
+    if (all) {
+      child->send(SIGTERM);
+    } else {
+      const std::string plan = read_file(path("run/0001/events.jsonl"));
+      const Json event = Json::parse(plan.substr(0, plan.find('\n')));
+      ::kill(event.at("places").at(1).at("process").get<pid_t>(), SIGTERM);
+    }
+    const ChildOutcome stopped = child->wait(kCliDeadline);
+    EXPECT_EQ(stopped.exit_status, 128 + SIGTERM) << stopped.err;
+    EXPECT_EQ(events_of(stopped).back().at("event"), "checkpoint");
+    EXPECT_EQ(events_of(stopped).back().at("step"), events_of(stopped, "step").size());
+    EXPECT_TRUE(holds(stopped.err, "[0] stopped  by signal 15; continue with: "));
+    const ChildOutcome resumed = run_launched(2, train_words(settings) + Words{"--resume", "run"});
+    ASSERT_EQ(resumed.exit_status, 0) << resumed.err;
+    EXPECT_EQ(hash_of(resumed), whole);
+    std::filesystem::remove_all(path("run"));
+  }
+}
+
+// Files have no trace of the ranks that wrote them.
+TEST_F(Ranks, AnyNumberOfRanksResumes) {
+  const std::string whole = hash_of(succeed(train_words({"train.accumulate=4", "log.dir=whole"})));
+  for (const auto& [from, to] : {std::pair{1, 2}, {2, 4}, {4, 1}}) {
+    SCOPED_TRACE(std::to_string(from) + " to " + std::to_string(to));
+    const auto train = [&](int ranks, const Words& more) {
+      const Words words = train_words(rank_settings(ranks, 3 * (ranks > 1))) + more;
+      return ranks == 1 ? run(words) : run_launched(ranks, words);
+    };
+    ASSERT_EQ(train(from, {"--steps", "3"}).exit_status, 0);
+    const ChildOutcome resumed = train(to, {"--resume", "run"});
+    ASSERT_EQ(resumed.exit_status, 0) << resumed.err;
+    EXPECT_EQ(events_of(resumed, "step").size(), 3u);
+    EXPECT_EQ(hash_of(resumed), whole);
+    std::filesystem::remove_all(path("run"));
+  }
+}
+
+}  // namespace
+}  // namespace sluice::testing

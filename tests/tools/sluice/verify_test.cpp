@@ -1,0 +1,53 @@
+// `sluice verify`: the same bits in other ways to run, and a nonzero status where they differ.
+#include "tools/verify/verify.hpp"
+
+#include <cmath>
+
+#include "tests/tools/sluice/cli_fixture.hpp"
+
+namespace sluice::testing {
+namespace {
+
+class Verify : public CliTest {};
+
+TEST_F(Verify, AConfigurationHasOneResultOnAllTiersAndRanks) {
+  const auto before = snapshot();
+  const ChildOutcome outcome =
+      succeed({"verify", "config.toml", "--json", "--steps", "2", "--set", "train.accumulate=4"});
+  EXPECT_TRUE(snapshot() == before) << "something stayed on the disk";
+  std::map<std::string, std::string> results;
+  for (const Json& event : events_of(outcome, "verify")) {
+    results[event.at("variant")] = event.at("result");
+  }
+  EXPECT_EQ(results.size(), verify::list_variants().size() + 1);
+  for (const auto& [variant, result] : results) {
+    EXPECT_TRUE(result == "same" || variant == "the configuration as it is") << variant << result;
+  }
+}
+
+// Two ranks cannot share three micro-batches.
+TEST_F(Verify, WhatCannotRunIsSkippedWithItsReason) {
+  const ChildOutcome outcome = succeed({"verify", "config.toml", "--steps", "1", "--set",
+                                        "train.accumulate=3", "memory.device=12MiB"});
+  EXPECT_TRUE(holds(outcome.err, "skipped  2 ranks, ZeRO-3: "));
+  EXPECT_TRUE(holds(outcome.err, "train.accumulate is 3"));
+}
+
+TEST_F(Verify, TheFirstFigureThatDiffersIsNamed) {
+  const verify::Figures expected{{1.5, 1.25}, {2, 3}, "00ff"};
+  EXPECT_EQ(verify::find_difference(expected, expected), "");
+  verify::Figures found = expected;
+  found.losses[1] = std::nextafter(1.25, 2.0);
+  EXPECT_EQ(verify::find_difference(expected, found),
+            "the loss of step 2 is 1.2500000000000002 instead of 1.25");
+  found = expected;
+  found.norms[0] = 2.5;
+  EXPECT_EQ(verify::find_difference(expected, found), "the norm of step 1 is 2.5 instead of 2");
+  found = expected;
+  found.weights_hash = "11";
+  EXPECT_EQ(verify::find_difference(expected, found),
+            "the weights have the hash 11 instead of 00ff");
+}
+
+}  // namespace
+}  // namespace sluice::testing

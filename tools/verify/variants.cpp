@@ -1,0 +1,65 @@
+#include <bit>
+#include <cstdio>
+
+#include "tools/verify/verify.hpp"
+
+namespace sluice::verify {
+namespace {
+
+Variant state_in(const std::string& tier, const std::string& words) {
+  Variant variant{"all state " + words, {}};
+  for (const char* const kind : {"weight", "gradient", "optimizer"}) {
+    variant.settings.push_back(std::string("memory.place.") + kind + "=" + tier);
+  }
+  return variant;
+}
+
+Variant ranks(int count, int zero) {
+  return {std::to_string(count) + " ranks, ZeRO-" + std::to_string(zero),
+          {"parallel.data=" + std::to_string(count), "parallel.zero=" + std::to_string(zero),
+           "memory.backend=host"}};
+}
+
+std::string number_text(double number) {
+  char text[40];
+  std::snprintf(text, sizeof text, "%.17g", number);
+  return text;
+}
+
+}  // namespace
+
+std::vector<Variant> list_variants() {
+  return {state_in("device", "on the device"),
+          state_in("pinned", "in pinned memory"),
+          state_in("storage", "on storage"),
+          {"nothing recomputed", {"recompute.policy=none"}},
+          {"every unit recomputed", {"recompute.policy=unit"}},
+          {"updates after backward", {"optimizer.placement=after_backward"}},
+          {"updates in the next forward pass", {"optimizer.placement=next_forward"}},
+          ranks(2, 3),
+          ranks(2, 1),
+          ranks(4, 3)};
+}
+
+std::string find_difference(const Figures& expected, const Figures& found) {
+  const auto differ = [&](const char* what, const std::vector<double>& before,
+                          const std::vector<double>& now) -> std::string {
+    for (std::size_t step = 0; step < before.size() && step < now.size(); ++step) {
+      if (std::bit_cast<std::uint64_t>(before[step]) == std::bit_cast<std::uint64_t>(now[step])) {
+        continue;
+      }
+      return std::string("the ") + what + " of step " + std::to_string(step + 1) + " is " +
+             number_text(now[step]) + " instead of " + number_text(before[step]);
+    }
+    return {};
+  };
+  if (std::string text = differ("loss", expected.losses, found.losses); !text.empty()) return text;
+  if (std::string text = differ("norm", expected.norms, found.norms); !text.empty()) return text;
+  if (expected.weights_hash != found.weights_hash) {
+    return "the weights have the hash " + found.weights_hash + " instead of " +
+           expected.weights_hash;
+  }
+  return {};
+}
+
+}  // namespace sluice::verify

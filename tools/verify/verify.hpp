@@ -1,0 +1,37 @@
+// `sluice verify`: a few steps of a user's own configuration, as it is and in other ways that must
+// not change a bit: state in other tiers, other recomputation, updates at other moments, and other
+// numbers of ranks. The ranks are threads of this process, with the budgets of one rank each.
+//
+// It trains on the configuration's data and writes nothing but storage files, which go with it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "engine/config/config.hpp"
+
+namespace sluice::verify {
+
+// The figures of a run that must be equal, to the bit.
+struct Figures {
+  std::vector<double> losses, norms;  // by step
+  std::string weights_hash;
+};
+
+// A way to run the same training.
+struct Variant {
+  std::string name;
+  std::vector<std::string> settings;  // "key=value"
+};
+// Each changes one thing.
+std::vector<Variant> list_variants();
+
+// Runs the first `steps` steps. Throws InputError if the configuration is refused or does not fit.
+Figures run_steps(const config::Config& config, std::int64_t steps);
+
+// The first figure that differs, as a sentence; empty: none does.
+std::string find_difference(const Figures& expected, const Figures& found);
+
+}  // namespace sluice::verify
