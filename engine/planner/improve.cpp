@@ -16,6 +16,7 @@ constexpr std::size_t kMostChanges = 48;  // trials for one start
 constexpr int kPromotionTries = 4;
 constexpr double kFaster = 0.999;  // a change must be faster by this much to be taken
 constexpr std::array<std::int32_t, 3> kLookaheads{2, 4, 8};
+constexpr std::int32_t kMostExchangeLag = 2;
 
 }  // namespace
 
@@ -62,6 +63,9 @@ std::vector<Improver::Change> Improver::changes(const schedule::StepOptions& fro
   }
   for (const std::int32_t lookahead : kLookaheads) {
     list.emplace_back([lookahead](auto& to) { to.stream_lookahead = lookahead; });
+  }
+  for (std::int32_t lag = 0; lag <= kMostExchangeLag && !model_.view.is_alone(); ++lag) {
+    list.emplace_back([lag](auto& to) { to.exchange_lag = lag; });
   }
   list.emplace_back([](auto& to) { to.weight_slots = 0; });
   for (const schedule::Recomputation& recompute : search_recomputations(config_, model_)) {

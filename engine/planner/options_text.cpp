@@ -34,6 +34,7 @@ constexpr CountKey kCounts[] = {
     {"stream_lookahead", &StepOptions::stream_lookahead, 0},
     {"update_lookahead", &StepOptions::update_lookahead, 0},
     {"carried_units", &StepOptions::carried_units, 0},
+    {"exchange_lag", &StepOptions::exchange_lag, 0},
 };
 struct SizeKey {
   const char* key;

@@ -245,8 +245,10 @@ std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
     phase->read.add(kCachedStored, -moved_s * rates_.storage_read_s);
     const double gathers_s = fetches * traffic.weight_fetch * rates_.comm_s;
     phase->comm.constant = gathers_s;
+    // A window that stays was gathered for the first forward pass.
+    const double least_s = phase == &forward ? traffic.weight_fetch * rates_.comm_s : 0;
     for (const std::size_t cached : {kCached, kCachedStored, kCachedShards}) {
-      phase->comm.add(cached, -gathers_s);
+      phase->comm.add(cached, least_s - gathers_s);
     }
   }
   // Activations that leave the device.

@@ -219,6 +219,7 @@ schedule::StepOptions Search::base_options(const PlanShape& shape) const {
   options.recompute = shape.recompute;
   options.weight_slots = 0;
   options.prefetch = static_cast<std::int32_t>(config_.memory.prefetch);
+  options.exchange_lag = model_.view.is_alone() ? 0 : 1;
   make_staging_roomy(model_, budgets_[static_cast<std::size_t>(Tier::kPinned)], options);
   return options;
 }

@@ -50,6 +50,7 @@ std::string key_of(const schedule::StepOptions& options) {
   add(options.update_piece_elems);
   add(options.update_lookahead);
   add(options.carried_units);
+  add(options.exchange_lag);
   add(options.shares_device);
   const auto add_all = [&](const std::vector<Tier>& tiers) {
     for (const Tier tier : tiers) add(tier);
