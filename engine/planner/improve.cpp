@@ -75,7 +75,8 @@ std::vector<Improver::Change> Improver::changes(const schedule::StepOptions& fro
     if (config_.recompute.policy != config::Config::Recompute::kAuto) break;
     list.emplace_back([less](auto& to) { to.recompute = less; });
   }
-  if (config_.train.order == config::Config::Order::kAuto && own_microbatch_count(model_, from) > 1) {
+  if (config_.train.order == config::Config::Order::kAuto &&
+      own_microbatch_count(model_, from) > 1) {
     list.emplace_back([](auto& to) {
       to.order = to.order == schedule::ComputeOrder::kUnit ? schedule::ComputeOrder::kMicrobatch
                                                            : schedule::ComputeOrder::kUnit;

@@ -105,7 +105,8 @@ std::vector<Search::Shape> Search::shapes() const {
   for (const auto order : {schedule::ComputeOrder::kMicrobatch, schedule::ComputeOrder::kUnit}) {
     const bool by_unit = order == schedule::ComputeOrder::kUnit;
     const bool fixed = config_.train.order == (by_unit ? Order::kMicrobatch : Order::kUnit);
-    if (fixed || (by_unit && config_.train.order == Order::kAuto && own_microbatch_count(model_, base) < 2))
+    if (fixed ||
+        (by_unit && config_.train.order == Order::kAuto && own_microbatch_count(model_, base) < 2))
       continue;
     for (const schedule::StepOptions& update : updates) {
       for (const schedule::Recomputation& recompute : search_recomputations(config_, model_)) {

@@ -195,7 +195,8 @@ TierBytes Trials::measure_need(const schedule::StepOptions& options) const {
 Trial Trials::measure(const schedule::StepOptions& options) {
   constexpr auto kEffort = packing::PackingEffort::kCoarse;
   const bool by_unit = options.order == schedule::ComputeOrder::kUnit;
-  const std::int32_t few = few_microbatches(model_, options, by_unit ? kFewOfAUnit : kFewMicrobatches);
+  const std::int32_t few =
+      few_microbatches(model_, options, by_unit ? kFewOfAUnit : kFewMicrobatches);
   const std::int32_t missing = schedule::own_microbatch_count(model_, options) - few;
   schedule::Schedule training = coarse_step(options, few);
   schedule::link(training);

@@ -1,3 +1,5 @@
+// 536 lines because all ways of a gradient to its home share their steps.
+//
 // The way of a gradient from the window that BackwardWeight wrote to the gradient's home.
 //
 // A home on the device is easy: the window is the home, or an addition on the compute lane adds the
@@ -314,8 +316,7 @@ void GradientPath::emit(std::int32_t unit, std::int32_t microbatch, BufferId win
   if (builder_.options().fold_groups > 1) return emit_groups(unit, microbatch, window);
   const std::int32_t first = microbatch - builder_.view().rank;
   std::vector<GradientPart> parts = emit_exchange(builder_, unit, window, first, 1);
-  after_exchange(
-      [this, unit, first, parts = std::move(parts)] { add_round(unit, first, parts); });
+  after_exchange([this, unit, first, parts = std::move(parts)] { add_round(unit, first, parts); });
 }
 
 // Adds the parts of one round to the sum of this rank's shard.

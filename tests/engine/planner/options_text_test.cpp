@@ -21,7 +21,8 @@ schedule::StepOptions drawn_options(std::uint64_t seed) {
   const CounterRng random(seed, stream_of("test/options_text"));
   std::uint64_t draw = 0;
   const auto below = [&](std::uint64_t bound) { return random.below(draw++, bound); };
-  schedule::StepModel model = example_model(static_cast<int>(below(6)), below(2) == 0, DType::kBF16);
+  schedule::StepModel model =
+      example_model(static_cast<int>(below(6)), below(2) == 0, DType::kBF16);
   cut_saved(model);
   const auto groups = static_cast<std::int32_t>(1 + below(5));
   schedule::StepOptions options =
