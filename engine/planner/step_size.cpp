@@ -43,7 +43,7 @@ std::uint64_t step_size(const schedule::StepModel& model, const schedule::StepOp
     const auto own = schedule::home_range(model, StateKind::kMaster, static_cast<std::int32_t>(unit));
     pieces += ceil_div(own.elems(), options.piece_elems);
   }
-  // Of a round each rank gets the parts of all ranks, in pieces.
+  // In a round each rank gets the parts of all ranks, in pieces.
   const auto parts = static_cast<std::uint64_t>(
       schedule::rounds_gradients(model, options) ? 1 : model.view.ranks);
   const auto microbatches =
