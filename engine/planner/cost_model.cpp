@@ -58,10 +58,10 @@ CostModel::CostModel(const config::Config& config, const model::Model& model,
       batch_(batch),
       hardware_(hardware),
       device_(on_gpu() ? hardware.gpu_or_default() : hardware),
-      links_(hardware.rank_links_or_default()),
-      ranks_(static_cast<std::int32_t>(config.parallel.data)),
-      node_ranks_(links_.ranks_of_node(ranks_)),
-      threads_(threads_of_rank(config, hardware, node_ranks_)),
+      world_{hardware.rank_links_or_default(), static_cast<std::int32_t>(config.parallel.data),
+             static_cast<double>(hardware.rank_links_or_default().ranks_of_node(
+                 static_cast<std::int32_t>(config.parallel.data)))},
+      threads_(threads_of_rank(config, hardware, world_.of_node)),
       table_(parameter_table(config, model)),
       kernels_(device_, on_gpu() ? device_.cores : threads_),
       host_kernels_(hardware, threads_) {}
@@ -235,8 +235,8 @@ double CostModel::collective_s(const schedule::Schedule& schedule,
     if (part.peer != self) received += bytes_of(schedule, part);
   }
   const auto& group = schedule.groups[static_cast<std::size_t>(instruction.group)];
-  return links_.collective_s(static_cast<std::int32_t>(group.ranks.size()),
-                             static_cast<double>(std::max(instruction.bytes, received)));
+  return world_.links.collective_s(static_cast<std::int32_t>(group.ranks.size()),
+                                   static_cast<double>(std::max(instruction.bytes, received)));
 }
 
 double CostModel::instruction_s(const schedule::Schedule& schedule,
@@ -348,9 +348,9 @@ StepRates CostModel::rates() {
         std::min(copy_s(schedule::Lane::kH2D, bytes), copy_s(schedule::Lane::kD2H, bytes));
     rates.copy_s = std::min(rates.copy_s, one_way / static_cast<double>(bytes));
   }
-  rates.storage_read_s = node_ranks_ / hardware_.storage_read_bytes_per_s;
-  rates.storage_write_s = node_ranks_ / hardware_.storage_write_bytes_per_s;
-  rates.comm_s = links_.byte_s(ranks_);
+  rates.storage_read_s = world_.of_node / hardware_.storage_read_bytes_per_s;
+  rates.storage_write_s = world_.of_node / hardware_.storage_write_bytes_per_s;
+  rates.comm_s = world_.links.byte_s(world_.ranks);
   rates.host = state_work(host_kernels_);
   rates.device = state_work(kernels_);
   return rates;
@@ -365,7 +365,7 @@ void CostModel::apply(schedule::Schedule& schedule) {
 schedule::SimulationModel CostModel::simulation_model() const {
   schedule::SimulationModel model;
   // On the host backend everything shares the machine's cores; a GPU computes and copies alone.
-  model.cores = hardware_.cores / node_ranks_;
+  model.cores = hardware_.cores / world_.of_node;
   const auto use = [&](schedule::Lane lane, double cores) {
     model.cores_used[static_cast<std::size_t>(lane)] = cores;
   };
@@ -383,9 +383,9 @@ schedule::SimulationModel CostModel::simulation_model() const {
   use(schedule::Lane::kStorageRead, 0.1);
   use(schedule::Lane::kStorageWrite, 0.1);
   // A transfer over TCP keeps a core busy for a fifth of its time, as measured on the loopback.
-  if (!on_gpu() && ranks_ > 1) use(schedule::Lane::kComm, 0.2);
-  model.storage_read_bytes_per_s = hardware_.storage_read_bytes_per_s / node_ranks_;
-  model.storage_write_bytes_per_s = hardware_.storage_write_bytes_per_s / node_ranks_;
+  if (!on_gpu() && world_.ranks > 1) use(schedule::Lane::kComm, 0.2);
+  model.storage_read_bytes_per_s = hardware_.storage_read_bytes_per_s / world_.of_node;
+  model.storage_write_bytes_per_s = hardware_.storage_write_bytes_per_s / world_.of_node;
   model.storage_overlap = hardware_.storage_overlap;
   // In duplex either lane moves half of the bytes.
   const double each = hardware_.storage_duplex_bytes_per_s / 2;

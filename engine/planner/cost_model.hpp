@@ -87,10 +87,14 @@ class CostModel {
   const model::BatchShape& batch_;
   const HardwareProfile& hardware_;  // the host's
   HardwareProfile device_;           // the host's again if the device is the host
-  RankLinks links_;
-  std::int32_t ranks_;
-  double node_ranks_;  // that share this machine
-  int threads_;        // of one rank
+  // The ranks that plans are for.
+  struct World {
+    RankLinks links;
+    std::int32_t ranks = 1;
+    double of_node = 1;  // ranks that share this machine
+  };
+  World world_;
+  int threads_;  // of one rank
   model::ParameterTable table_;
   PricedKernels kernels_;  // the device's
   PricedKernels host_kernels_;

@@ -16,6 +16,7 @@ constexpr std::size_t kMostChanges = 48;  // trials for one start
 constexpr int kPromotionTries = 4;
 constexpr double kFaster = 0.999;  // a change must be faster by this much to be taken
 constexpr std::array<std::int32_t, 3> kLookaheads{2, 4, 8};
+constexpr std::int32_t kMostExchangeLag = 2;
 
 }  // namespace
 
@@ -63,6 +64,9 @@ std::vector<Improver::Change> Improver::changes(const schedule::StepOptions& fro
   for (const std::int32_t lookahead : kLookaheads) {
     list.emplace_back([lookahead](auto& to) { to.stream_lookahead = lookahead; });
   }
+  for (std::int32_t lag = 0; lag <= kMostExchangeLag && !model_.view.is_alone(); ++lag) {
+    list.emplace_back([lag](auto& to) { to.exchange_lag = lag; });
+  }
   list.emplace_back([](auto& to) { to.weight_slots = 0; });
   for (const schedule::Recomputation& recompute : search_recomputations(config_, model_)) {
     list.emplace_back([recompute](auto& to) { to.recompute = recompute; });
@@ -71,7 +75,8 @@ std::vector<Improver::Change> Improver::changes(const schedule::StepOptions& fro
     if (config_.recompute.policy != config::Config::Recompute::kAuto) break;
     list.emplace_back([less](auto& to) { to.recompute = less; });
   }
-  if (config_.train.order == config::Config::Order::kAuto && own_microbatch_count(model_, from) > 1) {
+  if (config_.train.order == config::Config::Order::kAuto &&
+      own_microbatch_count(model_, from) > 1) {
     list.emplace_back([](auto& to) {
       to.order = to.order == schedule::ComputeOrder::kUnit ? schedule::ComputeOrder::kMicrobatch
                                                            : schedule::ComputeOrder::kUnit;

@@ -196,7 +196,7 @@ RankFigures figures_of(const schedule::Schedule& training) {
   return figures;
 }
 
-// Proves the steps of a world whose rank 0 has these schedules, and returns the figures of each of
+// Proves the steps of a world with these schedules on rank 0, and returns the figures of each of
 // its ranks. One kind of step at a time, since the lists of all ranks take memory.
 std::vector<RankFigures> check_ranks(const schedule::StepModel& step, const Compiled& first,
                                      const TierBytes& budgets) {

@@ -66,7 +66,7 @@ struct Plan {
 // Deterministic in its arguments. kernels: the device's. host_kernels: the optimizer lane's, if
 // they differ. Every schedule of the plan has passed validate().
 //
-// Of several ranks (config.parallel.data) the plan is that of rank 0, whose shards are the largest.
+// With several ranks (config.parallel.data) the plan is that of rank 0, which has the largest shards.
 // Its options fit the budgets of every rank, and the merged schedules of all ranks have passed
 // validate().
 // Throws InputError if no schedule exists for the placement or the ranks cannot divide the step,

@@ -21,6 +21,11 @@ bool all_on_device(const std::vector<Tier>& tiers) {
 }  // namespace
 
 void check_rank_counts(const config::Config& config) {
+  if (config.parallel.data > kMostPlannedRanks) {
+    throw InputError("parallel.data is " + std::to_string(config.parallel.data) +
+                     ", and a plan proves the steps of at most " +
+                     std::to_string(kMostPlannedRanks) + " ranks in this version");
+  }
   if (const auto problem = config::ranks_problem(config)) throw InputError(problem->sentence);
 }
 
@@ -30,9 +35,9 @@ config::Config with_places_of_stage(config::Config config) {
   const auto keep_on_device = [&](Place& kind, const char* key, const char* what) {
     if (kind != Place::kAuto && kind != Place::kDevice) {
       throw InputError(std::string(key) + " must be \"device\" or \"auto\" with " +
-                       stage_text(config) + ", where each of parallel.data = " +
-                       std::to_string(config.parallel.data) + " ranks keeps all " + what +
-                       " on its device; use parallel.zero = 3");
+                       stage_text(config) +
+                       ", where each of parallel.data = " + std::to_string(config.parallel.data) +
+                       " ranks keeps all " + what + " on its device; use parallel.zero = 3");
     }
     kind = Place::kDevice;
   };
@@ -49,14 +54,13 @@ void check_options(const schedule::StepOptions& options, const config::Config& c
   const auto per_unit = [&](const auto& list, bool may_be_empty) {
     return list.size() == step.units.size() || (may_be_empty && list.empty());
   };
-  const bool shaped = options.microbatches == config.train.accumulate &&
-                      options.fold_groups == config.train.fold_groups &&
-                      options.chunk_bytes == config.memory.chunk_bytes &&
-                      per_unit(placement.weight, false) && per_unit(placement.gradient, false) &&
-                      per_unit(placement.optimizer, false) &&
-                      per_unit(placement.activation, true) &&
-                      per_unit(options.recompute.units, true) &&
-                      placement.saved.size() <= step.units.size();
+  const bool shaped =
+      options.microbatches == config.train.accumulate &&
+      options.fold_groups == config.train.fold_groups &&
+      options.chunk_bytes == config.memory.chunk_bytes && per_unit(placement.weight, false) &&
+      per_unit(placement.gradient, false) && per_unit(placement.optimizer, false) &&
+      per_unit(placement.activation, true) && per_unit(options.recompute.units, true) &&
+      placement.saved.size() <= step.units.size();
   if (!shaped) throw InputError("the step options are not of this configuration");
   const schedule::RankView& view = step.view;
   const bool placed =

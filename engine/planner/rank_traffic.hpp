@@ -17,7 +17,7 @@ struct SentBytes {
   std::uint64_t total() const { return gradients + weights + norm; }
   bool operator==(const SentBytes&) const = default;
 };
-// Of the list of one rank.
+// Counted in the list of one rank.
 SentBytes sent_bytes(const schedule::Schedule& list);
 
 // The figures of a plan that differ from rank to rank.

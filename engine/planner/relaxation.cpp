@@ -93,10 +93,10 @@ struct PhaseWork {
 
 struct ModelBytes {
   double weight = 0, gradient = 0, optimizer = 0;  // of the rank's homes
-  double windows = 0;        // of the weights of all units
-  double updated = 0;        // of the weights that the rank updates
-  double applied = 0;        // of the gradients that it applies
-  double gradient_part = 0;  // of one micro-batch's gradient, as far as it reaches the home
+  double windows = 0;                              // of the weights of all units
+  double updated = 0;                              // of the weights that the rank updates
+  double applied = 0;                              // of the gradients that it applies
+  double gradient_part = 0;       // of one micro-batch's gradient, as far as it reaches the home
   double saved = 0, outputs = 0;  // of one micro-batch, without the head
   bool reads_weight = false;
 };
@@ -245,8 +245,10 @@ std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
     phase->read.add(kCachedStored, -moved_s * rates_.storage_read_s);
     const double gathers_s = fetches * traffic.weight_fetch * rates_.comm_s;
     phase->comm.constant = gathers_s;
+    // A window that stays was gathered for the first forward pass.
+    const double least_s = phase == &forward ? traffic.weight_fetch * rates_.comm_s : 0;
     for (const std::size_t cached : {kCached, kCachedStored, kCachedShards}) {
-      phase->comm.add(cached, -gathers_s);
+      phase->comm.add(cached, least_s - gathers_s);
     }
   }
   // Activations that leave the device.
@@ -266,8 +268,8 @@ std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
   const bool sums_at_home = sums && !schedule::rounds_gradients(model_, step);
   const double sums_made = sums_at_home ? share * step.microbatches : 0;
   backward.compute.add(kGradient + kDevice, sums_made * rates_.device.accumulate_s);
-  backward.optimizer.add_rest(kGradient + kDevice, sums_made * rates_.host.accumulate_s +
-                                                       share * rates_.host.norm_s);
+  backward.optimizer.add_rest(kGradient + kDevice,
+                              sums_made * rates_.host.accumulate_s + share * rates_.host.norm_s);
   const double rewrites = sums_at_home && !by_unit ? microbatches : 1;
   backward.write.add(kGradient + kStorage, rewrites * bytes.gradient * rates_.storage_write_s);
   backward.read.add(kGradient + kStorage, (rewrites - 1) * bytes.gradient * rates_.storage_read_s);
@@ -436,8 +438,8 @@ std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
 TierBytes Relaxation::accounted_bytes(const schedule::StepOptions& options) const {
   TierBytes bytes = home_bytes(model_, options);
   const bool by_unit = options.order == schedule::ComputeOrder::kUnit;
-  const auto live = static_cast<std::uint64_t>(
-      by_unit ? schedule::own_microbatch_count(model_, options) : 1);
+  const auto live =
+      static_cast<std::uint64_t>(by_unit ? schedule::own_microbatch_count(model_, options) : 1);
   for (std::size_t i = 0; i < model_.units.size(); ++i) {
     const schedule::UnitFootprint& footprint = model_.units[i];
     const auto unit = static_cast<std::int32_t>(i);

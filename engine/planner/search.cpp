@@ -52,6 +52,16 @@ runtime::MemoryNeed at_least(runtime::MemoryNeed need, const TierBytes& least) {
   return need;
 }
 
+// Whether the gradient and the parts of one more unit take little of the device. The search tries
+// other lags later, but from a start that is short of memory it finds slower places.
+bool has_room_to_lag(const schedule::StepModel& model, const TierBytes& budgets) {
+  constexpr std::uint64_t kShare = 16;
+  if (model.view.is_alone()) return false;
+  std::uint64_t largest = 0;
+  for (const schedule::UnitFootprint& unit : model.units) largest = std::max(largest, unit.elems);
+  return kShare * 2 * largest * dtype_bytes(model.dtype) <= budgets.front();
+}
+
 using Place = config::Config::Place;
 using Places = config::Config::Places;
 
@@ -105,7 +115,8 @@ std::vector<Search::Shape> Search::shapes() const {
   for (const auto order : {schedule::ComputeOrder::kMicrobatch, schedule::ComputeOrder::kUnit}) {
     const bool by_unit = order == schedule::ComputeOrder::kUnit;
     const bool fixed = config_.train.order == (by_unit ? Order::kMicrobatch : Order::kUnit);
-    if (fixed || (by_unit && config_.train.order == Order::kAuto && own_microbatch_count(model_, base) < 2))
+    if (fixed ||
+        (by_unit && config_.train.order == Order::kAuto && own_microbatch_count(model_, base) < 2))
       continue;
     for (const schedule::StepOptions& update : updates) {
       for (const schedule::Recomputation& recompute : search_recomputations(config_, model_)) {
@@ -219,6 +230,7 @@ schedule::StepOptions Search::base_options(const PlanShape& shape) const {
   options.recompute = shape.recompute;
   options.weight_slots = 0;
   options.prefetch = static_cast<std::int32_t>(config_.memory.prefetch);
+  options.exchange_lag = has_room_to_lag(model_, budgets_) ? 1 : 0;
   make_staging_roomy(model_, budgets_[static_cast<std::size_t>(Tier::kPinned)], options);
   return options;
 }

@@ -40,15 +40,17 @@ std::uint64_t spilled_moves(const schedule::StepModel& model,
 std::uint64_t step_size(const schedule::StepModel& model, const schedule::StepOptions& options) {
   std::uint64_t pieces = 0;
   for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
-    const auto own = schedule::home_range(model, StateKind::kMaster, static_cast<std::int32_t>(unit));
+    const auto own =
+        schedule::home_range(model, StateKind::kMaster, static_cast<std::int32_t>(unit));
     pieces += ceil_div(own.elems(), options.piece_elems);
   }
-  // Of a round each rank gets the parts of all ranks, in pieces.
-  const auto parts = static_cast<std::uint64_t>(
-      schedule::rounds_gradients(model, options) ? 1 : model.view.ranks);
+  // In a round each rank gets the parts of all ranks, in pieces.
+  const auto parts =
+      static_cast<std::uint64_t>(schedule::rounds_gradients(model, options) ? 1 : model.view.ranks);
   const auto microbatches =
       static_cast<std::uint64_t>(schedule::own_microbatch_count(model, options));
-  const std::uint64_t each = 12 * model.units.size() + 6 * parts * pieces + spilled_moves(model, options);
+  const std::uint64_t each =
+      12 * model.units.size() + 6 * parts * pieces + spilled_moves(model, options);
   return microbatches * each + 10 * pieces;
 }
 

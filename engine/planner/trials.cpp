@@ -50,6 +50,7 @@ std::string key_of(const schedule::StepOptions& options) {
   add(options.update_piece_elems);
   add(options.update_lookahead);
   add(options.carried_units);
+  add(options.exchange_lag);
   add(options.shares_device);
   const auto add_all = [&](const std::vector<Tier>& tiers) {
     for (const Tier tier : tiers) add(tier);
@@ -194,7 +195,8 @@ TierBytes Trials::measure_need(const schedule::StepOptions& options) const {
 Trial Trials::measure(const schedule::StepOptions& options) {
   constexpr auto kEffort = packing::PackingEffort::kCoarse;
   const bool by_unit = options.order == schedule::ComputeOrder::kUnit;
-  const std::int32_t few = few_microbatches(model_, options, by_unit ? kFewOfAUnit : kFewMicrobatches);
+  const std::int32_t few =
+      few_microbatches(model_, options, by_unit ? kFewOfAUnit : kFewMicrobatches);
   const std::int32_t missing = schedule::own_microbatch_count(model_, options) - few;
   schedule::Schedule training = coarse_step(options, few);
   schedule::link(training);

@@ -80,14 +80,15 @@ RunEvent outlook_json(const Prepared& prepared) {
   const double flops_per_s =
       flops_per_token(config::model_shape(config), config.train.seq) * tokens / step_s;
   const std::optional<double> peak = peak_flops(prepared.hardware, config);
-  RunEvent outlook{{"step_time_s", step_s},
-                   {"tokens_per_step", tokens},
-                   {"tokens_per_s", tokens / step_s},
-                   {"flops_per_s", flops_per_s},
-                   {"peak_flops_per_s", or_null(peak)},
-                   {"mfu", peak ? RunEvent(flops_per_s / *peak) : RunEvent(nullptr)},
-                   {"critical_path_s", path_json(plan.critical_path)},
-                   {"memory", memory_json(plan)}};
+  RunEvent outlook{
+      {"step_time_s", step_s},
+      {"tokens_per_step", tokens},
+      {"tokens_per_s", tokens / step_s},
+      {"flops_per_s", flops_per_s},
+      {"peak_flops_per_s", or_null(peak)},
+      {"mfu", peak ? RunEvent(flops_per_s / (*peak * plan.view.ranks)) : RunEvent(nullptr)},
+      {"critical_path_s", path_json(plan.critical_path)},
+      {"memory", memory_json(plan)}};
   outlook["bound_s"] = plan.bound_s > 0 ? RunEvent(plan.bound_s) : RunEvent(nullptr);
   outlook["break_even"] = nullptr;
   if (const auto even = planner::break_even(plan, tokens, prepared.simulation_model())) {

@@ -22,7 +22,8 @@ run::RunEvent prepared_event(const Prepared& prepared);
 std::optional<double> peak_flops(const planner::HardwareProfile& hardware,
                                  const config::Config& settled);
 
-// Precondition: prepared has a plan.
+// Rates are those of all ranks together, the peak is that of one device. Precondition: prepared has
+// a plan.
 run::RunEvent outlook_json(const Prepared& prepared);
 run::RunEvent next_changes_json(const std::vector<NextChange>& changes);
 

@@ -21,6 +21,7 @@ struct RanksCase {
   int zero = 3;
   int fold_groups = 1;
   int accumulate = 4;
+  int exchange_lag = 0;
   Overrides settings;
 };
 
@@ -55,7 +56,8 @@ void expect_one_ranks_bits(const RanksCase& at) {
   SCOPED_TRACE(std::to_string(at.ranks) + " ranks, stage " + std::to_string(at.zero) + ", groups " +
                std::to_string(at.fold_groups) + ", " + ::testing::PrintToString(at.settings));
   const TrainingBench bench;
-  const Alone alone = train_alone(bench, at);
+  Alone alone = train_alone(bench, at);
+  alone.options.exchange_lag = at.exchange_lag;
   const RanksRun run = train_on_ranks(config_of(bench, at, at.ranks), alone.options, kSteps);
   for (const RanksRecord& rank : run.ranks) EXPECT_EQ(rank, alone.record);
   EXPECT_EQ(run.sent_bytes, run.planned_bytes);
@@ -69,6 +71,7 @@ RanksCase ranks_case(std::size_t i) {
   at.zero = static_cast<int>(i / 4 % 4);
   at.fold_groups = i / 16 % 2 == 1 ? at.ranks : 1;
   at.accumulate = at.ranks * (i % 3 == 0 ? 2 : 1);
+  at.exchange_lag = static_cast<int>(i / 3 % 3);
   const auto pick = [&](std::size_t stride, std::initializer_list<const char*> values) {
     at.settings.push_back(values.begin()[i / stride % values.size()]);
   };
@@ -102,7 +105,7 @@ TEST(Ranks, GiveOneRanksBits) {
 
 // Groups of micro-batches have sums of their own, so their number decides the bits and nothing else.
 TEST(Ranks, EightGroupsGiveOneHashOnOneToEightRanks) {
-  RanksCase at{1, 0, 8, 8, {"train.precision=fp32"}};
+  RanksCase at{1, 0, 8, 8, 1, {"train.precision=fp32"}};
   const TrainingBench bench;
   const Alone alone = train_alone(bench, at);
   for (const int ranks : {2, 4, 8}) {

@@ -251,15 +251,18 @@ std::string small_plans_table(const json& figures) {
 }
 
 std::string rank_plans_table(const json& plans) {
-  std::string text = formatted("%-8s %6s %8s %11s %8s %7s %10s\n", "tokens", "ranks", "step s",
-                               "compute s", "comm s", "over", "GB sent");
+  std::string text = formatted("%-8s %6s %8s %11s %8s %11s %7s %10s\n", "tokens", "ranks", "step s",
+                               "compute s", "comm s", "traffic s", "over", "GB sent");
   for (const json& plan : plans) {
-    text += formatted("%-8d %6d %8.3f %11.3f %8.3f %6.1f%% %10.1f\n", plan["tokens"].get<int>(),
-                      plan["ranks"].get<int>(), plan["step_s"].get<double>(),
-                      plan["compute_s"].get<double>(), plan["comm_s"].get<double>(),
-                      100 * plan["over"].get<double>(), plan["sent_bytes"].get<double>() * 1e-9);
+    const auto figure = [&](const char* key) { return plan[key].get<double>(); };
+    text +=
+        formatted("%-8d %6d %8.3f %11.3f %8.3f %11.3f %6.1f%% %10.1f\n", plan["tokens"].get<int>(),
+                  plan["ranks"].get<int>(), figure("step_s"), figure("compute_s"), figure("comm_s"),
+                  figure("traffic_s"), 100 * figure("over"), figure("sent_bytes") * 1e-9);
   }
-  return text + "\ntokens: of each rank; over: the step beyond the longer of compute and comm\n";
+  return text +
+         "\ntokens: of each rank; traffic: with two gathers of each unit; over: the step beyond\n"
+         "the longer of compute and traffic\n";
 }
 
 std::string plan_table(const json& figures) {

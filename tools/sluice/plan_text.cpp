@@ -43,7 +43,8 @@ std::string speed_line(const RunEvent& outlook) {
                      " TFLOP/s";
   if (outlook["mfu"].is_number()) {
     line += ", " + percent(outlook["mfu"].get<double>()) + " MFU of " +
-            three_digits(outlook["peak_flops_per_s"].get<double>() * 1e-12) + " TFLOP/s";
+            three_digits(outlook["peak_flops_per_s"].get<double>() * 1e-12) + " TFLOP/s" +
+            (outlook.contains("rank_links") ? " a rank" : "");
   }
   return line + " (simulated)\n";
 }
@@ -158,8 +159,8 @@ std::string next_lines(const RunEvent& changes) {
 
 std::string outlook_text(const RunEvent& outlook) {
   std::string text = speed_line(outlook) + path_line(outlook, outlook["step_time_s"].get<double>());
-  text += memory_table(outlook) + links_line(outlook) + break_even_line(outlook) +
-          wear_line(outlook);
+  text +=
+      memory_table(outlook) + links_line(outlook) + break_even_line(outlook) + wear_line(outlook);
   if (outlook.contains("next")) text += next_lines(outlook["next"]);
   if (outlook.contains("explain")) {
     for (const RunEvent& line : outlook["explain"]) {

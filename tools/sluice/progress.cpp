@@ -203,9 +203,9 @@ void Progress::plan(const train::RunEvent& plan) {
   }
   std::fprintf(stderr, "device   %s\n", device_.c_str());
   const auto state = plan["state_bytes"].get<std::uint64_t>();
-  std::fprintf(stderr, "model    %.1f M parameters, %s of training state\n",
+  std::fprintf(stderr, "model    %.1f M parameters, %s of training state%s\n",
                static_cast<double>(plan["parameters"].get<std::uint64_t>()) * 1e-6,
-               format_bytes(state).c_str());
+               format_bytes(state).c_str(), plan.contains("ranks") ? " on a rank" : "");
   const bool shares = plan["shares_device"].get<bool>();
   std::string update = plan["optimizer_placement"].get<std::string>();
   const auto carried = plan["carried_units"].get<int>();

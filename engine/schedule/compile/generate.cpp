@@ -66,7 +66,7 @@ class StepGenerator {
     if (options_.recompute.any()) builder_.declare_saved_parts();
     emit_items(training_items(model_, options_));
     commit();
-    gradients_.fold_tied();
+    gradients_.finish();
     emit_norm_gather(builder_);
     emit_clip_factor(builder_);
     updates_.emit_rest();
@@ -419,8 +419,10 @@ class StepGenerator {
       gradients_.emit(unit, item.microbatch, window);
     }
     if (updates_in_backward() && completes_gradient(item)) {
-      commit();
-      updates_.emit_through(item.unit);
+      gradients_.then([this, unit = item.unit] {
+        commit();
+        updates_.emit_through(unit);
+      });
     }
   }
 

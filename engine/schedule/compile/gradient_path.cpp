@@ -1,3 +1,5 @@
+// 536 lines because all ways of a gradient to its home share their steps.
+//
 // The way of a gradient from the window that BackwardWeight wrote to the gradient's home.
 //
 // A home on the device is easy: the window is the home, or an addition on the compute lane adds the
@@ -9,7 +11,9 @@
 //
 // Several ranks first exchange a round of gradients, one micro-batch of each rank, as computed. Each
 // rank then holds N parts of its own shard and adds them in the order of micro-batches, each on the
-// way above. So the sum of a shard has the bits that one rank would give it. Homes that hold
+// way above. So the sum of a shard has the bits that one rank would give it. The additions stand
+// behind later exchanges in the list (StepOptions::exchange_lag), since a lane that has to wait for
+// an exchange computes nothing meanwhile. Homes that hold
 // gradients rounded (StepBuilder::rounds_gradients) get them from sums on the device.
 //
 // With several groups of micro-batches each group has a sum. The first one lies in the home, others
@@ -283,10 +287,41 @@ BufferId gradient_target(StepBuilder& builder, std::int32_t unit, std::int32_t m
                             builder.model().dtype, microbatch, builder.gradient_version());
 }
 
+// A rank that is alone waits for nothing.
+void GradientPath::after_exchange(std::function<void()> rest) {
+  exchanging_.push_back({std::move(rest)});
+  const auto lag = static_cast<std::size_t>(builder_.options().exchange_lag);
+  end_paths(builder_.view().is_alone() ? 0 : lag);
+}
+
+void GradientPath::end_paths(std::size_t left) {
+  while (exchanging_.size() > left) {
+    const std::vector<std::function<void()>> rest = std::move(exchanging_.front());
+    exchanging_.pop_front();
+    for (const std::function<void()>& next : rest) next();
+  }
+}
+
+void GradientPath::then(const std::function<void()>& next) {
+  if (exchanging_.empty()) return next();
+  exchanging_.back().push_back(next);
+}
+
+void GradientPath::finish() {
+  end_paths(0);
+  fold_tied();
+}
+
 void GradientPath::emit(std::int32_t unit, std::int32_t microbatch, BufferId window) {
   if (builder_.options().fold_groups > 1) return emit_groups(unit, microbatch, window);
   const std::int32_t first = microbatch - builder_.view().rank;
-  const std::vector<GradientPart> parts = emit_exchange(builder_, unit, window, first, 1);
+  std::vector<GradientPart> parts = emit_exchange(builder_, unit, window, first, 1);
+  after_exchange([this, unit, first, parts = std::move(parts)] { add_round(unit, first, parts); });
+}
+
+// Adds the parts of one round to the sum of this rank's shard.
+void GradientPath::add_round(std::int32_t unit, std::int32_t first,
+                             const std::vector<GradientPart>& parts) {
   const bool ends = is_last(builder_, first + builder_.view().ranks - 1);
   if (builder_.rounds_gradients()) {
     sum_on_device(unit, parts);
@@ -355,12 +390,17 @@ void GradientPath::add_to_group(std::int32_t unit, std::int32_t microbatch, Buff
   });
 }
 
-// Exchanges the rank's sum of all its micro-batches, and folds those of all ranks.
+// Exchanges the rank's sum of all its micro-batches.
 void GradientPath::fold_ranks(std::int32_t unit, BufferId partial) {
-  const RankView& view = builder_.view();
-  const std::int32_t own_count = builder_.options().microbatches / view.ranks;
-  const std::vector<GradientPart> parts =
+  const std::int32_t own_count = builder_.options().microbatches / builder_.view().ranks;
+  std::vector<GradientPart> parts =
       emit_exchange(builder_, unit, partial, own_count - 1, own_count);
+  after_exchange([this, unit, parts = std::move(parts)] { add_ranks(unit, parts); });
+}
+
+// Folds the sums of all ranks.
+void GradientPath::add_ranks(std::int32_t unit, const std::vector<GradientPart>& parts) {
+  const std::int32_t own_count = builder_.options().microbatches / builder_.view().ranks;
   const ElemRange own = builder_.own_shard(unit);
   GroupSums groups;
   for (std::size_t k = 0; k < parts.size(); ++k) {

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
+#include <functional>
 #include <map>
 #include <vector>
 
@@ -17,11 +19,18 @@ class GradientPath {
   // Call after BackwardWeight(unit, microbatch), with the rank's micro-batches of a unit in
   // ascending order. window: the device window that it wrote, or the device home itself.
   void emit(std::int32_t unit, std::int32_t microbatch, BufferId window);
-  // Adds the tied use's gradient into its tensor's, and takes that unit's norm. Call after the last
-  // emit().
-  void fold_tied();
+  // Emits `next` once the gradients so far are where their path ends.
+  void then(const std::function<void()>& next);
+  // Ends all paths, adds the tied use's gradient into its tensor's, and takes that unit's norm. Call
+  // after the last emit().
+  void finish();
 
  private:
+  void after_exchange(std::function<void()> rest);
+  void end_paths(std::size_t left);
+  void add_round(std::int32_t unit, std::int32_t first, const std::vector<GradientPart>& parts);
+  void add_ranks(std::int32_t unit, const std::vector<GradientPart>& parts);
+  void fold_tied();
   void emit_groups(std::int32_t unit, std::int32_t microbatch, BufferId window);
   void add_to_group(std::int32_t unit, std::int32_t microbatch, BufferId window);
   void fold_ranks(std::int32_t unit, BufferId partial);
@@ -29,6 +38,8 @@ class GradientPath {
   void finish_rounded(std::int32_t unit);
 
   StepBuilder& builder_;
+  // The rest of each path whose exchange has begun, oldest first (StepOptions::exchange_lag).
+  std::deque<std::vector<std::function<void()>>> exchanging_;
   // By unit: pieces of its sum that wait in pinned memory for its next micro-batch. In the order
   // "unit" that micro-batch is the next item, so a home on storage is written once.
   std::map<std::int32_t, std::vector<BufferId>> waiting_;

@@ -1,3 +1,5 @@
+// Ranges follow from the view alone, so the schedule builder and the planner agree on what a home
+// holds without building a schedule.
 #include "engine/schedule/compile/rank_share.hpp"
 
 namespace sluice::schedule {

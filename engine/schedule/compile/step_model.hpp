@@ -127,6 +127,10 @@ struct StepOptions {
   // kInBackward and kSpeculative: the updates of so many units, from the first on, run in the next
   // forward pass instead (carried_units).
   std::int32_t carried_units = 0;
+  // Several ranks: the number of later exchanges of gradients that begin before the parts of one are
+  // summed. Without any, the compute lane waits for each exchange; each takes memory for the
+  // gradient and the parts of one more unit.
+  std::int32_t exchange_lag = 0;
   // Windows and the device arena use the same memory at different times (pack.hpp). That takes less
   // memory, but instructions that reuse memory wait longer.
   bool shares_device = false;

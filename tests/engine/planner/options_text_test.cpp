@@ -21,7 +21,8 @@ schedule::StepOptions drawn_options(std::uint64_t seed) {
   const CounterRng random(seed, stream_of("test/options_text"));
   std::uint64_t draw = 0;
   const auto below = [&](std::uint64_t bound) { return random.below(draw++, bound); };
-  schedule::StepModel model = example_model(static_cast<int>(below(6)), below(2) == 0, DType::kBF16);
+  schedule::StepModel model =
+      example_model(static_cast<int>(below(6)), below(2) == 0, DType::kBF16);
   cut_saved(model);
   const auto groups = static_cast<std::int32_t>(1 + below(5));
   schedule::StepOptions options =
@@ -31,6 +32,7 @@ schedule::StepOptions drawn_options(std::uint64_t seed) {
   options.carried_units = static_cast<std::int32_t>(below(7));
   options.weight_slots = below(3) == 0 ? below(std::uint64_t{1} << 40) : 0;
   options.durable = below(3) == 0;
+  options.exchange_lag = static_cast<std::int32_t>(below(3));
   if (below(2) == 0) scatter_saved(model, seed, options.placement);
   return options;
 }

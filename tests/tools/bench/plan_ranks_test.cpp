@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "engine/planner/hardware_profile.hpp"
@@ -16,11 +17,14 @@ TEST(RankPlansAtScale, StepsComeNearTheirLimits) {
   const nlohmann::json plans = measure_rank_plans();
   ASSERT_EQ(plans.size(), 2u);
   EXPECT_EQ(plans[0]["tokens"], 16384);
-  EXPECT_GT(plans[0]["compute_s"], plans[0]["comm_s"]);
+  EXPECT_GT(plans[0]["compute_s"], plans[0]["traffic_s"]);
   EXPECT_LE(plans[0]["over"].get<double>(), 0.03) << plans[0];
   EXPECT_EQ(plans[1]["tokens"], 4096);
-  EXPECT_GT(plans[1]["comm_s"], plans[1]["compute_s"]);
+  EXPECT_GT(plans[1]["traffic_s"], plans[1]["compute_s"]);
   EXPECT_LE(plans[1]["over"].get<double>(), 0.10) << plans[1];
+  // Windows stay for the backward pass, so the plan sends less and is faster than that.
+  EXPECT_LE(plans[1]["step_s"].get<double>(),
+            1.25 * std::max(plans[1]["compute_s"].get<double>(), plans[1]["comm_s"].get<double>()));
 }
 
 // The configuration asks for 2 GiB of pinned memory and 20 GiB of storage.

@@ -71,6 +71,7 @@ inline schedule::StepOptions world_options(const WorldCase& at, const schedule::
   options.recompute = at.recompute ? random_recompute(model, at.seed) : schedule::Recomputation{};
   options.update = at.update;
   options.fold_groups = at.fold_groups;
+  options.exchange_lag = static_cast<std::int32_t>(at.seed % 3);
   place_for_stage(options.placement, at.zero_stage);
   return options;
 }
