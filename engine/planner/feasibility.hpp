@@ -3,6 +3,7 @@
 // A group counts only if its most frugal candidate fits. A group's need is the larger of that
 // candidate's coarse and exact one (trials.hpp), and does not depend on the budgets. So more memory
 // never turns a plan into a refusal, and the least budget that fits is a minimum over the groups.
+// Its floor is a bound of both that takes no trial.
 #pragma once
 
 #include <cstddef>
@@ -35,12 +36,15 @@ class Feasibility {
   const TierBytes& coarse_need(std::size_t group);
   const TierBytes& need(std::size_t group);
   bool may_fit(std::size_t group);
+  bool fits_amply(std::size_t group);
   bool fits_with_room(std::size_t group);
+  std::vector<std::size_t> roomiest() const;
 
   const schedule::StepModel& model_;
   const TierBytes& budgets_;
   Trials& trials_;
   std::vector<CandidateGroup> groups_;
+  std::vector<TierBytes> floors_;
   std::vector<std::optional<TierBytes>> needs_;  // as far as they were asked for
   std::optional<std::size_t> fitting_;           // a group that fits
 };

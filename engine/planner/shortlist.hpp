@@ -36,10 +36,11 @@ class Shortlist {
   // update. Nothing: the fastest plan found does not fit; the room has shrunk below its need, and
   // plans that do not fit the room are gone.
   std::optional<Compiled> confirm();
+  // One plan, compiled and simulated exactly. Nothing: it does not fit, and the room has shrunk.
+  std::optional<Compiled> compile(const Found& found);
 
  private:
   std::vector<Found> finalists() const;
-  std::optional<Compiled> compile(const Found& found);
   schedule::StepOptions refined(schedule::StepOptions options);
   void shrink_room(const schedule::StepOptions& options, const TierBytes& need);
 
