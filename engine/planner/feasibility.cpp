@@ -120,6 +120,18 @@ const schedule::StepOptions& Feasibility::frugal() const {
   return groups_[*fitting_].back();
 }
 
+// A refusal of budgets as large as `need` asks the same question.
+std::optional<TierBytes> Feasibility::nearest_need(const TierBytes& need) {
+  std::vector<CandidateGroup> possible;
+  for (std::size_t group = 0; group < groups_.size(); ++group) {
+    if (planner::fits(floors_[group], budgets_)) possible.push_back(groups_[group]);
+  }
+  Feasibility tight(model_, need, trials_, std::move(possible));
+  if (tight.fits()) return std::nullopt;
+  const TierBytes nearest = tight.refusal().needed_bytes;
+  return planner::fits(nearest, budgets_) ? nearest : trials_.exact_need(frugal());
+}
+
 Refusal Feasibility::refusal() {
   Refuser refuser(budgets_);
   struct Open {

@@ -31,6 +31,9 @@ class Feasibility {
   bool group_fits(std::size_t group);
   // The most frugal candidate of a group that fits. Precondition: fits() returned true.
   const schedule::StepOptions& frugal() const;
+  // The need of a group that fits and adds the fewest bytes to `need`; nothing if some group needs
+  // no more. Precondition: fits() returned true.
+  std::optional<TierBytes> nearest_need(const TierBytes& need);
 
  private:
   const TierBytes& coarse_need(std::size_t group);

@@ -10,6 +10,7 @@
 #include <cmath>
 
 #include "base/error.hpp"
+#include "base/units.hpp"
 #include "engine/planner/piece_sizes.hpp"
 #include "engine/planner/plan_steps.hpp"
 #include "engine/planner/recompute_choice.hpp"
@@ -30,6 +31,22 @@ constexpr double kNearStart = 1.25;
 constexpr std::uint64_t kTrialInstructions = 350'000;
 constexpr double kDearHiddenWork = 0.2;  // of a mixture that prefers recomputation to transfers
 constexpr std::uint64_t kSmallStep = 20'000;  // instructions; a trial takes milliseconds
+
+// The need, but at least `least` in every tier. A plan that spills may take less of a tier than any
+// group's most frugal candidate. With a budget between the two the configuration would be refused,
+// so the plan states the larger need.
+runtime::MemoryNeed at_least(runtime::MemoryNeed need, const TierBytes& least) {
+  const std::uint64_t device = need.peak_bytes()[0];
+  const std::uint64_t wanted = least[0];
+  if (device < wanted) {
+    need.device_arena_bytes =
+        need.shares_device ? wanted
+                           : round_up(need.device_arena_bytes, kPageBytes) + (wanted - device);
+  }
+  need.pinned_bytes = std::max(need.pinned_bytes, least[1]);
+  need.storage_bytes = std::max(need.storage_bytes, least[2] - std::min(least[2], need.log_bytes));
+  return need;
+}
 
 using Place = config::Config::Place;
 using Places = config::Config::Places;
@@ -351,6 +368,11 @@ Compiled Search::conclude() {
     std::optional<Compiled> other = found_.compile(*uncarried);
     if (other) other = settled(std::move(*other));
     if (other && other->simulation.total_s < best.simulation.total_s) best = std::move(*other);
+  }
+  if (spills_activations(best.options)) {
+    if (const auto least = feasibility_.nearest_need(best.need.peak_bytes())) {
+      best.need = at_least(best.need, *least);
+    }
   }
   return best;
 }

@@ -49,6 +49,7 @@ std::string key_of(const schedule::StepOptions& options) {
   add(options.stream_lookahead);
   add(options.update_piece_elems);
   add(options.update_lookahead);
+  add(options.keeps_update_ring);
   add(options.carried_units);
   add(options.shares_device);
   const auto add_all = [&](const std::vector<Tier>& tiers) {

@@ -393,6 +393,9 @@ Schedule StepBuilder::finish(const StepBorders& borders) {
       for (const Use& use : *uses) last_use[use.buffer] = i;
     }
   }
+  for (const BufferId id : kept_) {
+    if (last_use[id] != SIZE_MAX) last_use[id] = schedule_.instructions.size() - 1;
+  }
   // The buffers that die, by last use: those of instruction i are dying[ends[i] .. ends[i + 1]).
   const auto dies = [&](const Buffer& buffer) {
     return !buffer.persistent && last_use[buffer.id] != SIZE_MAX;

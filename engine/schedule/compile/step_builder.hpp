@@ -89,6 +89,8 @@ class StepBuilder {
   void set_ring(BufferId id, Ring ring) {
     schedule_.buffers[id].ring = static_cast<std::int32_t>(ring);
   }
+  // The transient buffer keeps its memory to the end of the step.
+  void keep_to_the_end(BufferId id) { kept_.push_back(id); }
   // A device window over a whole unit's elements.
   BufferId add_window(StateKind kind, std::int32_t unit, std::uint64_t elems, DType dtype,
                       std::int32_t microbatch, std::int32_t version);
@@ -150,6 +152,7 @@ class StepBuilder {
   std::vector<BufferId> losses_;
   BufferId norm_partials_ = kNoId;
   BufferId clip_scalar_ = kNoId;
+  std::vector<BufferId> kept_;  // to the end of the step
   std::vector<std::uint64_t> norm_blocks_of_earlier_units_;
 };
 

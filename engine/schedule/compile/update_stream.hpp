@@ -21,6 +21,7 @@ class UpdateStream {
     bool gradients_complete = false;  // those of all units, from the first update on
     bool clips = false;               // the updates wait for the clip factor
     std::int32_t version = 1;         // of the state that they make
+    bool keeps_ring = false;          // its memory, to the end of the step
   };
   // order: each of the units once.
   UpdateStream(StepBuilder& builder, std::vector<std::int32_t> order, Rules rules);
@@ -42,6 +43,7 @@ class UpdateStream {
   bool read_before(StateKind kind, std::int32_t unit) const;
   bool may_be_brought(const Piece& piece) const;
   std::uint64_t piece_elems() const;
+  std::size_t lookahead() const;
   std::int32_t number(const Piece& piece) const;
   void emit_device_update(std::int32_t unit);
   void emit_pieces(std::size_t end);
