@@ -77,7 +77,6 @@ int compare_at_all_budgets(Config config, double least_gib, double most_gib, dou
       beside(policy);
     }
     for (const std::int64_t every : {2, 4, 16}) beside(Policy::kEvery, every);
-    printf("%g %g %g %g\n", gib, auto_s, best_s, best_s / auto_s - 1);
     faster += auto_s < best_s * (1 - 1e-4) ? 1 : 0;
   }
   return faster;
