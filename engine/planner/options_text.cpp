@@ -52,6 +52,7 @@ struct FlagKey {
   bool StepOptions::*member;
 };
 constexpr FlagKey kFlags[] = {
+    {"keeps_update_ring", &StepOptions::keeps_update_ring},
     {"shares_device", &StepOptions::shares_device},
     {"durable", &StepOptions::durable},
 };
@@ -70,8 +71,8 @@ constexpr std::array<std::string_view, 2> kOrders{"microbatch", "unit"};
 constexpr std::array<std::string_view, 4> kUpdates{"after_backward", "in_backward", "next_forward",
                                                    "speculative"};
 constexpr std::size_t kOtherKeys = 4;  // order, update, recompute, saved
-constexpr std::size_t kKeys = std::size(kCounts) + std::size(kSizes) + std::size(kFlags) +
-                              std::size(kTierLists) + kOtherKeys;
+constexpr std::size_t kKeys =
+    std::size(kCounts) + std::size(kSizes) + std::size(kFlags) + std::size(kTierLists) + kOtherKeys;
 
 std::string letters_of(const std::vector<Tier>& tiers) {
   std::string letters;
@@ -124,7 +125,8 @@ Enum word(const json& object, const char* key, const std::array<std::string_view
     if (value == words[i]) return static_cast<Enum>(i);
   }
   std::string known;
-  for (const std::string_view each : words) known += (known.empty() ? "" : ", ") + std::string(each);
+  for (const std::string_view each : words)
+    known += (known.empty() ? "" : ", ") + std::string(each);
   refuse(key, "must be one of " + known);
 }
 
@@ -156,8 +158,8 @@ void check_consistent(const StepOptions& options) {
   const std::size_t units = options.placement.weight.size();
   const auto check = [&](const char* key, std::size_t size, bool may_be_empty) {
     if (size == units || (may_be_empty && size == 0)) return;
-    refuse(key, "has " + std::to_string(size) + " entries, and \"weight\" has " +
-                    std::to_string(units));
+    refuse(key,
+           "has " + std::to_string(size) + " entries, and \"weight\" has " + std::to_string(units));
   };
   check("gradient", options.placement.gradient.size(), false);
   check("optimizer", options.placement.optimizer.size(), false);
@@ -176,7 +178,8 @@ std::string options_text(const StepOptions& options) {
   for (const CountKey& key : kCounts) object[key.key] = options.*key.member;
   for (const SizeKey& key : kSizes) object[key.key] = options.*key.member;
   for (const FlagKey& key : kFlags) object[key.key] = options.*key.member;
-  for (const TiersKey& key : kTierLists) object[key.key] = letters_of(options.placement.*key.member);
+  for (const TiersKey& key : kTierLists)
+    object[key.key] = letters_of(options.placement.*key.member);
   object["order"] = kOrders[static_cast<std::size_t>(options.order)];
   object["update"] = kUpdates[static_cast<std::size_t>(options.update)];
   json& recompute = object["recompute"] = json::array();
@@ -189,8 +192,9 @@ std::string options_text(const StepOptions& options) {
 }
 
 StepOptions options_from_text(const std::string& text) {
-  const json object =
-      text.size() > kMostTextBytes ? json() : json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const json object = text.size() > kMostTextBytes
+                          ? json()
+                          : json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!object.is_object()) throw InputError("step options: the text is no JSON object");
   StepOptions options;
   for (const CountKey& key : kCounts) {

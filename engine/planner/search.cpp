@@ -101,7 +101,8 @@ std::vector<Search::Shape> Search::shapes() const {
   for (const auto order : {schedule::ComputeOrder::kMicrobatch, schedule::ComputeOrder::kUnit}) {
     const bool by_unit = order == schedule::ComputeOrder::kUnit;
     const bool fixed = config_.train.order == (by_unit ? Order::kMicrobatch : Order::kUnit);
-    if (fixed || (by_unit && config_.train.order == Order::kAuto && own_microbatch_count(model_, base) < 2))
+    if (fixed ||
+        (by_unit && config_.train.order == Order::kAuto && own_microbatch_count(model_, base) < 2))
       continue;
     for (const schedule::StepOptions& update : updates) {
       for (const schedule::Recomputation& recompute : search_recomputations(config_, model_)) {
@@ -356,21 +357,29 @@ Compiled Search::settled(Compiled best) {
   return best;
 }
 
-// Coarse trials misjudge carried units, so the best plan without them is settled as well.
+// Coarse trials misjudge carried units and know no deep ring. So the best plan without carried units
+// and the other finalists of a ring are settled as well.
 Compiled Search::conclude() {
-  std::optional<Shortlist::Found> uncarried;
+  std::vector<Shortlist::Found> others;
   if (!found_.empty()) {
     improver_.improve(found_.front());
-    uncarried = try_carried();
+    if (auto uncarried = try_carried()) others.push_back(std::move(*uncarried));
   }
   Compiled best = settled(confirm());
-  if (uncarried && uncarried->options != best.options) {
-    std::optional<Compiled> other = found_.compile(*uncarried);
+  if (best.options.keeps_update_ring) {
+    for (Shortlist::Found& found : found_.finalists()) others.push_back(std::move(found));
+  }
+  for (const Shortlist::Found& found : others) {
+    const bool same = found.options.placement == best.options.placement &&
+                      found.options.recompute == best.options.recompute &&
+                      found.options.carried_units == best.options.carried_units;
+    if (same) continue;
+    std::optional<Compiled> other = found_.compile(found);
     if (other) other = settled(std::move(*other));
     if (other && other->simulation.total_s < best.simulation.total_s) best = std::move(*other);
   }
   if (spills_activations(best.options)) {
-    if (const auto least = feasibility_.nearest_need(best.need.peak_bytes())) {
+    if (const auto least = feasibility_.nearest_need(best.most_bytes)) {
       best.need = at_least(best.need, *least);
     }
   }

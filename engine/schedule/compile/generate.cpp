@@ -74,7 +74,8 @@ class StepGenerator {
     // Gradients stay for a redo, too.
     const bool redoable = options_.update == UpdatePlacement::kSpeculative;
     return builder_.finish(
-        {.carried = {0, found, pending_, true}, .others = {found, found + 1, false, redoable}});
+        {.carried = {0, found, pending_, true}, .others = {found, found + 1, false, redoable}},
+        carried_updates_.kept());
   }
 
   // The pending update alone.

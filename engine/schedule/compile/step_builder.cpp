@@ -385,7 +385,7 @@ void StepBuilder::declare_saved_parts() {
 
 // A transient buffer dies with its last use in list order. All buffers that die with one
 // instruction share one Release behind it, on that instruction's lane.
-Schedule StepBuilder::finish(const StepBorders& borders) {
+Schedule StepBuilder::finish(const StepBorders& borders, std::span<const BufferId> kept) {
   // The last instruction that touches each transient buffer.
   std::vector<std::size_t> last_use(schedule_.buffers.size(), SIZE_MAX);
   for (std::size_t i = 0; i < schedule_.instructions.size(); ++i) {
@@ -393,7 +393,7 @@ Schedule StepBuilder::finish(const StepBorders& borders) {
       for (const Use& use : *uses) last_use[use.buffer] = i;
     }
   }
-  for (const BufferId id : kept_) {
+  for (const BufferId id : kept) {
     if (last_use[id] != SIZE_MAX) last_use[id] = schedule_.instructions.size() - 1;
   }
   // The buffers that die, by last use: those of instruction i are dying[ends[i] .. ends[i + 1]).

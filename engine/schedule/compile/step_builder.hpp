@@ -6,6 +6,7 @@
 #pragma once
 
 #include <array>
+#include <span>
 #include <vector>
 
 #include "engine/schedule/compile/step_model.hpp"
@@ -89,8 +90,6 @@ class StepBuilder {
   void set_ring(BufferId id, Ring ring) {
     schedule_.buffers[id].ring = static_cast<std::int32_t>(ring);
   }
-  // The transient buffer keeps its memory to the end of the step.
-  void keep_to_the_end(BufferId id) { kept_.push_back(id); }
   // A device window over a whole unit's elements.
   BufferId add_window(StateKind kind, std::int32_t unit, std::uint64_t elems, DType dtype,
                       std::int32_t microbatch, std::int32_t version);
@@ -128,7 +127,8 @@ class StepBuilder {
   // needs this.
   void declare_saved_parts();
   // Inserts Releases, numbers the instructions, declares entry and exit residency.
-  Schedule finish(const StepBorders& borders);
+  // kept: transient buffers that keep their memory to the end of the step.
+  Schedule finish(const StepBorders& borders, std::span<const BufferId> kept = {});
 
  private:
   static std::size_t index(std::int32_t value) { return static_cast<std::size_t>(value); }
@@ -152,7 +152,6 @@ class StepBuilder {
   std::vector<BufferId> losses_;
   BufferId norm_partials_ = kNoId;
   BufferId clip_scalar_ = kNoId;
-  std::vector<BufferId> kept_;  // to the end of the step
   std::vector<std::uint64_t> norm_blocks_of_earlier_units_;
 };
 

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "engine/schedule/compile/step_builder.hpp"
@@ -29,6 +30,8 @@ class UpdateStream {
   // a unit that is not of this stream.
   void emit_through(std::int32_t unit);
   void emit_rest();
+  // Staged pieces that keep their memory to the end of the step.
+  std::span<const BufferId> kept() const { return kept_; }
 
  private:
   struct Piece {
@@ -61,6 +64,7 @@ class UpdateStream {
   std::size_t units_done_ = 0;
   std::size_t brought_ = 0;  // pieces
   std::size_t updated_ = 0;
+  std::vector<BufferId> kept_;
 };
 
 }  // namespace sluice::schedule
