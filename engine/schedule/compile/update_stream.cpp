@@ -137,7 +137,6 @@ void UpdateStream::bring(Piece& piece) {
                                       written_after(kind) ? rules_.version : rules_.version - 1);
     piece.from[k] = piece.at[k];
     if (rules_.keeps_ring && last) kept_.push_back(piece.at[k]);
-    if (rules_.keeps_ring && last) builder_.keep_to_the_end(piece.at[k]);
     if (!read_before(kind, piece.unit)) continue;
     const bool device = tier == Tier::kDevice;
     const Use from = builder_.part(home, piece.range);
