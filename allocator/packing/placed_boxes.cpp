@@ -2,14 +2,17 @@
 //
 // find_offset walks the boxes that overlap in time, in the order of their offsets, and keeps a
 // cursor at the highest end so far. Where the next box begins above the cursor there is a gap. The
-// entries of a block lie in arrays by field, so that one loop compares 64 lifetimes; the result is
-// a bit mask. With a time index the short boxes come from the buckets that the query touches, are
+// entries of a block lie in arrays by field, so that few instructions compare 64 lifetimes; the result
+// is a bit mask. With a time index the short boxes come from the buckets that the query touches, are
 // sorted by offset, and merge into that walk.
 #include "allocator/packing/placed_boxes.hpp"
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
 namespace sluice::packing {
 
@@ -54,25 +57,46 @@ std::uint32_t PlacedBoxes::add_block() {
   return blocks_used_++;
 }
 
-// Bit i is set if entry first + i lives at a common position with `box`.
-std::uint64_t PlacedBoxes::overlap_mask(const Block& block, std::uint32_t first, const Box& box) {
-  std::array<std::uint8_t, 64> overlaps;
+#if defined(__SSE2__)
+// Every x86-64 has these instructions. Compilers make twice as many of the loop below.
+PlacedBoxes::Overlaps PlacedBoxes::overlaps_of(const Block& block, std::uint32_t first,
+                                               const Box& box) {
+  const __m128i box_lower = _mm_set1_epi32(box.lower);
+  const __m128i box_upper = _mm_set1_epi32(box.upper);
+  const auto four = [&](std::uint32_t at) {
+    const auto load = [at](const auto& values) {
+      return _mm_loadu_si128(reinterpret_cast<const __m128i*>(values.data() + at));
+    };
+    return _mm_and_si128(_mm_cmpgt_epi32(box_upper, load(block.lower)),
+                         _mm_cmpgt_epi32(load(block.upper), box_lower));
+  };
+  std::uint64_t mask = 0;
+  __m128i negative_counts = _mm_setzero_si128();  // by byte
+  for (std::uint32_t i = 0; i < 64; i += 16) {
+    const std::uint32_t at = first + i;
+    const __m128i sixteen = _mm_packs_epi16(_mm_packs_epi32(four(at), four(at + 4)),
+                                            _mm_packs_epi32(four(at + 8), four(at + 12)));
+    mask |= static_cast<std::uint64_t>(_mm_movemask_epi8(sixteen)) << i;
+    negative_counts = _mm_add_epi8(negative_counts, sixteen);
+  }
+  const __m128i counts =
+      _mm_sad_epu8(_mm_sub_epi8(_mm_setzero_si128(), negative_counts), _mm_setzero_si128());
+  return {mask, static_cast<std::uint64_t>(_mm_cvtsi128_si64(counts)) +
+                    static_cast<std::uint64_t>(_mm_cvtsi128_si64(_mm_srli_si128(counts, 8)))};
+}
+#else
+PlacedBoxes::Overlaps PlacedBoxes::overlaps_of(const Block& block, std::uint32_t first,
+                                               const Box& box) {
+  std::uint64_t mask = 0;
   for (std::uint32_t i = 0; i < 64; ++i) {
-    // Bitwise operations on integers have no branch, so the loop vectorises.
+    // Bitwise operations on integers have no branch.
     const int starts_before = block.lower[first + i] < box.upper;
     const int ends_after = block.upper[first + i] > box.lower;
-    overlaps[i] = static_cast<std::uint8_t>(starts_before & ends_after);
+    mask |= static_cast<std::uint64_t>(starts_before & ends_after) << i;
   }
-  std::uint64_t mask = 0;
-  for (std::uint32_t i = 0; i < 8; ++i) {
-    std::uint64_t eight = 0;
-    std::memcpy(&eight, overlaps.data() + 8 * i, 8);
-    if constexpr (std::endian::native == std::endian::big) eight = __builtin_bswap64(eight);
-    // Byte k holds 0 or 1 at bit 8k; the factor 2^(56 - 7k) moves it to bit 56 + k.
-    mask |= ((eight * 0x0102040810204080ull) >> 56) << (8 * i);
-  }
-  return mask;
+  return {mask, static_cast<std::uint64_t>(std::popcount(mask))};
 }
+#endif
 
 class PlacedBoxes::GapSearch {
  public:
@@ -112,8 +136,9 @@ bool PlacedBoxes::each_overlap(const Box& box, const Visit& visit) {
   for (const std::uint32_t id : order_) {
     const Block& block = blocks_[id];
     for (std::uint32_t first = 0; first < block.count; first += 64) {
-      std::uint64_t mask = overlap_mask(block, first, box);
-      work_ += 16 + static_cast<std::uint64_t>(std::popcount(mask));
+      const Overlaps overlaps = overlaps_of(block, first, box);
+      work_ += 16 + overlaps.count;
+      std::uint64_t mask = overlaps.mask;
       for (; mask != 0; mask &= mask - 1) {
         const std::uint32_t i = first + static_cast<std::uint32_t>(std::countr_zero(mask));
         if (visit(block.begin_bytes[i], block.end_bytes[i])) return true;

@@ -132,8 +132,13 @@ void divide_batch(Config& config, const ConfigOrigins& origins) {
   if (train.micro_batch == kAuto && train.accumulate == kAuto) return;  // the planner's choice
   const auto follow = [&](std::int64_t& missing, const char* key, std::int64_t given) {
     if (train.batch % given != 0) {
-      throw InputError(origins.of("train.batch") + ": train.batch is " + text_of(train.batch) +
-                       ", which must be a multiple of " + key + ", " + text_of(given));
+      std::string text = origins.of("train.batch") + ": train.batch is " + text_of(train.batch) +
+                         ", which must be a multiple of " + key + ", " + text_of(given);
+      if (!origins.given(key)) {
+        text += " by default; give " + std::string(key) + " a divisor of " + text_of(train.batch) +
+                ", or \"auto\", or give train.accumulate";
+      }
+      throw InputError(text);
     }
     missing = train.batch / given;
   };

@@ -237,4 +237,28 @@ std::array<std::uint64_t, kTierCount> home_bytes(const schedule::StepModel& mode
   return bytes;
 }
 
+std::array<std::uint64_t, kTierCount> resting_bytes(const schedule::StepModel& model,
+                                                    const schedule::StepOptions& options) {
+  std::array<std::uint64_t, kTierCount> bytes = home_bytes(model, options);
+  const bool by_unit = options.order == schedule::ComputeOrder::kUnit;
+  const std::uint64_t live =
+      by_unit ? static_cast<std::uint64_t>(schedule::own_microbatch_count(model, options)) : 1;
+  for (std::size_t i = 0; i < model.units.size(); ++i) {
+    const schedule::UnitFootprint& footprint = model.units[i];
+    const auto unit = static_cast<std::int32_t>(i);
+    if (footprint.is_head) continue;
+    const auto add = [&](Tier tier, std::uint64_t more) {
+      bytes[static_cast<std::size_t>(tier)] += live * more;
+    };
+    if (!options.recompute.drops_output(unit)) {
+      add(options.placement.activation_of(unit), footprint.output_bytes);
+    }
+    for (std::size_t part = 0; part < footprint.saved_parts.size(); ++part) {
+      if (options.recompute.remakes(unit, part)) continue;
+      add(options.placement.saved_of(unit, part), footprint.saved_parts[part].bytes);
+    }
+  }
+  return bytes;
+}
+
 }  // namespace sluice::planner

@@ -49,5 +49,10 @@ std::uint64_t optimizer_state_bytes(const schedule::StepModel& model, std::size_
 // needs less.
 std::array<std::uint64_t, kTierCount> home_bytes(const schedule::StepModel& model,
                                                  const schedule::StepOptions& options);
+// Home bytes, and those of activations that wait between forward and backward in the tier of their
+// place. Activations with a place off the device may stay on it, so only the device's sum bounds a
+// plan's need.
+std::array<std::uint64_t, kTierCount> resting_bytes(const schedule::StepModel& model,
+                                                    const schedule::StepOptions& options);
 
 }  // namespace sluice::planner

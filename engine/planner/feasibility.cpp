@@ -1,7 +1,10 @@
-// Exact needs are costly, so a group is compiled exactly only if the answer hangs on it. A group
-// whose coarse need leaves much room comes first, since its exact need is likely to fit. A refusal
-// asks for the least need by several measures. By each of them a group's need is no smaller than
-// its coarse one, so only groups whose coarse need could be the least are compiled.
+// Needs cost a compiled schedule, and exact ones a long one, so a group is compiled only if the answer
+// hangs on it. A group that fits twice over by its coarse need fits. Next come groups whose coarse
+// need leaves much room, since their exact need is likely to fit.
+//
+// A refusal asks for the least need by several measures. By each of them a group's need is no smaller
+// than its coarse one, and that no smaller than its floor. So the group with the least bound so far
+// gets its next closer bound, until no group's bound could change the refusal.
 #include "engine/planner/feasibility.hpp"
 
 #include <algorithm>
@@ -9,12 +12,20 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "engine/planner/unit_need.hpp"
 
 namespace sluice::planner {
 namespace {
 
 // Exact needs exceed coarse ones by a few percent at most; this is much room.
 constexpr std::uint64_t kRoomyDivisor = 4;
+// And this is so much that the exact need is not asked for.
+constexpr std::uint64_t kAmpleTimes = 2;
+constexpr std::size_t kMostAmple = 2;  // groups that are looked at for it
+
+double share_of(std::uint64_t bytes, std::uint64_t budget) {
+  return static_cast<double>(bytes) / static_cast<double>(std::max<std::uint64_t>(budget, 1));
+}
 
 }  // namespace
 
@@ -24,15 +35,29 @@ Feasibility::Feasibility(const schedule::StepModel& model, const TierBytes& budg
       budgets_(budgets),
       trials_(trials),
       groups_(std::move(groups)),
-      needs_(groups_.size()) {}
+      needs_(groups_.size()) {
+  const std::uint64_t unit_bytes =
+      largest_unit_need(model, groups_.front().front().chunk_bytes).device_bytes;
+  for (const CandidateGroup& group : groups_) {
+    TierBytes floor = home_bytes(model, group.back());
+    floor.front() = std::max(resting_bytes(model, group.back()).front(), unit_bytes);
+    floors_.push_back(floor);
+  }
+}
 
 const TierBytes& Feasibility::coarse_need(std::size_t group) {
   return trials_.coarse_need(groups_[group].back());
 }
 
 bool Feasibility::may_fit(std::size_t group) {
-  return planner::fits(home_bytes(model_, groups_[group].back()), budgets_) &&
-         planner::fits(coarse_need(group), budgets_);
+  return planner::fits(floors_[group], budgets_) && planner::fits(coarse_need(group), budgets_);
+}
+
+bool Feasibility::fits_amply(std::size_t group) {
+  if (!may_fit(group)) return false;
+  TierBytes enough = coarse_need(group);
+  for (std::uint64_t& bytes : enough) bytes *= kAmpleTimes;
+  return planner::fits(enough, budgets_);
 }
 
 bool Feasibility::fits_with_room(std::size_t group) {
@@ -57,7 +82,29 @@ bool Feasibility::group_fits(std::size_t group) {
   return may_fit(group) && planner::fits(need(group), budgets_);
 }
 
+// The groups that take the least share of any budget by their floors.
+std::vector<std::size_t> Feasibility::roomiest() const {
+  std::vector<std::size_t> order(groups_.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  const auto share = [&](std::size_t group) {
+    double most = 0;
+    for (std::size_t tier = 0; tier < kTierCount; ++tier) {
+      most = std::max(most, share_of(floors_[group][tier], budgets_[tier]));
+    }
+    return most;
+  };
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return share(a) < share(b); });
+  order.resize(std::min(order.size(), kMostAmple));
+  return order;
+}
+
 bool Feasibility::fits() {
+  for (const std::size_t group : roomiest()) {
+    if (!fits_amply(group)) continue;
+    fitting_ = group;
+    return true;
+  }
   for (const auto of : {&Feasibility::fits_with_room, &Feasibility::group_fits}) {
     for (std::size_t group = 0; group < groups_.size(); ++group) {
       if (!(this->*of)(group)) continue;
@@ -73,30 +120,47 @@ const schedule::StepOptions& Feasibility::frugal() const {
   return groups_[*fitting_].back();
 }
 
+// A refusal of budgets as large as `need` asks the same question.
+std::optional<TierBytes> Feasibility::nearest_need(const TierBytes& need) {
+  std::vector<CandidateGroup> possible;
+  for (std::size_t group = 0; group < groups_.size(); ++group) {
+    if (planner::fits(floors_[group], budgets_)) possible.push_back(groups_[group]);
+  }
+  Feasibility tight(model_, need, trials_, std::move(possible));
+  if (tight.fits()) return std::nullopt;
+  const TierBytes nearest = tight.refusal().needed_bytes;
+  return planner::fits(nearest, budgets_) ? nearest : trials_.exact_need(frugal());
+}
+
 Refusal Feasibility::refusal() {
   Refuser refuser(budgets_);
-  std::vector<std::size_t> open(groups_.size());
-  std::iota(open.begin(), open.end(), std::size_t{0});
+  struct Open {
+    std::size_t group = 0;
+    TierBytes bound{};
+    bool is_coarse = false;  // a coarse need, not a floor
+  };
+  std::vector<Open> open;
   for (std::size_t group = 0; group < groups_.size(); ++group) {
-    if (needs_[group]) refuser.consider(*needs_[group]);
-  }
-  std::erase_if(open, [&](std::size_t group) { return needs_[group].has_value(); });
-  while (true) {
-    const auto next = std::find_if(open.begin(), open.end(), [&](std::size_t group) {
-      return refuser.could_matter(coarse_need(group));
-    });
-    if (next == open.end()) return refuser.refusal();
-    // The least coarse need of those that matter comes first.
-    std::size_t best = *next;
-    for (const std::size_t group : open) {
-      const TierBytes& coarse = coarse_need(group);
-      if (refuser.shortfall(coarse) < refuser.shortfall(coarse_need(best)) &&
-          refuser.could_matter(coarse)) {
-        best = group;
-      }
+    if (needs_[group]) {
+      refuser.consider(*needs_[group]);
+    } else {
+      open.push_back({group, floors_[group], false});
     }
-    refuser.consider(need(best));
-    std::erase(open, best);
+  }
+  while (true) {
+    std::erase_if(open, [&](const Open& of) { return !refuser.could_matter(of.bound); });
+    if (open.empty()) return refuser.refusal();
+    const auto least =
+        std::min_element(open.begin(), open.end(), [&](const Open& a, const Open& b) {
+          return refuser.shortfall(a.bound) < refuser.shortfall(b.bound);
+        });
+    if (!least->is_coarse) {
+      least->bound = coarse_need(least->group);
+      least->is_coarse = true;
+      continue;
+    }
+    refuser.consider(need(least->group));
+    open.erase(least);
   }
 }
 

@@ -3,6 +3,7 @@
 // A group counts only if its most frugal candidate fits. A group's need is the larger of that
 // candidate's coarse and exact one (trials.hpp), and does not depend on the budgets. So more memory
 // never turns a plan into a refusal, and the least budget that fits is a minimum over the groups.
+// Its floor is a bound of both that takes no trial.
 #pragma once
 
 #include <cstddef>
@@ -30,17 +31,23 @@ class Feasibility {
   bool group_fits(std::size_t group);
   // The most frugal candidate of a group that fits. Precondition: fits() returned true.
   const schedule::StepOptions& frugal() const;
+  // The need of a group that fits and adds the fewest bytes to `need`; nothing if some group needs
+  // no more. Precondition: fits() returned true.
+  std::optional<TierBytes> nearest_need(const TierBytes& need);
 
  private:
   const TierBytes& coarse_need(std::size_t group);
   const TierBytes& need(std::size_t group);
   bool may_fit(std::size_t group);
+  bool fits_amply(std::size_t group);
   bool fits_with_room(std::size_t group);
+  std::vector<std::size_t> roomiest() const;
 
   const schedule::StepModel& model_;
   const TierBytes& budgets_;
   Trials& trials_;
   std::vector<CandidateGroup> groups_;
+  std::vector<TierBytes> floors_;
   std::vector<std::optional<TierBytes>> needs_;  // as far as they were asked for
   std::optional<std::size_t> fitting_;           // a group that fits
 };

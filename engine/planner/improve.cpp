@@ -82,6 +82,12 @@ std::vector<Improver::Change> Improver::changes(const schedule::StepOptions& fro
                                                            : schedule::ComputeOrder::kUnit;
     });
   }
+  for (const schedule::Placement& placement : demotions(config_, from.placement)) {
+    list.emplace_back([placement](auto& to) {
+      to.placement.optimizer = placement.optimizer;
+      to.placement.gradient = placement.gradient;
+    });
+  }
   list.emplace_back([](auto& to) { to.shares_device = !to.shares_device; });
   return list;
 }

@@ -33,7 +33,7 @@ bool Improver::mix_recomputation(Shortlist::Found& best) {
   for (const Spills spills : {Spills::kNever, Spills::kMay}) {
     schedule::StepOptions now = from;
     for (int round = 0; round < kMixRounds; ++round) {
-      const TierBytes extra = beyond(trials_.coarse(now).need, relaxation_.accounted_bytes(now));
+      const TierBytes extra = beyond(trials_.coarse(now).need, resting_bytes(model_, now));
       const TierBytes left = bytes_left(shortlist_.room(), home_bytes(model_, now), extra);
       const auto next = activations_.by_parts(now, left, spills);
       if (!next || *next == now) break;

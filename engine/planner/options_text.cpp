@@ -53,6 +53,7 @@ struct FlagKey {
   bool StepOptions::*member;
 };
 constexpr FlagKey kFlags[] = {
+    {"keeps_update_ring", &StepOptions::keeps_update_ring},
     {"shares_device", &StepOptions::shares_device},
     {"durable", &StepOptions::durable},
 };

@@ -16,6 +16,7 @@
 #include "engine/planner/cost_model.hpp"
 #include "engine/planner/footprint.hpp"
 #include "engine/planner/outlook.hpp"
+#include "engine/planner/policy_search.hpp"
 #include "engine/planner/rank_settings.hpp"
 #include "engine/planner/search.hpp"
 #include "engine/planner/step_size.hpp"
@@ -240,7 +241,8 @@ double least_step_s(const config::Config& given, const model::Model& model,
   CostModel costs(config, model, batch, hardware);
   std::vector<CandidateGroup> groups = plan_candidates(config, step_model);
   if (groups.empty()) return 0;
-  return Search(config, step_model, budgets, costs, 0, std::move(groups)).least_step_s();
+  Trials trials(step_model, costs, 0);
+  return Search(config, step_model, budgets, costs, trials, std::move(groups)).least_step_s();
 }
 
 void check_world(const std::vector<const Plan*>& plans, const TierBytes& budgets) {
@@ -298,17 +300,19 @@ std::variant<Plan, Refusal> make_plan(const config::Config& given, const model::
   if (groups.empty()) {
     throw InputError("a step of this configuration would have about " + std::to_string(least_size) +
                      " instructions, and at most " + std::to_string(kMostStepInstructions) +
-                     " can be planned; lower train.accumulate or model.layers");
+                     " can be planned; lower " +
+                     (config.train.batch > 0 ? "train.batch" : "train.accumulate") +
+                     " or model.layers");
   }
-  Search search(config, step_model, budgets, costs, log_bytes(config, step_model),
-                std::move(groups), other_ranks(step_model));
+  Trials trials(step_model, costs, log_bytes(config, step_model), other_ranks(step_model));
+  Search search(config, step_model, budgets, costs, trials, std::move(groups));
   if (!search.fits()) {
     Refusal refusal = search.refusal();
     UnitNeed largest = largest_unit_need(step_model, config.memory.chunk_bytes);
     if (largest.device_bytes > budgets.front()) refusal.too_large = std::move(largest);
     return refusal;
   }
-  Compiled fastest = search.fastest();
+  Compiled fastest = search_policies(search, config, step_model, budgets, costs, trials);
   costs.apply(fastest.schedules[StepKind::kRedo]);
   std::vector<RankFigures> ranks;
   if (step_model.view.is_alone()) {

@@ -58,6 +58,28 @@ std::size_t units_that_fit(const schedule::StepModel& model, const schedule::Ste
   return count;
 }
 
+// Where the last units are, an update on the host has most time before the next use.
+std::vector<schedule::Placement> demotions(const config::Config& config,
+                                           const schedule::Placement& placement) {
+  const auto& place = config.memory.place;
+  const bool joined = place.optimizer == config::Config::Place::kAuto &&
+                      place.gradient == config::Config::Place::kAuto;
+  std::vector<std::size_t> there;
+  for (std::size_t unit = 0; joined && unit < placement.optimizer.size(); ++unit) {
+    if (placement.optimizer[unit] == Tier::kDevice) there.push_back(unit);
+  }
+  std::vector<schedule::Placement> list;
+  for (const std::size_t part : {8, 4, 2}) {
+    const std::size_t count = there.size() / part;
+    if (count == 0) continue;
+    list.push_back(placement);
+    for (std::size_t i = there.size() - count; i < there.size(); ++i) {
+      list.back().optimizer[there[i]] = list.back().gradient[there[i]] = Tier::kPinned;
+    }
+  }
+  return list;
+}
+
 schedule::Placement promoted(schedule::Placement placement, const Promotion& promotion,
                              const std::vector<std::size_t>& units, std::size_t count) {
   SLUICE_CHECK(count <= units.size());

@@ -37,6 +37,12 @@ std::size_t units_that_fit(const schedule::StepModel& model, const schedule::Ste
                            const Promotion& promotion, const std::vector<std::size_t>& units,
                            std::uint64_t room_bytes);
 
+// The placement with the optimizer state and the gradients of fewer units on the device: an eighth, a
+// quarter or half of them go to pinned memory. An update there runs beside the passes. None if the
+// configuration gives either kind a place.
+std::vector<schedule::Placement> demotions(const config::Config& config,
+                                           const schedule::Placement& placement);
+
 // The placement with the first `count` of `units` promoted.
 schedule::Placement promoted(schedule::Placement placement, const Promotion& promotion,
                              const std::vector<std::size_t>& units, std::size_t count);

@@ -435,27 +435,4 @@ std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
                  x[kCached] + x[kCachedStored] + x[kCachedShards]};
 }
 
-TierBytes Relaxation::accounted_bytes(const schedule::StepOptions& options) const {
-  TierBytes bytes = home_bytes(model_, options);
-  const bool by_unit = options.order == schedule::ComputeOrder::kUnit;
-  const auto live =
-      static_cast<std::uint64_t>(by_unit ? schedule::own_microbatch_count(model_, options) : 1);
-  for (std::size_t i = 0; i < model_.units.size(); ++i) {
-    const schedule::UnitFootprint& footprint = model_.units[i];
-    const auto unit = static_cast<std::int32_t>(i);
-    if (footprint.is_head) continue;
-    const auto add = [&](Tier tier, std::uint64_t more) {
-      bytes[static_cast<std::size_t>(tier)] += live * more;
-    };
-    if (!options.recompute.drops_output(unit)) {
-      add(options.placement.activation_of(unit), footprint.output_bytes);
-    }
-    for (std::size_t part = 0; part < footprint.saved_parts.size(); ++part) {
-      if (options.recompute.remakes(unit, part)) continue;
-      add(options.placement.saved_of(unit, part), footprint.saved_parts[part].bytes);
-    }
-  }
-  return bytes;
-}
-
 }  // namespace sluice::planner

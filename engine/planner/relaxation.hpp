@@ -50,8 +50,6 @@ class Relaxation {
   // the bound. Nothing: the state has no room.
   std::optional<Relaxed> solve(const PlanShape& shape, const config::Config::Places& places,
                                const TierBytes& budgets, const TierBytes& extra) const;
-  // The bytes of each tier that solve() accounts for.
-  TierBytes accounted_bytes(const schedule::StepOptions& options) const;
 
  private:
   // Values that can be made again: their share of all bytes, and the time for them.

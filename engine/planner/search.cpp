@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "base/error.hpp"
 #include "base/units.hpp"
@@ -31,14 +30,11 @@ constexpr double kNearStart = 1.25;
 // many as the exact step: a long step takes longer to compile anyway.
 constexpr std::uint64_t kTrialInstructions = 350'000;
 constexpr double kDearHiddenWork = 0.2;  // of a mixture that prefers recomputation to transfers
-// Starts of other recomputations are improved too if they are at most this much slower and a trial
-// takes milliseconds, as that of so many instructions does.
-constexpr double kNearPolicy = 1.05;
-constexpr std::uint64_t kSmallStep = 20'000;
+constexpr std::uint64_t kSmallStep = 20'000;  // instructions; a trial takes milliseconds
 
-// The need, but at least `least` in every tier. A plan that spills may take less of a tier than the
-// most frugal candidate. With a budget between the two the configuration would be refused, so the
-// plan states the larger need.
+// The need, but at least `least` in every tier. A plan that spills may take less of a tier than any
+// group's most frugal candidate. With a budget between the two the configuration would be refused,
+// so the plan states the larger need.
 runtime::MemoryNeed at_least(runtime::MemoryNeed need, const TierBytes& least) {
   const std::uint64_t device = need.peak_bytes()[0];
   const std::uint64_t wanted = least[0];
@@ -81,12 +77,12 @@ std::string place_text(const char* name, Place place) {
 }  // namespace
 
 Search::Search(const config::Config& config, const schedule::StepModel& model,
-               const TierBytes& budgets, CostModel& costs, std::uint64_t log_bytes,
-               std::vector<CandidateGroup> groups, std::vector<schedule::StepModel> other_ranks)
+               const TierBytes& budgets, CostModel& costs, Trials& trials,
+               std::vector<CandidateGroup> groups)
     : config_(config),
       model_(model),
       budgets_(budgets),
-      trials_(model, costs, log_bytes, std::move(other_ranks)),
+      trials_(trials),
       relaxation_(config, model, costs),
       activations_(config, model, costs),
       feasibility_(model, budgets, trials_, std::move(groups)),
@@ -205,22 +201,6 @@ void Search::search(std::vector<Start> starts) {
     improver_.improve(start.plan);
     improver_.improve(narrow(start).plan);
   }
-  if (activations_.is_free()) improve_policies(starts);
-}
-
-// Single changes lead to a near minimum, so a plan that was slower before them may be faster after
-// them. The best starts of other recomputations are improved by themselves, as far as trials are
-// cheap. Precondition: the starts are sorted.
-void Search::improve_policies(const std::vector<Start>& starts) {
-  if (step_size(model_, found_.front().options) > kSmallStep) return;
-  std::vector<std::string> improved;
-  for (const Start& start : starts) {
-    if (start.plan.seconds > starts.front().plan.seconds * kNearPolicy) return;
-    const std::string& policy = start.shape.policy;
-    if (std::find(improved.begin(), improved.end(), policy) != improved.end()) continue;
-    improved.push_back(policy);
-    if (improved.size() > 1) improver_.improve(start.plan);  // the search began at the first
-  }
 }
 
 schedule::StepOptions Search::base_options(const PlanShape& shape) const {
@@ -270,8 +250,7 @@ std::optional<Shortlist::Found> Search::try_shape(const Shape& shape) {
     options = placed(shape, places, extra);
     const std::optional<double> seconds = found_.consider(options);
     if (seconds && (!best || *seconds < best->seconds)) best = {options, *seconds};
-    const TierBytes now =
-        beyond(trials_.coarse(options).need, relaxation_.accounted_bytes(options));
+    const TierBytes now = beyond(trials_.coarse(options).need, resting_bytes(model_, options));
     if (now == extra && round > 0) break;
     // Rounding to whole units leaves some room, so the bytes beyond may shrink again.
     for (std::size_t tier = 0; tier < kTierCount; ++tier) {
@@ -345,21 +324,27 @@ void Search::try_groups() {
 }
 
 // A speculative step keeps no second copy of carried units' state. With half of them carried other
-// places fit, so the search goes on from there, too. The exact number is settled last.
-void Search::try_carried() {
-  const schedule::StepOptions best = found_.front().options;
-  if (best.update != schedule::UpdatePlacement::kSpeculative) return;
+// places fit, so the search goes on from there, too. The exact number is settled last. Returns the
+// best plan before; nothing if there is no choice.
+std::optional<Shortlist::Found> Search::try_carried() {
+  const Shortlist::Found before = found_.front();
+  if (before.options.update != schedule::UpdatePlacement::kSpeculative) return std::nullopt;
   const auto half = static_cast<std::int32_t>(model_.units.size() / 2);
-  for (const schedule::StepOptions& options : carried_variants(config_, best)) {
+  std::optional<Shortlist::Found> other;
+  for (const schedule::StepOptions& options : carried_variants(config_, before.options)) {
     if (options.carried_units != half) continue;
-    if (const auto seconds = found_.consider(options)) improver_.improve({options, *seconds});
+    const auto seconds = found_.consider(options);
+    if (!seconds) continue;
+    improver_.improve({options, *seconds});
+    other = before;
   }
+  return other;
 }
 
-Compiled Search::confirm(const std::vector<Shape>& shapes) {
+Compiled Search::confirm() {
   for (int round = 0; round < kRounds; ++round) {
     if (std::optional<Compiled> best = found_.confirm()) return std::move(*best);
-    search(try_shapes(shapes));
+    search(try_shapes(shapes()));
   }
   Compiled frugal = trials_.exact(feasibility_.frugal());
   SLUICE_CHECK(planner::fits(frugal.most_bytes, budgets_));
@@ -367,17 +352,47 @@ Compiled Search::confirm(const std::vector<Shape>& shapes) {
   return frugal;
 }
 
-Compiled Search::fastest() {
+void Search::explore() {
   const std::vector<Shape> all = shapes();
   bound_s_ = all.empty() ? 0 : all.front().least.seconds;
   search(try_shapes(all));
   if (found_.empty()) try_groups();
-  if (!found_.empty()) improver_.improve(found_.front());
-  if (!found_.empty()) try_carried();
-  Compiled best = confirm(all);
+}
+
+bool Search::is_cheap() const {
+  return !found_.empty() && step_size(model_, found_.front().options) <= kSmallStep;
+}
+
+Compiled Search::settled(Compiled best) {
   settle_update(config_, model_, budgets_, trials_, best);
+  return best;
+}
+
+// Coarse trials misjudge carried units and know no deep ring. So the best plan without carried units
+// and the other finalists of a ring are settled as well.
+Compiled Search::conclude() {
+  std::vector<Shortlist::Found> others;
+  if (!found_.empty()) {
+    improver_.improve(found_.front());
+    if (auto uncarried = try_carried()) others.push_back(std::move(*uncarried));
+  }
+  Compiled best = settled(confirm());
+  if (best.options.keeps_update_ring) {
+    for (Shortlist::Found& found : found_.finalists()) others.push_back(std::move(found));
+  }
+  for (const Shortlist::Found& found : others) {
+    const bool same = found.options.placement == best.options.placement &&
+                      found.options.recompute == best.options.recompute &&
+                      found.options.carried_units == best.options.carried_units;
+    if (same) continue;
+    std::optional<Compiled> other = found_.compile(found);
+    if (other) other = settled(std::move(*other));
+    if (other && other->simulation.total_s < best.simulation.total_s) best = std::move(*other);
+  }
   if (spills_activations(best.options)) {
-    best.need = at_least(best.need, trials_.exact_need(feasibility_.frugal()));
+    if (const auto least = feasibility_.nearest_need(best.most_bytes)) {
+      best.need = at_least(best.need, *least);
+    }
   }
   return best;
 }

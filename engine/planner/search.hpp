@@ -36,10 +36,9 @@ struct Tried {
 
 class Search {
  public:
-  // The arguments up to `costs` must outlive it. log_bytes, other_ranks: as of Trials.
+  // All arguments but the groups must outlive it.
   Search(const config::Config& config, const schedule::StepModel& model, const TierBytes& budgets,
-         CostModel& costs, std::uint64_t log_bytes, std::vector<CandidateGroup> groups,
-         std::vector<schedule::StepModel> other_ranks = {});
+         CostModel& costs, Trials& trials, std::vector<CandidateGroup> groups);
 
   // Whether any group has a candidate that fits.
   bool fits() { return feasibility_.fits(); }
@@ -51,9 +50,18 @@ class Search {
     const std::vector<Shape> all = shapes();
     return all.empty() ? 0 : all.front().least.seconds;
   }
-  // The fastest plan found. Precondition: fits() returned true.
-  Compiled fastest();
-  // No plan takes less, of the shapes that the configuration leaves open. Valid after fastest().
+
+  // Coarse trials of all shapes, and changes to the best. Precondition: fits() returned true.
+  void explore();
+  // The fastest plan that explore() found; null: none fits the coarse trials.
+  const Shortlist::Found* front() const { return found_.empty() ? nullptr : &found_.front(); }
+  // Whether trials take milliseconds: the best plan's step has few instructions.
+  bool is_cheap() const;
+  // Goes on from a plan that another search found.
+  void improve(const Shortlist::Found& from) { improver_.improve(from); }
+  // The fastest plan found, compiled exactly. Call once, after explore().
+  Compiled conclude();
+  // No plan takes less, of the shapes that the configuration leaves open. Valid after explore().
   double bound_s() const { return bound_s_; }
   const std::vector<Tried>& tried() const { return tried_; }
 
@@ -86,15 +94,15 @@ class Search {
   std::vector<Start> try_shapes(const std::vector<Shape>& shapes);
   Start narrow(Start start);
   void search(std::vector<Start> starts);
-  void improve_policies(const std::vector<Start>& starts);
   void try_groups();
-  void try_carried();
-  Compiled confirm(const std::vector<Shape>& shapes);
+  std::optional<Shortlist::Found> try_carried();
+  Compiled confirm();
+  Compiled settled(Compiled best);
 
   const config::Config& config_;
   const schedule::StepModel& model_;
   const TierBytes& budgets_;
-  Trials trials_;
+  Trials& trials_;
   Relaxation relaxation_;
   ActivationChoice activations_;
   Feasibility feasibility_;

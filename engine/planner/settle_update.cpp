@@ -56,6 +56,7 @@ class UpdateChoice {
     for (const std::uint64_t share : {1, 3, 9, 27}) {
       schedule::StepOptions options = shallow;
       options.update_lookahead += static_cast<std::int32_t>(most / share);
+      options.keeps_update_ring = true;
       if (most / share == 0) break;
       const Trial trial = trials_.training(options);
       if (!fits(trial.need, budgets_)) continue;

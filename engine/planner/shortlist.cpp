@@ -118,6 +118,10 @@ std::optional<Compiled> Shortlist::confirm() {
   std::optional<Compiled> best;
   for (const Found& found : finalists()) {
     if (best && found.seconds > best->simulation.total_s) break;
+    // The training step alone tells whether the next one is faster.
+    if (best && trials_.training(refined(found.options)).seconds >= best->simulation.total_s) {
+      continue;
+    }
     std::optional<Compiled> compiled = compile(found);
     if (!compiled) {
       if (best) continue;

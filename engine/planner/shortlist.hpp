@@ -32,14 +32,16 @@ class Shortlist {
   // The budgets, less the bytes that exact trials needed beyond their coarse ones.
   const TierBytes& room() const { return room_; }
 
-  // The fastest of a few finalists, compiled and simulated exactly, with the best pieces for its
+  // The fastest plans that differ in more than a detail, at most three; one if steps are long.
+  std::vector<Found> finalists() const;
+  // The fastest of the finalists, compiled and simulated exactly, with the best pieces for its
   // update. Nothing: the fastest plan found does not fit; the room has shrunk below its need, and
   // plans that do not fit the room are gone.
   std::optional<Compiled> confirm();
+  // One plan, compiled and simulated exactly. Nothing: it does not fit, and the room has shrunk.
+  std::optional<Compiled> compile(const Found& found);
 
  private:
-  std::vector<Found> finalists() const;
-  std::optional<Compiled> compile(const Found& found);
   schedule::StepOptions refined(schedule::StepOptions options);
   void shrink_room(const schedule::StepOptions& options, const TierBytes& need);
 

@@ -49,6 +49,7 @@ std::string key_of(const schedule::StepOptions& options) {
   add(options.stream_lookahead);
   add(options.update_piece_elems);
   add(options.update_lookahead);
+  add(options.keeps_update_ring);
   add(options.carried_units);
   add(options.exchange_lag);
   add(options.shares_device);
@@ -141,6 +142,12 @@ const TierBytes& Trials::coarse_need(const schedule::StepOptions& options) {
   return found->second;
 }
 
+const TierBytes& Trials::exact_need(const schedule::StepOptions& options) {
+  const auto [found, fresh] = known_exact_needs_.try_emplace(key_of(options));
+  if (fresh) found->second = with_other_ranks(measure_exact_need(model_, options), options);
+  return found->second;
+}
+
 schedule::Schedule Trials::coarse_step(const schedule::StepOptions& options,
                                        std::int32_t rounds) const {
   schedule::StepOptions coarse = options;
@@ -216,8 +223,8 @@ Trial Trials::measure(const schedule::StepOptions& options) {
 }
 
 // Compiled without deps, which take half of the time.
-TierBytes Trials::exact_need(const schedule::StepModel& model,
-                             const schedule::StepOptions& options) const {
+TierBytes Trials::measure_exact_need(const schedule::StepModel& model,
+                                     const schedule::StepOptions& options) const {
   schedule::StepSchedules schedules;
   for (const schedule::StepKind kind : schedule::kStepKinds) {
     if (!schedule::has_step(options, kind)) continue;
@@ -231,13 +238,9 @@ TierBytes Trials::exact_need(const schedule::StepModel& model,
   return need.peak_bytes();
 }
 
-TierBytes Trials::exact_need(const schedule::StepOptions& options) const {
-  return with_other_ranks(exact_need(model_, options), options);
-}
-
 TierBytes Trials::with_other_ranks(TierBytes need, const schedule::StepOptions& options) const {
   for (const schedule::StepModel& other : other_ranks_) {
-    const TierBytes theirs = exact_need(other, options);
+    const TierBytes theirs = measure_exact_need(other, options);
     for (std::size_t tier = 0; tier < kTierCount; ++tier) {
       need[tier] = std::max(need[tier], theirs[tier]);
     }

@@ -55,7 +55,7 @@ class Trials {
   // The need alone, from a coarse schedule that is packed as an exact one is.
   const TierBytes& coarse_need(const schedule::StepOptions& options);
   // The most_bytes of exact(), in half of its time.
-  TierBytes exact_need(const schedule::StepOptions& options) const;
+  const TierBytes& exact_need(const schedule::StepOptions& options);
   // The time of an exact training step, and its need; other steps of the run may need more.
   Trial training(const schedule::StepOptions& options) const;
   Compiled exact(const schedule::StepOptions& options) const;
@@ -70,8 +70,8 @@ class Trials {
   TierBytes measure_need(const schedule::StepOptions& options) const;
   // rounds: the micro-batches of each rank.
   schedule::Schedule coarse_step(const schedule::StepOptions& options, std::int32_t rounds) const;
-  TierBytes exact_need(const schedule::StepModel& model,
-                       const schedule::StepOptions& options) const;
+  TierBytes measure_exact_need(const schedule::StepModel& model,
+                               const schedule::StepOptions& options) const;
   TierBytes with_other_ranks(TierBytes need, const schedule::StepOptions& options) const;
   TierBytes need_of(const schedule::Schedule& training) const;
   TierBytes need_of_all(const schedule::StepOptions& options, TierBytes need, std::int32_t few,
@@ -86,6 +86,7 @@ class Trials {
   std::uint64_t instructions_ = 0;
   std::map<std::string, Trial> known_;
   std::map<std::string, TierBytes> known_needs_;
+  std::map<std::string, TierBytes> known_exact_needs_;
 };
 
 }  // namespace sluice::planner

@@ -116,8 +116,12 @@ std::vector<NextChange> next_changes(const Prepared& prepared) {
     changes.add("one more drive", {{"memory.storage", bytes_text(budget)}},
                 with_another_drive(hardware), false);
   }
-  const std::string more = std::to_string(config.train.accumulate * kMoreMicrobatches);
-  changes.add("train.accumulate=" + more, {{"train.batch", "0"}, {"train.accumulate", more}},
+  // A batch that was given is the key that a person would change.
+  const std::int64_t more = config.train.accumulate * kMoreMicrobatches;
+  const std::int64_t batch = config.train.batch * kMoreMicrobatches;
+  changes.add(batch > 0 ? "train.batch=" + std::to_string(batch)
+                        : "train.accumulate=" + std::to_string(more),
+              {{"train.batch", std::to_string(batch)}, {"train.accumulate", std::to_string(more)}},
               hardware, true);
   if (config.optimizer.moments != config::Config::Moments::k8Bit) {
     changes.add("optimizer.moments=8bit", {{"optimizer.moments", "8bit"}}, hardware, true);

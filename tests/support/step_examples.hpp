@@ -222,6 +222,7 @@ inline schedule::StepOptions random_options(const schedule::StepModel& model,
   if (below(2) == 0) {
     options.update_piece_elems = 4096 * (1 + below(8));
     options.update_lookahead = static_cast<std::int32_t>(below(12));
+    options.keeps_update_ring = options.update_lookahead % 2 == 0;
   }
   if (below(2) == 0) return options;
   for (std::size_t unit = 0; unit < model.units.size(); ++unit) {

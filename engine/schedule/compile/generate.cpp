@@ -74,7 +74,8 @@ class StepGenerator {
     // Gradients stay for a redo, too.
     const bool redoable = options_.update == UpdatePlacement::kSpeculative;
     return builder_.finish(
-        {.carried = {0, found, pending_, true}, .others = {found, found + 1, false, redoable}});
+        {.carried = {0, found, pending_, true}, .others = {found, found + 1, false, redoable}},
+        carried_updates_.kept());
   }
 
   // The pending update alone.
@@ -216,7 +217,9 @@ class StepGenerator {
   UpdateStream make_carried_updates() {
     std::vector<std::int32_t> order(static_cast<std::size_t>(carried()));
     std::iota(order.begin(), order.end(), 0);
-    return {builder_, std::move(order), {.gradients_complete = true, .clips = true}};
+    return {builder_,
+            std::move(order),
+            {.gradients_complete = true, .clips = true, .keeps_ring = options_.keeps_update_ring}};
   }
   // This step's updates of the other units. In the backward pass they become possible from the last
   // unit on.
@@ -224,8 +227,9 @@ class StepGenerator {
     const bool in_backward = updates_in_backward();
     std::vector<std::int32_t> order = units_from(carried());
     if (in_backward) std::reverse(order.begin(), order.end());
-    return {
-        builder_, std::move(order), {!in_backward, !in_backward, builder_.weight_version() + 1}};
+    return {builder_,
+            std::move(order),
+            {!in_backward, !in_backward, builder_.weight_version() + 1, false}};
   }
   bool updates_in_backward() const {
     return options_.update == UpdatePlacement::kInBackward ||

@@ -385,13 +385,16 @@ void StepBuilder::declare_saved_parts() {
 
 // A transient buffer dies with its last use in list order. All buffers that die with one
 // instruction share one Release behind it, on that instruction's lane.
-Schedule StepBuilder::finish(const StepBorders& borders) {
+Schedule StepBuilder::finish(const StepBorders& borders, std::span<const BufferId> kept) {
   // The last instruction that touches each transient buffer.
   std::vector<std::size_t> last_use(schedule_.buffers.size(), SIZE_MAX);
   for (std::size_t i = 0; i < schedule_.instructions.size(); ++i) {
     for (const auto* uses : {&schedule_.instructions[i].reads, &schedule_.instructions[i].writes}) {
       for (const Use& use : *uses) last_use[use.buffer] = i;
     }
+  }
+  for (const BufferId id : kept) {
+    if (last_use[id] != SIZE_MAX) last_use[id] = schedule_.instructions.size() - 1;
   }
   // The buffers that die, by last use: those of instruction i are dying[ends[i] .. ends[i + 1]).
   const auto dies = [&](const Buffer& buffer) {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <array>
+#include <span>
 #include <vector>
 
 #include "engine/schedule/compile/step_model.hpp"
@@ -126,7 +127,8 @@ class StepBuilder {
   // needs this.
   void declare_saved_parts();
   // Inserts Releases, numbers the instructions, declares entry and exit residency.
-  Schedule finish(const StepBorders& borders);
+  // kept: transient buffers that keep their memory to the end of the step.
+  Schedule finish(const StepBorders& borders, std::span<const BufferId> kept = {});
 
  private:
   static std::size_t index(std::int32_t value) { return static_cast<std::size_t>(value); }

@@ -124,6 +124,9 @@ struct StepOptions {
   // stream_lookahead.
   std::uint64_t update_piece_elems = 0;  // multiple of 4,096
   std::int32_t update_lookahead = 0;
+  // No later value takes the memory of the ring of carried updates. So the last of its writes drain
+  // beside the passes that follow, and nothing waits for them.
+  bool keeps_update_ring = false;
   // kInBackward and kSpeculative: the updates of so many units, from the first on, run in the next
   // forward pass instead (carried_units).
   std::int32_t carried_units = 0;

@@ -85,15 +85,13 @@ bool UpdateStream::may_be_brought(const Piece& piece) const {
 
 // Does in portions the work that pipeline_pieces does for a stream emitted at once.
 void UpdateStream::emit_pieces(std::size_t end) {
-  const StepOptions& options = builder_.options();
-  const auto lookahead = static_cast<std::size_t>(
-      options.update_piece_elems > 0 ? options.update_lookahead : options.stream_lookahead);
+  const std::size_t ahead = lookahead();
   std::size_t limit = end;
   while (limit < pieces_.size() && may_be_brought(pieces_[limit])) ++limit;
   for (; updated_ < end; ++updated_) {
-    bring_until(std::min(updated_ + std::max<std::size_t>(lookahead, 1), limit));
+    bring_until(std::min(updated_ + std::max<std::size_t>(ahead, 1), limit));
     update(pieces_[updated_]);
-    if (lookahead > 0) bring_until(std::min(updated_ + lookahead + 1, limit));
+    if (ahead > 0) bring_until(std::min(updated_ + ahead + 1, limit));
     put_back(pieces_[updated_]);
   }
 }
@@ -112,11 +110,19 @@ std::uint64_t UpdateStream::piece_elems() const {
   return options.update_piece_elems > 0 ? options.update_piece_elems : options.piece_elems;
 }
 
+std::size_t UpdateStream::lookahead() const {
+  const StepOptions& options = builder_.options();
+  return static_cast<std::size_t>(options.update_piece_elems > 0 ? options.update_lookahead
+                                                                 : options.stream_lookahead);
+}
+
 std::int32_t UpdateStream::number(const Piece& piece) const {
   return static_cast<std::int32_t>(piece.range.begin / piece_elems());
 }
 
 void UpdateStream::bring(Piece& piece) {
+  // The last pieces hold all places of the ring.
+  const bool last = brought_ + lookahead() + 1 >= pieces_.size();
   for (std::size_t k = 0; k < kStateKindCount; ++k) {
     const auto kind = static_cast<StateKind>(k);
     const BufferId home = builder_.home(kind, piece.unit);
@@ -130,6 +136,7 @@ void UpdateStream::bring(Piece& piece) {
     piece.at[k] = builder_.add_staged(Ring::kUpdates, home, piece.range,
                                       written_after(kind) ? rules_.version : rules_.version - 1);
     piece.from[k] = piece.at[k];
+    if (rules_.keeps_ring && last) kept_.push_back(piece.at[k]);
     if (!read_before(kind, piece.unit)) continue;
     const bool device = tier == Tier::kDevice;
     const Use from = builder_.part(home, piece.range);

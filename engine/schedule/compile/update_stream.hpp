@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "engine/schedule/compile/step_builder.hpp"
@@ -21,6 +22,7 @@ class UpdateStream {
     bool gradients_complete = false;  // those of all units, from the first update on
     bool clips = false;               // the updates wait for the clip factor
     std::int32_t version = 1;         // of the state that they make
+    bool keeps_ring = false;          // its memory, to the end of the step
   };
   // order: each of the units once.
   UpdateStream(StepBuilder& builder, std::vector<std::int32_t> order, Rules rules);
@@ -28,6 +30,8 @@ class UpdateStream {
   // a unit that is not of this stream.
   void emit_through(std::int32_t unit);
   void emit_rest();
+  // Staged pieces that keep their memory to the end of the step.
+  std::span<const BufferId> kept() const { return kept_; }
 
  private:
   struct Piece {
@@ -42,6 +46,7 @@ class UpdateStream {
   bool read_before(StateKind kind, std::int32_t unit) const;
   bool may_be_brought(const Piece& piece) const;
   std::uint64_t piece_elems() const;
+  std::size_t lookahead() const;
   std::int32_t number(const Piece& piece) const;
   void emit_device_update(std::int32_t unit);
   void emit_pieces(std::size_t end);
@@ -59,6 +64,7 @@ class UpdateStream {
   std::size_t units_done_ = 0;
   std::size_t brought_ = 0;  // pieces
   std::size_t updated_ = 0;
+  std::vector<BufferId> kept_;
 };
 
 }  // namespace sluice::schedule

@@ -256,7 +256,10 @@ TEST(Config, ABatchThatContradictsItsPartsIsRefused) {
             "--set train.batch=12: train.batch is 12, and train.micro_batch * train.accumulate is "
             "4 * 2; leave one of the three out");
   expect_refusals({
-      {{"train.batch=6"}, "train.batch is 6, which must be a multiple of train.micro_batch, 4"},
+      {{"train.batch=6"},
+       "train.batch is 6, which must be a multiple of train.micro_batch, 4 by default; give "
+       "train.micro_batch a divisor of 6, or \"auto\", or give train.accumulate"},
+      {{"train.batch=6", "train.micro_batch=4"}, "a multiple of train.micro_batch, 4"},
       {{"train.batch=6", "train.accumulate=4"}, "must be a multiple of train.accumulate, 4"},
       {{"train.batch=12", "train.micro_batch=auto", "train.accumulate=3"},
        "train.accumulate is 3, and train.micro_batch = \"auto\" leaves it to the planner"},

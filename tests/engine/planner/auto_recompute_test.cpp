@@ -54,8 +54,7 @@ double step_s(const Config& config) {
 }
 
 // Plans at budgets from `least` to `most`. Returns at how many auto is faster than all others.
-// slack: by which it may be slower than one of them.
-int compare_at_all_budgets(Config config, double least_gib, double most_gib, double slack) {
+int compare_at_all_budgets(Config config, double least_gib, double most_gib) {
   using Policy = Config::Recompute;
   int faster = 0;
   for (int i = 0; i < kBudgets; ++i) {
@@ -69,7 +68,7 @@ int compare_at_all_budgets(Config config, double least_gib, double most_gib, dou
       config.recompute.policy = policy;
       config.recompute.every = every;
       const double fixed_s = step_s(config);
-      EXPECT_LE(auto_s, fixed_s * (1 + slack))
+      EXPECT_LE(auto_s, fixed_s * (1 + 1e-9))
           << gib << " GiB, policy " << static_cast<int>(policy) << ":" << every;
       best_s = std::min(best_s, fixed_s);
     };
@@ -87,13 +86,13 @@ TEST(AutoRecompute, IsNeverSlowerWithAllElseOnTheDevice) {
   Config config = blocks_48(8);
   Config::Places& place = config.memory.place;
   place.weight = place.gradient = place.optimizer = place.activation = Config::Place::kDevice;
-  EXPECT_GE(compare_at_all_budgets(config, 9.75, 22, 1e-9), 30);
+  EXPECT_GE(compare_at_all_budgets(config, 9.75, 22), 30);
 }
 
-// The search is greedy, and places and recomputation depend on each other: at 2 of the 40 budgets
-// another policy is up to 1.3% faster.
-TEST(AutoRecompute, IsHardlySlowerWithStateAnywhere) {
-  EXPECT_GE(compare_at_all_budgets(blocks_48(4), 1, 16, 0.015), 18);
+// Places and recomputation depend on each other, and a search is greedy. So "auto" searches each
+// policy by name, too (policy_search.hpp).
+TEST(AutoRecompute, IsNeverSlowerWithStateAnywhere) {
+  EXPECT_GE(compare_at_all_budgets(blocks_48(4), 1, 16), 20);
 }
 
 // Where the inputs of all blocks do not fit, outputs are dropped and made again; below every:2, the

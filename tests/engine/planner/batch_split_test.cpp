@@ -77,6 +77,22 @@ TEST(BatchSplit, ARefusalIsThatOfSingleSamples) {
   EXPECT_EQ(chosen.refusal()->sentence(), single);
 }
 
+// train.accumulate may not be given beside "auto".
+TEST(BatchSplit, AStepThatIsTooLongNamesTheKeyOfTheBatch) {
+  const TrainingBench bench;
+  const auto refusal_of = [&](const Overrides& batch) {
+    return message_of<InputError>([&] {
+      prepared(bench.config("run", Overrides{"model.layers=400", "model.hidden=64", "model.heads=4",
+                                             "train.seq=4096"} +
+                                       batch));
+    });
+  };
+  EXPECT_TRUE(mentions(refusal_of({"train.batch=524287", "train.micro_batch=auto"}),
+                       "can be planned; lower train.batch or model.layers"));
+  EXPECT_TRUE(mentions(refusal_of({"train.micro_batch=1", "train.accumulate=524287"}),
+                       "can be planned; lower train.accumulate or model.layers"));
+}
+
 // The run has the bits of the numbers that were chosen, names them in its configuration, and keeps
 // them when it is resumed, on a machine that would choose others too.
 TEST(BatchSplit, ARunKeepsTheNumbers) {

@@ -89,6 +89,18 @@ TEST_F(TrialsTest, AFewMicrobatchesTellTheNeedOfAll) {
   }
 }
 
+// A refusal compiles no group whose bytes at rest are too many already.
+TEST_F(TrialsTest, NoNeedIsBelowTheBytesAtRest) {
+  for (const schedule::StepOptions& options : examples()) {
+    const planner::TierBytes exact = trials_.exact_need(options);
+    EXPECT_TRUE(planner::fits(planner::home_bytes(step_model_, options), exact));
+    const std::uint64_t device = planner::resting_bytes(step_model_, options).front();
+    EXPECT_GT(device, 0u);
+    EXPECT_LE(device, exact.front());
+    EXPECT_LE(device, trials_.coarse_need(options).front());
+  }
+}
+
 TEST_F(TrialsTest, AnExactNeedIsThatOfTheExactTrial) {
   for (const schedule::StepOptions& options : examples()) {
     EXPECT_EQ(trials_.exact_need(options), trials_.exact(options).need.peak_bytes());

@@ -6,6 +6,7 @@
 
 #include "engine/schedule/check/interpret.hpp"
 #include "engine/schedule/check/validate.hpp"
+#include "engine/schedule/compile/step_builder.hpp"
 #include "tests/support/holds.hpp"
 #include "tests/support/step_chain.hpp"
 #include "tests/support/step_examples.hpp"
@@ -121,6 +122,36 @@ TEST(CarriedUpdates, HaveNoShadows) {
     if (buffer.shadow_of != kNoId) ++shadows[static_cast<std::size_t>(buffer.unit)];
   }
   for (std::size_t unit = 0; unit < shadows.size(); ++unit) EXPECT_EQ(shadows[unit] > 0, unit >= 2);
+}
+
+// Otherwise activations that leave the device would take its memory, and their copies would wait for
+// the writes of updates.
+TEST(CarriedUpdates, NoLaterValueTakesTheMemoryOfAKeptRing) {
+  const StepModel model = example_model(3, false, DType::kBF16);
+  StepOptions options = example_options(model, Tier::kPinned, Tier::kPinned, Tier::kStorage);
+  options.update = UpdatePlacement::kNextForward;
+  options.update_piece_elems = 4096;
+  options.update_lookahead = 3;
+  options.placement.activation.assign(model.units.size(), Tier::kPinned);
+  for (const bool keeps : {false, true}) {
+    options.keeps_update_ring = keeps;
+    const Schedule schedule = compile(model, options, StepKind::kTraining);
+    EXPECT_EQ(joined(validate(schedule)), "");
+    const auto in_pinned = [&](const Buffer& buffer) {
+      return !buffer.persistent && buffer.tier == Tier::kPinned;
+    };
+    std::size_t shared = 0;
+    for (const Buffer& ring : schedule.buffers) {
+      if (!in_pinned(ring) || ring.ring != static_cast<std::int32_t>(Ring::kUpdates)) continue;
+      for (const Buffer& other : schedule.buffers) {
+        const bool overlaps = in_pinned(other) && other.ring != ring.ring &&
+                              other.offset_bytes < ring.offset_bytes + ring.bytes &&
+                              ring.offset_bytes < other.offset_bytes + other.bytes;
+        shared += overlaps ? 1 : 0;
+      }
+    }
+    EXPECT_EQ(shared == 0, keeps) << shared;
+  }
 }
 
 // Each update reads ahead into the next unit before that unit's gradient is there, as long as the
