@@ -245,15 +245,6 @@ double least_step_s(const config::Config& given, const model::Model& model,
   return Search(config, step_model, budgets, costs, trials, std::move(groups)).least_step_s();
 }
 
-void check_world(const std::vector<const Plan*>& plans, const TierBytes& budgets) {
-  for (const StepKind kind : schedule::kStepKinds) {
-    if (!schedule::has_step(plans.front()->options, kind)) continue;
-    std::vector<schedule::Schedule> lists;
-    for (const Plan* plan : plans) lists.push_back(plan->schedules[kind]);
-    check_schedule(schedule::merge(lists), budgets);
-  }
-}
-
 Plan plan_rank(const config::Config& config, const model::Model& model,
                const kernels::Kernels& kernels, const HardwareProfile& hardware,
                const schedule::StepOptions& options, std::int32_t rank,

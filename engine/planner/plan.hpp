@@ -90,10 +90,6 @@ Plan plan_rank(const config::Config& config, const model::Model& model,
                const schedule::StepOptions& options, std::int32_t rank,
                const kernels::Kernels* host_kernels = nullptr);
 
-// Throws InternalError unless validate() accepts the merged schedules of all ranks' plans, in rank
-// order, each within `budgets`.
-void check_world(const std::vector<const Plan*>& plans, const TierBytes& budgets);
-
 // Throws InternalError, which asks for a report, unless validate() accepts every schedule within
 // `budgets`.
 void check_schedules(const schedule::StepSchedules& schedules, const schedule::StepOptions& options,

@@ -18,6 +18,7 @@
 #include "tests/support/planned_session.hpp"
 #include "tests/support/rank_threads.hpp"
 #include "tests/support/rank_world.hpp"
+#include "tests/support/whole_world.hpp"
 
 namespace sluice::testing {
 
@@ -78,16 +79,13 @@ inline RanksRun train_on_ranks(const config::Config& config, schedule::StepOptio
   const model::Model model(config::model_shape(config));
   std::vector<train::Backend> backends;
   std::vector<planner::Plan> plans;
-  std::vector<const planner::Plan*> world;
   for (int rank = 0; rank < ranks; ++rank) backends.push_back(one_threaded_backend(config));
   for (int rank = 0; rank < ranks; ++rank) {
     const train::Backend& backend = backends[static_cast<std::size_t>(rank)];
     plans.push_back(planner::plan_rank(config, model, *backend.device_kernels, {}, options, rank,
                                        backend.host_kernels.get()));
   }
-  for (const planner::Plan& plan : plans) world.push_back(&plan);
-  planner::check_world(
-      world, {config.memory.device_bytes, config.memory.pinned_bytes, config.memory.storage_bytes});
+  expect_world_holds(plans, config);
   for (const std::string& path : config.memory.storage_paths) {
     std::filesystem::create_directories(path);
   }

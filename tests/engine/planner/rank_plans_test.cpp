@@ -16,6 +16,7 @@
 #include "tests/support/random_training.hpp"
 #include "tests/support/sweep.hpp"
 #include "tests/support/thrown.hpp"
+#include "tests/support/whole_world.hpp"
 
 namespace sluice::planner {
 namespace {
@@ -180,7 +181,6 @@ TEST(RankPlans, AreWhatEachRankCompiles) {
       const Plan plan = plan_of(config);
       const auto options = options_from_text(options_text(plan.options));
       std::vector<Plan> ranks;
-      std::vector<const Plan*> all;
       std::set<std::string> digests{world_digest(plan, config)};
       for (std::int32_t rank = 0; rank < world.ranks; ++rank) {
         ranks.push_back(plan_of_rank(config, options, rank));
@@ -191,9 +191,7 @@ TEST(RankPlans, AreWhatEachRankCompiles) {
         EXPECT_EQ(ranks.back().ranks.front().sent, figures.sent);
       }
       EXPECT_EQ(digests.size(), 1u);
-      for (const Plan& rank : ranks) all.push_back(&rank);
-      EXPECT_NO_THROW(check_world(all, {config.memory.device_bytes, config.memory.pinned_bytes,
-                                        config.memory.storage_bytes}));
+      expect_world_holds(ranks, config);
     }
   }
 }
