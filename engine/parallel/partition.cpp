@@ -36,8 +36,7 @@ std::vector<std::size_t> owners_of_whole_units(const schedule::StepModel& model,
   return owners;
 }
 
-std::vector<ElemRange> shards_of_owner(std::uint64_t elems, std::size_t owner,
-                                       std::int32_t ranks) {
+std::vector<ElemRange> shards_of_owner(std::uint64_t elems, std::size_t owner, std::int32_t ranks) {
   std::vector<ElemRange> shards;
   for (std::size_t rank = 0; rank < static_cast<std::size_t>(ranks); ++rank) {
     shards.push_back({rank > owner ? elems : 0, rank >= owner ? elems : 0});

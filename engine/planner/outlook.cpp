@@ -217,8 +217,8 @@ std::optional<BreakEven> break_even(const Plan& plan, double tokens_per_step,
   const std::array<Work, kResourceCount> work = work_of(plan, machine);
   const Work& passes = work[static_cast<std::size_t>(Resource::kCompute)];
   BreakEven found;
-  for (const Resource resource :
-       {Resource::kH2D, Resource::kD2H, Resource::kComm, Resource::kStorage, Resource::kOptimizer}) {
+  for (const Resource resource : {Resource::kH2D, Resource::kD2H, Resource::kComm,
+                                  Resource::kStorage, Resource::kOptimizer}) {
     const Work& other = work[static_cast<std::size_t>(resource)];
     const double needed_s = other.fixed_s - passes.fixed_s;
     const double gained_s = passes.scaled_s - other.scaled_s;  // by the present tokens

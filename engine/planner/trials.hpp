@@ -45,10 +45,7 @@ class Trials {
   // other runs. other_ranks: the same step of one rank of each other size of shards.
   Trials(const schedule::StepModel& model, CostModel& costs, std::uint64_t log_bytes,
          std::vector<schedule::StepModel> other_ranks = {})
-      : model_(model),
-        costs_(costs),
-        log_bytes_(log_bytes),
-        other_ranks_(std::move(other_ranks)) {}
+      : model_(model), costs_(costs), log_bytes_(log_bytes), other_ranks_(std::move(other_ranks)) {}
 
   // The need is up to a few percent above the exact one, since packings are coarse too.
   const Trial& coarse(const schedule::StepOptions& options);

@@ -53,9 +53,9 @@ VerbPeaks verb_peaks(const schedule::StepSchedules& schedules, const schedule::S
   const bool all = passes_window(training, [](StateKind kind) {
     return kind != StateKind::kGradient;  // made anew by each step
   });
-  const bool weights =
-      view.shards_weights() ||
-      passes_window(training, [](StateKind kind) { return kind == StateKind::kWeight; });
+  const bool weights = view.shards_weights() || passes_window(training, [](StateKind kind) {
+                         return kind == StateKind::kWeight;
+                       });
   VerbPeaks peaks{};
   for (const Verb verb : kVerbs) {
     MemoryNeed need = resting;

@@ -125,8 +125,8 @@ class Trainer {
   std::int64_t saved_step_ = 0;  // of the newest checkpoint
   std::int64_t first_step_ = 0;  // where this process began
   FileFaults faults_;
-  bool commits_next_ = false;    // the next step commits the state before it
-  bool retired_ = false;         // earlier commits
+  bool commits_next_ = false;  // the next step commits the state before it
+  bool retired_ = false;       // earlier commits
   std::vector<std::string> passed_over_logs_;
   Overflow overflow_;
   Totals total_;

@@ -17,7 +17,7 @@ namespace sluice::testing {
 inline void expect_world_holds(const std::vector<planner::Plan>& plans,
                                const config::Config& config) {
   const planner::TierBytes budgets{config.memory.device_bytes, config.memory.pinned_bytes,
-                          config.memory.storage_bytes};
+                                   config.memory.storage_bytes};
   for (const schedule::StepKind kind : schedule::kStepKinds) {
     if (!schedule::has_step(plans.front().options, kind)) continue;
     std::vector<schedule::Schedule> lists;

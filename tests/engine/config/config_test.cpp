@@ -454,18 +454,17 @@ TEST(Config, SettingsNotYetBuiltAreRefusedByName) {
 TEST(Config, RanksDivideTheMicroBatchesAndFoldWholeSubtrees) {
   for (const auto& [ranks, accumulate, groups] :
        {std::array{2, 2, 1}, {3, 6, 1}, {2, 4, 4}, {4, 8, 8}, {3, 12, 12}, {1, 12, 6}}) {
-    EXPECT_NO_THROW(check_supported(parse(
-        kSmall, {"parallel.zero=3", "parallel.data=" + std::to_string(ranks),
-                 "train.accumulate=" + std::to_string(accumulate),
-                 "train.fold_groups=" + std::to_string(groups)})));
+    EXPECT_NO_THROW(
+        check_supported(parse(kSmall, {"parallel.zero=3", "parallel.data=" + std::to_string(ranks),
+                                       "train.accumulate=" + std::to_string(accumulate),
+                                       "train.fold_groups=" + std::to_string(groups)})));
   }
   const std::string two = "parallel.data=2";
   const std::string four = "parallel.data=4";
-  expect_refusals(
-      {{{two, "train.accumulate=3"}, "a multiple of parallel.data = 2, such as 4"},
-       {{four, "train.accumulate=8", "train.fold_groups=2"}, "such as 4"},
-       {{two, "train.accumulate=6", "train.fold_groups=6"}, "such as 4"},
-       {{four, "train.accumulate=12", "train.fold_groups=12"}, "such as 8"}});
+  expect_refusals({{{two, "train.accumulate=3"}, "a multiple of parallel.data = 2, such as 4"},
+                   {{four, "train.accumulate=8", "train.fold_groups=2"}, "such as 4"},
+                   {{two, "train.accumulate=6", "train.fold_groups=6"}, "such as 4"},
+                   {{four, "train.accumulate=12", "train.fold_groups=12"}, "such as 8"}});
   const Config durable = parse(kSmall, {two, "train.accumulate=2", "checkpoint.mode=durable"});
   EXPECT_TRUE(holds(testing::message_of<InputError>([&] { check_supported(durable); }),
                     "with parallel.data above 1"));
