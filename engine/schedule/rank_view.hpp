@@ -22,7 +22,7 @@
 namespace sluice::schedule {
 
 struct RankView {
-  std::int32_t rank = 0;  // of the world, which is one data-parallel group
+  std::int32_t rank = 0;  // among the data-parallel ranks
   std::int32_t ranks = 1;
   std::int32_t zero_stage = 0;
   // By unit (the tied use's gradient last) and rank: disjoint, ascending ranges that cover the

@@ -1,5 +1,5 @@
-// A forward and backward pass over two ranks, one unit each, with messages between them: the
-// single-rank generator does not make these. Linked and packed.
+// A forward and backward pass over two ranks, one unit each, with messages between them on one lane:
+// smaller than what the compiler makes. Linked and packed.
 #pragma once
 
 #include "engine/schedule/compile/link.hpp"
@@ -56,11 +56,12 @@ class PipelineExample {
     }
     return home;
   }
+  // unit: of the value; -1: the rank's own.
   schedule::BufferId add_activation(std::int32_t rank, schedule::BufferRole role,
-                                    std::int32_t microbatch) {
+                                    std::int32_t microbatch, std::int32_t unit = -1) {
     schedule::Buffer buffer;
     buffer.rank = rank;
-    buffer.unit = rank;
+    buffer.unit = unit < 0 ? rank : unit;
     buffer.role = role;
     buffer.bytes = kActivationBytes;
     if (role == schedule::BufferRole::kSaved) buffer.elems = kActivationBytes;
@@ -86,6 +87,7 @@ class PipelineExample {
     emit(op, schedule::Lane::kComm, rank, microbatch, {}, {});
     schedule::Instruction& instruction = schedule_.instructions.back();
     (send ? instruction.reads : instruction.writes).push_back({buffer, 0, 0});
+    instruction.unit = instruction.layer = schedule_.buffers[buffer].unit;
     instruction.peer = 1 - rank;
     instruction.tag = microbatch;
     instruction.bytes = kActivationBytes;
@@ -98,7 +100,7 @@ class PipelineExample {
          {out, saved_.back()});
     message(schedule::Op::kSendForward, 0, mb, out, true);
     emit(schedule::Op::kRelease, schedule::Lane::kComm, 0, mb, {out}, {});
-    input_.push_back(add_activation(1, schedule::BufferRole::kActivation, mb));
+    input_.push_back(add_activation(1, schedule::BufferRole::kActivation, mb, 0));
     message(schedule::Op::kRecvForward, 1, mb, input_.back(), false);
     const schedule::BufferId loss = add_activation(1, schedule::BufferRole::kLoss, mb);
     schedule_.buffers[loss].persistent = true;
@@ -109,7 +111,7 @@ class PipelineExample {
 
   void backward(std::int32_t mb) {
     const auto at = static_cast<std::size_t>(mb);
-    const schedule::BufferId grad = add_activation(1, schedule::BufferRole::kGradOut, mb);
+    const schedule::BufferId grad = add_activation(1, schedule::BufferRole::kGradOut, mb, 0);
     emit(schedule::Op::kBackwardInput, schedule::Lane::kCompute, 1, mb,
          {weight_[1], loss_saved_[at]}, {grad});
     message(schedule::Op::kSendBackward, 1, mb, grad, true);

@@ -295,6 +295,33 @@ std::string plan_table(const json& figures) {
   return text;
 }
 
+std::string pipelines_table(const json& figures) {
+  const auto number = [&](const char* key) { return figures[key].get<long long>(); };
+  std::string text = formatted(
+      "%lld ranks, %lld micro-batches; a stage's passes take %lld forward, %lld input, %lld "
+      "weight\n\n",
+      number("ranks"), number("microbatches"), number("forward"), number("backward_input"),
+      number("backward_weight"));
+  text += formatted("%-14s %6s %8s %12s %9s %6s  %s\n", "order", "stages", "bubble", "closed form",
+                    "makespan", "sums", "in flight, by rank");
+  for (const json& of : figures["orders"]) {
+    const std::string closed = of["closed_bubble"].is_null() ? "-" : of["closed_bubble"].dump();
+    text += of["order"].get<std::string>();
+    text.append(text.size() - text.rfind('\n') < 16 ? 16 - (text.size() - text.rfind('\n')) : 1,
+                ' ');
+    text +=
+        formatted("%6d %8lld %12s %9lld %6s  ", of["stages"].get<int>(),
+                  of["bubble"].get<long long>(), closed.c_str(), of["makespan"].get<long long>(),
+                  of["sums_in_order"].get<bool>() ? "exact" : "other");
+    text += of["in_flight"].dump() + "\n";
+    if (of.contains("csv")) text += "\n" + of["csv"].get<std::string>();
+  }
+  return text +
+         "\nbubble: a rank's last end - first begin - work, the largest of all ranks"
+         "\nin flight: forward passes of a rank's stages that wait for their backward passes"
+         "\nsums: exact if gradients are summed in the order of micro-batches, as one rank does\n";
+}
+
 std::string products_table(const json& figures) {
   const bool peer = figures.contains("peer");
   std::string text = formatted("%s (%s, %s), %s, %lld tokens, hidden %lld, median of %d rounds\n\n",
@@ -323,6 +350,7 @@ std::string bench_table(const json& event) {
   if (event["name"] == "allocator") return allocator_table(figures);
   if (event["name"] == "step") return step_table(figures);
   if (event["name"] == "copy") return copy_table(figures);
+  if (event["name"] == "pipelines") return pipelines_table(figures);
   if (event["name"] == "plan") return plan_table(figures);
   if (event["name"] == "gemm" || event["name"] == "attention") return products_table(figures);
   return storage_table(figures);

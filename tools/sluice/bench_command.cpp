@@ -18,6 +18,7 @@
 #include "tools/bench/bench_adam.hpp"
 #include "tools/bench/bench_allocator.hpp"
 #include "tools/bench/bench_copy.hpp"
+#include "tools/bench/bench_pipelines.hpp"
 #include "tools/bench/bench_plan.hpp"
 #include "tools/bench/bench_products.hpp"
 #include "tools/bench/bench_step.hpp"
@@ -251,6 +252,26 @@ void add_plan(CLI::App& bench, Command& chosen) {
   choose(*command, chosen, [options] { return bench::run_plan_bench(*options); });
 }
 
+void add_pipelines(CLI::App& bench, Command& chosen) {
+  CLI::App* command =
+      bench.add_subcommand("pipelines", "Bubbles of pipeline orders beside their closed forms");
+  const auto options = std::make_shared<bench::PipelineBenchOptions>();
+  const auto add = [&](const char* option, auto& value, const char* meaning, std::int64_t most) {
+    command->add_option(option, value, meaning)
+        ->capture_default_str()
+        ->check(whole_number(1, most));
+  };
+  add("--ranks", options->ranks, "Ranks of the pipeline", 256);
+  add("--stages", options->stages_each, "Stages of each rank, in orders that take several", 16);
+  add("--microbatches", options->microbatches, "Micro-batches of a step", 1024);
+  add("--forward", options->times.forward, "Time of a forward pass of a stage", kMostRounds);
+  add("--input", options->times.backward_input, "Of a gradient of its input", kMostRounds);
+  add("--weight", options->times.backward_weight, "Of a gradient of its weights", kMostRounds);
+  command->add_option("--order", options->order, "This one alone, with its lists as torch's CSV");
+  command->add_option("--file", options->file, "An order in torch's pipelining CSV instead");
+  choose(*command, chosen, [options] { return bench::run_pipelines_bench(*options); });
+}
+
 void add_products(CLI::App& bench, Command& chosen, const char* name, const char* meaning,
                   nlohmann::json (*run)(const bench::ProductBenchOptions&)) {
   CLI::App* command = bench.add_subcommand(name, meaning);
@@ -278,6 +299,7 @@ void add_bench(CLI::App& app, Command& chosen) {
   add_products(*bench, chosen, "attention", "Attention of a block", bench::run_attention_bench);
   add_copy(*bench, chosen);
   add_products(*bench, chosen, "gemm", "Matrix products of a block", bench::run_gemm_bench);
+  add_pipelines(*bench, chosen);
   add_plan(*bench, chosen);
   add_step(*bench, chosen);
   add_storage(*bench, chosen);

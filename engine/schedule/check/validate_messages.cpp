@@ -30,6 +30,21 @@ bool is_member(const Group& group, std::int32_t world_rank) {
   return std::binary_search(group.ranks.begin(), group.ranks.end(), world_rank);
 }
 
+// Both ends of a message hold the same value: its role, unit and position.
+bool is_received_alike(const Schedule& schedule, const Instruction& send,
+                       const Instruction& receive) {
+  if (send.unit != receive.unit || send.reads.size() != receive.writes.size()) return false;
+  for (std::size_t k = 0; k < send.reads.size(); ++k) {
+    const Buffer& from = schedule.buffers[send.reads[k].buffer];
+    const Buffer& to = schedule.buffers[receive.writes[k].buffer];
+    if (from.role != to.role || from.unit != to.unit || from.microbatch != to.microbatch ||
+        bytes_of(send.reads[k], from).begin != bytes_of(receive.writes[k], to).begin) {
+      return false;
+    }
+  }
+  return true;
+}
+
 bool moves_parts(Op op) {
   return op == Op::kGather || op == Op::kAllToAll;
 }
@@ -96,6 +111,9 @@ void Meetings::pair_up(const std::vector<InstructionId>& sends,
     }
     if (send.microbatch != receive.microbatch) {
       problems.add(describe(send) + " is received for another micro-batch");
+    }
+    if (!is_received_alike(schedule_, send, receive)) {
+      problems.add(describe(send) + " is received as another value");
     }
     if (send.id > receive.id) {
       problems.add(describe(receive) + " is listed before its send");

@@ -1,9 +1,15 @@
 // Two nested walks, over micro-batches and over units; the order of the options decides which of
 // them is the outer one. Units go forward to the head and back. A segment of units that dropped
 // their outputs goes forward once more before the walk back enters it.
+//
+// In a pipeline an order of stages leads the walk. A pass through a stage goes through its units, and
+// a segment never reaches beyond its stage.
 #include "engine/schedule/compile/compute_items.hpp"
 
 #include <utility>
+
+#include "base/error.hpp"
+#include "engine/schedule/orders/message_order.hpp"
 
 namespace sluice::schedule {
 namespace {
@@ -19,7 +25,7 @@ class ItemList {
   }
 
   // One micro-batch passes through all units and back before the next one starts.
-  std::vector<ComputeItem> by_microbatch() && {
+  StepItems by_microbatch() && {
     for (const std::int32_t mb : microbatches_) {
       for (std::int32_t unit = 0; unit < head(); ++unit) add(Op::kForward, unit, mb);
       add(Op::kLoss, head(), mb);
@@ -28,12 +34,12 @@ class ItemList {
         add_backward(unit, mb);
       }
     }
-    return std::move(items_);
+    return {std::move(items_), {}};
   }
 
   // The head's passes of one micro-batch stay together, since the head saves more than any other
   // unit.
-  std::vector<ComputeItem> by_unit() && {
+  StepItems by_unit() && {
     for (std::int32_t unit = 0; unit < head(); ++unit) {
       for (const std::int32_t mb : microbatches_) add(Op::kForward, unit, mb);
     }
@@ -44,7 +50,25 @@ class ItemList {
         add_backward(unit, mb);
       }
     }
-    return std::move(items_);
+    return {std::move(items_), {}};
+  }
+
+  // The passes of this rank's list, and the messages among them.
+  StepItems by_order(const PipelineOrder& order) && {
+    const auto rank = static_cast<std::size_t>(model_.pipeline.rank);
+    std::vector<std::size_t> first_item;  // by pass
+    for (const StageAction& action : order.actions[rank]) {
+      if (!is_pass(action.kind)) continue;
+      first_item.push_back(items_.size());
+      add_pass(action);
+    }
+    first_item.push_back(items_.size());
+    StepItems made{std::move(items_), {}};
+    const std::vector<std::vector<PlacedMessage>> messages = place_messages(order);
+    for (const PlacedMessage& message : messages[rank]) {
+      made.messages.push_back(message_of(message, first_item[message.before]));
+    }
+    return made;
   }
 
  private:
@@ -53,6 +77,55 @@ class ItemList {
 
   const std::vector<UnitRun>& repeated(std::int32_t unit) const {
     return repeated_[static_cast<std::size_t>(unit)];
+  }
+
+  void add_pass(const StageAction& pass) {
+    const UnitRange& range = model_.pipeline.units_of(pass.stage);
+    const std::int32_t mb = microbatches_[static_cast<std::size_t>(pass.microbatch)];
+    if (pass.kind == ActionKind::kForward) {
+      for (std::int32_t unit = range.begin; unit < range.end; ++unit) {
+        add(unit == head() ? Op::kLoss : Op::kForward, unit, mb);
+      }
+      return;
+    }
+    for (std::int32_t unit = range.end; unit-- > range.begin;) {
+      if (pass.kind == ActionKind::kBackwardWeight) {
+        add(Op::kBackwardWeight, unit, mb);
+        continue;
+      }
+      add_segment(unit, {mb});
+      add_backward_input(unit, mb);
+      if (pass.kind == ActionKind::kBackward) add(Op::kBackwardWeight, unit, mb);
+    }
+  }
+
+  ItemMessage message_of(const PlacedMessage& message, std::size_t before) const {
+    const StageAction& action = message.action;
+    const bool from_below =
+        action.kind == ActionKind::kReceiveForward || action.kind == ActionKind::kSendBackward;
+    const std::int32_t lower = from_below ? action.stage - 1 : action.stage;
+    ItemMessage made;
+    switch (action.kind) {
+      case ActionKind::kSendForward:
+        made.op = Op::kSendForward;
+        break;
+      case ActionKind::kReceiveForward:
+        made.op = Op::kRecvForward;
+        break;
+      case ActionKind::kSendBackward:
+        made.op = Op::kSendBackward;
+        break;
+      case ActionKind::kReceiveBackward:
+        made.op = Op::kRecvBackward;
+        break;
+      default:
+        throw InternalError("not a message");
+    }
+    made.unit = model_.pipeline.units_of(lower).end - 1;
+    made.microbatch = microbatches_[static_cast<std::size_t>(action.microbatch)];
+    made.peer = message.peer;
+    made.before = before;
+    return made;
   }
 
   // If a segment of several units begins its way back with `unit`: its forward passes of these
@@ -69,12 +142,15 @@ class ItemList {
   // A unit first makes again the saved parts that it did not keep; in a segment that is done. The
   // gradient of the input comes before that of the weights, since the unit below waits for it.
   void add_backward(std::int32_t unit, std::int32_t mb) {
+    add_backward_input(unit, mb);
+    add(Op::kBackwardWeight, unit, mb);
+  }
+  void add_backward_input(std::int32_t unit, std::int32_t mb) {
     if (repeated(unit).size() == 1) {
       items_.push_back({Op::kRecompute, unit, mb, repeated(unit).front().run});
     }
     const bool has_input = model_.units[static_cast<std::size_t>(unit)].has_input;
     if (has_input) add(Op::kBackwardInput, unit, mb);
-    add(Op::kBackwardWeight, unit, mb);
   }
 
   const StepModel& model_;
@@ -105,10 +181,33 @@ std::int32_t last_own_microbatch(const StepModel& model, const StepOptions& opti
   return options.microbatches - view.ranks + view.rank;
 }
 
-std::vector<ComputeItem> training_items(const StepModel& model, const StepOptions& options) {
+StepItems training_items(const StepModel& model, const StepOptions& options) {
   ItemList list(model, options);
+  if (!model.pipeline.is_alone()) return std::move(list).by_order(model.pipeline.order);
   return options.order == ComputeOrder::kUnit ? std::move(list).by_unit()
                                               : std::move(list).by_microbatch();
+}
+
+// An evaluation ends with the head's forward pass, which is its loss.
+StepItems evaluation_items(const StepModel& model, const StepOptions& options) {
+  StepItems made;
+  if (model.pipeline.is_alone()) {
+    const std::int32_t own = own_microbatches(model, options).front();
+    for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
+      made.items.push_back({Op::kForward, static_cast<std::int32_t>(unit), own});
+    }
+    return made;
+  }
+  PipelineOrder order = model.pipeline.order;
+  for (std::vector<StageAction>& list : order.actions) {
+    std::erase_if(list, [](const StageAction& action) {
+      return action.kind != ActionKind::kForward || action.microbatch > 0;
+    });
+  }
+  order.microbatches = 1;
+  made = ItemList(model, options).by_order(order);
+  for (ComputeItem& item : made.items) item.op = Op::kForward;
+  return made;
 }
 
 }  // namespace sluice::schedule

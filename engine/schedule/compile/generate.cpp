@@ -1,3 +1,5 @@
+// 560 lines because one walk over the items drives all streams.
+//
 // Generates the schedules of a run by walking its compute passes in order.
 //
 // A step is a list of compute items: the passes of all units over all micro-batches, by micro-batch
@@ -7,13 +9,14 @@
 // gradients on their path. Updates go where the options place them: behind the backward pass, right
 // behind each completed gradient, or in front of the next step's use of the weights.
 //
+// In a pipeline the items are those of the rank's own units, with sends and receives between them.
+//
 // The order of emission is one possible sequential execution; link and pack turn it into lanes with
 // dependencies and places.
 #include "engine/schedule/compile/generate.hpp"
 
 #include <algorithm>
 #include <functional>
-#include <numeric>
 
 #include "base/error.hpp"
 #include "engine/schedule/compile/activation_stream.hpp"
@@ -25,6 +28,7 @@
 #include "engine/schedule/compile/saved_values.hpp"
 #include "engine/schedule/compile/state_save.hpp"
 #include "engine/schedule/compile/step_builder.hpp"
+#include "engine/schedule/compile/tied_stages.hpp"
 #include "engine/schedule/compile/update_stream.hpp"
 #include "engine/schedule/compile/weight_stream.hpp"
 
@@ -33,7 +37,8 @@ namespace {
 
 // Device buffers of one micro-batch between its instructions.
 struct MicrobatchBuffers {
-  BufferId tokens = kNoId;
+  bool entered = false;
+  BufferId tokens = kNoId;                   // of a rank that reads them
   std::vector<BufferId> output;              // by unit
   std::vector<std::vector<BufferId>> saved;  // by unit and value (saved_values.hpp)
   std::vector<BufferId> grad_output;         // by unit: gradient of its output
@@ -71,6 +76,7 @@ class StepGenerator {
     emit_clip_factor(builder_);
     updates_.emit_rest();
     const std::int32_t found = builder_.weight_version();
+    if (carried() == 0) emit_tied_weights(builder_, found + 1);
     // Gradients stay for a redo, too.
     const bool redoable = options_.update == UpdatePlacement::kSpeculative;
     return builder_.finish(
@@ -81,21 +87,21 @@ class StepGenerator {
   // The pending update alone.
   Schedule drain() {
     carried_updates_.emit_rest();
+    if (carried() > 0) emit_tied_weights(builder_, 1);
     return builder_.finish({.carried = {0, 1, true, false}, .others = {1, 1, false, false}});
   }
 
   // A speculative update made once more, with its clip factor. Carried gradients stay pending.
   Schedule redo() {
-    UpdateStream(builder_, units_from(carried()), {.gradients_complete = true, .clips = true})
+    UpdateStream(builder_, own_units(carried(), units()),
+                 {.gradients_complete = true, .clips = true})
         .emit_rest();
+    if (carried() == 0) emit_tied_weights(builder_, 1);
     return builder_.finish({.carried = {0, 0, true, true}, .others = {0, 1, true, false}});
   }
 
   Schedule evaluation() {
-    std::vector<ComputeItem> items;
-    const std::int32_t own = own_microbatches(model_, options_).front();
-    for (std::int32_t unit = 0; unit < units(); ++unit) items.push_back({Op::kForward, unit, own});
-    emit_items(items);
+    emit_items(evaluation_items(model_, options_));
     return builder_.finish({});
   }
 
@@ -107,9 +113,12 @@ class StepGenerator {
  private:
   std::int32_t units() const { return builder_.unit_count(); }
   std::int32_t carried() const { return builder_.carried_units(); }
-  std::vector<std::int32_t> units_from(std::int32_t first) const {
-    std::vector<std::int32_t> list(static_cast<std::size_t>(units() - first));
-    std::iota(list.begin(), list.end(), first);
+  // This rank's units [first, last), ascending.
+  std::vector<std::int32_t> own_units(std::int32_t first, std::int32_t last) const {
+    std::vector<std::int32_t> list;
+    for (std::int32_t unit = first; unit < last; ++unit) {
+      if (builder_.owns(unit)) list.push_back(unit);
+    }
     return list;
   }
   const UnitFootprint& footprint(std::int32_t unit) const {
@@ -215,21 +224,31 @@ class StepGenerator {
 
   // The carried updates of the step before, in the order in which the weights are needed.
   UpdateStream make_carried_updates() {
-    std::vector<std::int32_t> order(static_cast<std::size_t>(carried()));
-    std::iota(order.begin(), order.end(), 0);
     return {builder_,
-            std::move(order),
+            own_units(0, carried()),
             {.gradients_complete = true, .clips = true, .keeps_ring = options_.keeps_update_ring}};
   }
-  // This step's updates of the other units. In the backward pass they become possible from the last
-  // unit on.
+  // This step's updates of the other units, as they become possible: in the backward pass from the
+  // last unit on, and in a pipeline as the order of its passes has it.
   UpdateStream make_updates() {
     const bool in_backward = updates_in_backward();
-    std::vector<std::int32_t> order = units_from(carried());
+    std::vector<std::int32_t> order = own_units(carried(), units());
     if (in_backward) std::reverse(order.begin(), order.end());
+    if (in_backward && !model_.pipeline.is_alone()) order = in_order_of_completion(order);
     return {builder_,
             std::move(order),
             {!in_backward, !in_backward, builder_.weight_version() + 1, false}};
+  }
+  std::vector<std::int32_t> in_order_of_completion(std::vector<std::int32_t> order) const {
+    std::vector<std::size_t> completed(static_cast<std::size_t>(units()), SIZE_MAX);
+    const std::vector<ComputeItem> items = training_items(model_, options_).items;
+    for (std::size_t i = 0; i < items.size(); ++i) {
+      if (completes_gradient(items[i])) completed[static_cast<std::size_t>(items[i].unit)] = i;
+    }
+    std::stable_sort(order.begin(), order.end(), [&](std::int32_t a, std::int32_t b) {
+      return completed[static_cast<std::size_t>(a)] < completed[static_cast<std::size_t>(b)];
+    });
+    return order;
   }
   bool updates_in_backward() const {
     return options_.update == UpdatePlacement::kInBackward ||
@@ -246,27 +265,70 @@ class StepGenerator {
   // Emits the items in order, each with the transfers that start there. The order of the calls is
   // part of the design: memory of spilled values is freed before weights are fetched, and both
   // before activations come back.
-  void emit_items(const std::vector<ComputeItem>& items) {
+  void emit_items(const StepItems& step) {
+    const std::vector<ComputeItem>& items = step.items;
     std::vector<std::vector<std::int32_t>> uses;
     for (const ComputeItem& item : items) uses.push_back(weights_read(item));
     std::function<void(std::int32_t)> before_use;
-    if (pending_) before_use = [this](std::int32_t unit) { carried_updates_.emit_through(unit); };
+    if (pending_) before_use = [this](std::int32_t unit) { make_pending_update(unit); };
+    // The copy of a tied tensor's unit arrives before anything else.
+    if (pending_ && !builder_.owns(0)) return_tied_weights();
     WeightStream weights(builder_, uses, std::move(before_use));
     ActivationStream activations = make_activations(items);
     const auto updated = std::find_if(items.begin(), items.end(), [&](const ComputeItem& item) {
       return updates_in_backward() && item.unit >= carried() && completes_gradient(item);
     });
     const auto saves_within = static_cast<std::size_t>(updated - items.begin());
+    auto message = step.messages.begin();
+    const auto emit_messages = [&](std::size_t before) {
+      for (; message != step.messages.end() && message->before == before; ++message) {
+        emit_message(*message);
+      }
+    };
     for (std::size_t i = 0; i < items.size(); ++i) {
       activations.spill(i);
+      emit_messages(i);
       weights.advance(i);
       activations.fetch(i);
-      enter_microbatch(items[i]);
+      enter_microbatch(items[i].microbatch);
       std::vector<BufferId> windows;
       for (const std::int32_t unit : uses[i]) windows.push_back(weights.window(unit));
       emit_compute(items[i], windows);
       if (saver_) saver_->advance(i + 1, saves_within);
     }
+    emit_messages(items.size());
+  }
+
+  // The carried update of a unit, in front of a use of its weights.
+  void make_pending_update(std::int32_t unit) {
+    carried_updates_.emit_through(unit);
+    if (unit == 0) return_tied_weights();
+  }
+  void return_tied_weights() {
+    if (carried() == 0 || tied_weights_returned_) return;
+    tied_weights_returned_ = true;
+    emit_tied_weights(builder_, builder_.weight_version());
+  }
+
+  // A send of a value that is there, or a receive into a new buffer.
+  void emit_message(const ItemMessage& message) {
+    enter_microbatch(message.microbatch);
+    const auto at = static_cast<std::size_t>(message.unit);
+    const bool forward = message.op == Op::kSendForward || message.op == Op::kRecvForward;
+    const bool sends = message.op == Op::kSendForward || message.op == Op::kSendBackward;
+    BufferId& value = forward ? now_->output[at] : now_->grad_output[at];
+    const std::uint64_t bytes = footprint(message.unit).output_bytes;
+    if (!sends) {
+      value = builder_.add_device(forward ? BufferRole::kActivation : BufferRole::kGradOut,
+                                  Category::kActivation, bytes, message.unit, message.microbatch);
+    }
+    SLUICE_CHECK(value != kNoId);
+    Instruction& instruction = builder_.emit(message.op, sends ? Lane::kSend : Lane::kReceive,
+                                             message.unit, message.microbatch);
+    (sends ? instruction.reads : instruction.writes).push_back({value, 0, bytes});
+    instruction.peer = builder_.world_rank(message.peer, model_.view.rank);
+    instruction.tag = message.unit;
+    instruction.bytes = bytes;
   }
 
   // Ends the save, before any instruction makes new state.
@@ -276,21 +338,23 @@ class StepGenerator {
   }
 
   // Selects the micro-batch's buffers. At its first pass creates them and uploads its tokens.
-  void enter_microbatch(const ComputeItem& item) {
-    const auto mb = static_cast<std::size_t>(item.microbatch);
+  void enter_microbatch(std::int32_t microbatch) {
+    const auto mb = static_cast<std::size_t>(microbatch);
     if (buffers_.size() <= mb) buffers_.resize(mb + 1);
     MicrobatchBuffers& now = buffers_[mb];
     now_ = &now;
-    if (now.tokens != kNoId) return;
+    if (now.entered) return;
+    now.entered = true;
     const auto count = static_cast<std::size_t>(units());
     now.output.assign(count, kNoId);
     now.saved.assign(count, {});
     now.grad_output.assign(count, kNoId);
     now.context.assign(count, kNoId);
+    if (!builder_.reads_tokens()) return;
     now.tokens = builder_.add_device(BufferRole::kTokens, Category::kActivation, model_.token_bytes,
-                                     -1, item.microbatch);
-    builder_.move(Op::kUpload, Lane::kH2D, -1, item.microbatch, -1,
-                  {builder_.host_tokens(item.microbatch), 0, model_.token_bytes},
+                                     -1, microbatch);
+    builder_.move(Op::kUpload, Lane::kH2D, -1, microbatch, -1,
+                  {builder_.host_tokens(microbatch), 0, model_.token_bytes},
                   {now.tokens, 0, model_.token_bytes}, model_.token_bytes);
   }
 
@@ -440,7 +504,8 @@ class StepGenerator {
   std::vector<std::vector<SavedValue>> saved_values_;  // by unit
   std::vector<MicrobatchBuffers> buffers_;
   MicrobatchBuffers* now_ = nullptr;  // of the micro-batch that is being emitted
-  std::optional<StateSaver> saver_;   // of a step that saves, until it has committed
+  bool tied_weights_returned_ = false;
+  std::optional<StateSaver> saver_;  // of a step that saves, until it has committed
 };
 
 }  // namespace

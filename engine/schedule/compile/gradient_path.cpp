@@ -1,4 +1,4 @@
-// 536 lines because all ways of a gradient to its home share their steps.
+// 600 lines because all ways of a gradient to its home share their steps.
 //
 // The way of a gradient from the window that BackwardWeight wrote to the gradient's home.
 //
@@ -21,7 +21,8 @@
 // others sums its own groups on the device, exchanges one partial sum, and folds those of all ranks.
 //
 // In a tied model the head's use of the embedding has a sum of its own. It is folded into the
-// embedding's sum when both are complete, and the norm follows the fold.
+// embedding's sum when both are complete, and the norm follows the fold. In a pipeline the two sums
+// may lie on different ranks; the head's then travels to the embedding's (tied_stages).
 #include "engine/schedule/compile/gradient_path.hpp"
 
 #include <algorithm>
@@ -29,6 +30,7 @@
 
 #include "base/error.hpp"
 #include "engine/schedule/compile/pipeline_pieces.hpp"
+#include "engine/schedule/compile/tied_stages.hpp"
 
 namespace sluice::schedule {
 namespace {
@@ -460,6 +462,34 @@ void GradientPath::finish_rounded(std::int32_t unit) {
 
 namespace {
 
+// The staged copy of a piece of a sum on storage.
+BufferId read_sum(StepBuilder& builder, BufferId from, std::int32_t unit, ElemRange range,
+                  std::int32_t piece) {
+  const BufferId staged = builder.add_piece(Ring::kTiedFold, StateKind::kGradient, unit, range,
+                                            builder.buffer(from).dtype, builder.gradient_version());
+  const Use use = builder.part(from, range);
+  builder.move(Op::kStorageRead, Lane::kStorageRead, unit, -1, piece, use,
+               builder.part(staged, range), use.bytes);
+  return staged;
+}
+
+// Sends the tied sum from its home in pinned memory or on storage, in the pieces that the rank of the
+// embedding folds.
+void send_from_host(StepBuilder& builder, ElemRange shared) {
+  const std::int32_t unit = builder.tied_unit();
+  const BufferId home = builder.home(StateKind::kGradient, unit);
+  const bool on_storage = builder.home_tier(StateKind::kGradient, unit) == Tier::kStorage;
+  const std::vector<ElemRange> pieces = builder.pieces(shared);
+  std::vector<BufferId> staged(pieces.size(), home);
+  pipeline_pieces(
+      pieces.size(), static_cast<std::size_t>(builder.options().stream_lookahead),
+      [&](std::size_t i) {
+        if (!on_storage) return;
+        staged[i] = read_sum(builder, home, unit, pieces[i], static_cast<std::int32_t>(i));
+      },
+      [&](std::size_t i) { emit_tied_sum(builder, staged[i], pieces[i]); }, [](std::size_t) {});
+}
+
 // Folds in pinned memory. A home on storage is staged piece by piece.
 void fold_on_host(StepBuilder& builder, ElemRange shared, ElemRange rest) {
   const BufferId home = builder.home(StateKind::kGradient, 0);
@@ -468,24 +498,24 @@ void fold_on_host(StepBuilder& builder, ElemRange shared, ElemRange rest) {
   std::vector<ElemRange> pieces = builder.pieces(shared);
   const std::size_t folded = pieces.size();
   for (const ElemRange range : builder.pieces(rest)) pieces.push_back(range);
-  const DType dtype = builder.buffer(home).dtype;
   std::vector<BufferId> sums_of(pieces.size(), home);
   std::vector<BufferId> tied_of(pieces.size(), tied);
-  const auto read = [&](BufferId from, std::int32_t unit, std::size_t i) {
-    const BufferId staged = builder.add_piece(Ring::kTiedFold, StateKind::kGradient, unit,
-                                              pieces[i], dtype, builder.gradient_version());
-    const Use use = builder.part(from, pieces[i]);
-    builder.move(Op::kStorageRead, Lane::kStorageRead, unit, -1, static_cast<std::int32_t>(i), use,
-                 builder.part(staged, pieces[i]), use.bytes);
-    return staged;
-  };
   const bool on_storage = builder.home_tier(StateKind::kGradient, 0) == Tier::kStorage;
+  const bool arrives = builder.ties_ranks();
   pipeline_pieces(
       pieces.size(), static_cast<std::size_t>(builder.options().stream_lookahead),
       [&](std::size_t i) {
-        if (!on_storage) return;
-        sums_of[i] = read(home, 0, i);
-        if (i < folded) tied_of[i] = read(tied, builder.tied_unit(), i);
+        const auto piece = static_cast<std::int32_t>(i);
+        if (on_storage) sums_of[i] = read_sum(builder, home, 0, pieces[i], piece);
+        if (i >= folded) return;
+        if (arrives) {
+          tied_of[i] =
+              builder.add_piece(Ring::kTiedFold, StateKind::kGradient, builder.tied_unit(),
+                                pieces[i], builder.buffer(home).dtype, builder.gradient_version());
+          emit_tied_sum(builder, tied_of[i], pieces[i]);
+        } else if (on_storage) {
+          tied_of[i] = read_sum(builder, tied, builder.tied_unit(), pieces[i], piece);
+        }
       },
       [&](std::size_t i) {
         const auto piece = static_cast<std::int32_t>(i);
@@ -505,15 +535,48 @@ void fold_on_host(StepBuilder& builder, ElemRange shared, ElemRange rest) {
 
 }  // namespace
 
-void GradientPath::fold_tied() {
-  if (builder_.model().tied_elems == 0) return;
+// The head's rank, where it is not that of the embedding.
+void GradientPath::send_tied() {
   const std::int32_t tied_unit = builder_.tied_unit();
   const ElemRange shared = builder_.own_shard(tied_unit);
+  if (shared.elems() == 0) return;
+  if (builder_.rounds_gradients()) {
+    emit_tied_sum(builder_, sums_.at(tied_unit), shared);
+  } else if (builder_.home_tier(StateKind::kGradient, tied_unit) == Tier::kDevice) {
+    emit_tied_sum(builder_, builder_.home(StateKind::kGradient, tied_unit), shared);
+  } else {
+    send_from_host(builder_, shared);
+  }
+}
+
+// The sum of the tied use on the device: this rank's, or the one that arrives now.
+BufferId GradientPath::tied_sum_on_device(ElemRange shared) {
+  const std::int32_t tied_unit = builder_.tied_unit();
+  const bool rounds = builder_.rounds_gradients();
+  if (!builder_.ties_ranks()) {
+    return rounds ? sums_.at(tied_unit) : builder_.home(StateKind::kGradient, tied_unit);
+  }
+  const BufferId own = rounds ? sums_.at(0) : builder_.home(StateKind::kGradient, 0);
+  const BufferId sum =
+      builder_.add_received(StateKind::kGradient, tied_unit, shared, builder_.buffer(own).dtype, -1,
+                            builder_.gradient_version());
+  emit_tied_sum(builder_, sum, shared);
+  return sum;
+}
+
+void GradientPath::fold_tied() {
+  if (!builder_.has_tied_unit()) return;
+  if (!builder_.owns(0)) {
+    if (builder_.owns_head()) send_tied();
+    return;
+  }
+  const ElemRange shared = builder_.own_shard(builder_.tied_unit());
   const ElemRange own = builder_.own_shard(0);
   if (builder_.rounds_gradients()) {
     if (shared.elems() > 0) {
+      const BufferId tied = tied_sum_on_device(shared);
       emit_fold(builder_, Lane::kCompute, 0, builder_.part(sums_.at(0), shared),
-                builder_.part(sums_.at(tied_unit), shared), -1);
+                builder_.part(tied, shared), -1);
     }
     finish_rounded(0);
   } else if (own.elems() == 0) {
@@ -521,7 +584,7 @@ void GradientPath::fold_tied() {
   } else if (builder_.home_tier(StateKind::kGradient, 0) == Tier::kDevice) {
     const BufferId home = builder_.home(StateKind::kGradient, 0);
     if (shared.elems() > 0) {
-      const BufferId tied = builder_.home(StateKind::kGradient, tied_unit);
+      const BufferId tied = tied_sum_on_device(shared);
       emit_fold(builder_, Lane::kCompute, 0, builder_.part(home, shared),
                 builder_.part(tied, shared), -1);
     }

@@ -21,8 +21,8 @@ class GradientPath {
   void emit(std::int32_t unit, std::int32_t microbatch, BufferId window);
   // Emits `next` once the gradients so far are where their path ends.
   void then(const std::function<void()>& next);
-  // Ends all paths, adds the tied use's gradient into its tensor's, and takes that unit's norm. Call
-  // after the last emit().
+  // Ends all paths, adds the tied use's gradient into its tensor's, and takes that unit's norm. The
+  // head's rank sends the former, if the tensor is of another rank. Call after the last emit().
   void finish();
 
  private:
@@ -36,6 +36,8 @@ class GradientPath {
   void fold_ranks(std::int32_t unit, BufferId partial);
   void sum_on_device(std::int32_t unit, const std::vector<GradientPart>& parts);
   void finish_rounded(std::int32_t unit);
+  void send_tied();
+  BufferId tied_sum_on_device(ElemRange shared);
 
   StepBuilder& builder_;
   // The rest of each path whose exchange has begun, oldest first (StepOptions::exchange_lag).

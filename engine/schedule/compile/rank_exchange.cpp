@@ -6,17 +6,16 @@
 namespace sluice::schedule {
 namespace {
 
-constexpr std::int32_t kDataGroup = 0;
-
 Instruction& emit_collective(StepBuilder& builder, Op op, std::int32_t unit,
                              std::int32_t microbatch) {
   Instruction& instruction = builder.emit(op, Lane::kComm, unit, microbatch);
-  instruction.group = kDataGroup;
+  instruction.group = builder.data_group();
   return instruction;
 }
 
-Use from_rank(Use use, std::int32_t rank) {
-  use.peer = rank;
+// A part that comes from or goes to a data-parallel rank, named by its number in the world.
+Use with_rank(const StepBuilder& builder, Use use, std::int32_t data_rank) {
+  use.peer = builder.world_rank(builder.pipeline().rank, data_rank);
   return use;
 }
 
@@ -35,7 +34,7 @@ void emit_gather(StepBuilder& builder, std::int32_t unit, BufferId from, BufferI
       gather.bytes = static_cast<std::uint64_t>(view.ranks - 1) * gather.reads.back().bytes;
     }
     if (own && from == window) continue;  // it is in its place
-    gather.writes.push_back(from_rank(builder.part(window, shard), rank));
+    gather.writes.push_back(with_rank(builder, builder.part(window, shard), rank));
   }
 }
 
@@ -59,34 +58,62 @@ std::vector<GradientPart> emit_exchange(StepBuilder& builder, std::int32_t unit,
     if (rank == view.rank) continue;
     const ElemRange theirs = builder.shard(unit, rank);
     if (theirs.elems() > 0) {
-      exchange.reads.push_back(from_rank(builder.part(window, theirs), rank));
+      exchange.reads.push_back(with_rank(builder, builder.part(window, theirs), rank));
       exchange.bytes += exchange.reads.back().bytes;
     }
     if (own.elems() > 0) {
       const BufferId part = parts[static_cast<std::size_t>(rank)].buffer;
-      exchange.writes.push_back(from_rank(builder.part(part, own), rank));
+      exchange.writes.push_back(with_rank(builder, builder.part(part, own), rank));
     }
   }
   return parts;
 }
 
-void emit_norm_gather(StepBuilder& builder) {
+namespace {
+
+void gather_between_data_ranks(StepBuilder& builder) {
   const RankView& view = builder.view();
   if (view.is_alone()) return;
   Instruction& gather = emit_collective(builder, Op::kGather, -1, -1);
   for (std::int32_t rank = 0; rank < view.ranks; ++rank) {
     for (std::int32_t unit = 0; unit < builder.unit_count(); ++unit) {
+      if (!builder.owns(unit)) continue;
       const ElemRange shard = builder.shard(unit, rank);
       const Use partials = builder.norm_partials_of(unit, shard);
       if (shard.elems() == 0 || partials.bytes == 0) continue;
       if (rank != view.rank) {
-        gather.writes.push_back(from_rank(partials, rank));
+        gather.writes.push_back(with_rank(builder, partials, rank));
         continue;
       }
       gather.reads.push_back(partials);
       gather.bytes += static_cast<std::uint64_t>(view.ranks - 1) * partials.bytes;
     }
   }
+}
+
+void gather_between_stages(StepBuilder& builder) {
+  const StageView& pipeline = builder.pipeline();
+  if (pipeline.is_alone()) return;
+  Instruction& gather = builder.emit(Op::kGather, Lane::kComm, -1, -1);
+  gather.group = builder.pipeline_group();
+  for (std::int32_t unit = 0; unit < builder.unit_count(); ++unit) {
+    Use partials = builder.norm_partials_of(unit, {0, builder.unit_elems(unit)});
+    if (partials.bytes == 0) continue;
+    if (builder.owns(unit)) {
+      gather.bytes += static_cast<std::uint64_t>(pipeline.ranks() - 1) * partials.bytes;
+      gather.reads.push_back(partials);
+    } else {
+      partials.peer = builder.world_rank(pipeline.rank_of(unit), builder.view().rank);
+      gather.writes.push_back(partials);
+    }
+  }
+}
+
+}  // namespace
+
+void emit_norm_gather(StepBuilder& builder) {
+  gather_between_data_ranks(builder);
+  gather_between_stages(builder);
 }
 
 }  // namespace sluice::schedule

@@ -1,5 +1,4 @@
-// The collectives of a step of several data-parallel ranks. Each function emits nothing for a rank
-// that is alone. All ranks emit the same collectives in the same order: an empty shard makes an
+// The collectives of a step of several ranks. Each function emits nothing for a rank that is alone. All ranks emit the same collectives in the same order: an empty shard makes an
 // instruction without parts, so that no rank waits for one that has nothing to bring.
 #pragma once
 
@@ -27,7 +26,8 @@ void emit_gather(StepBuilder& builder, std::int32_t unit, BufferId from, BufferI
 std::vector<GradientPart> emit_exchange(StepBuilder& builder, std::int32_t unit, BufferId window,
                                         std::int32_t first, std::int32_t stride);
 
-// Completes the partials of the norm, of which each rank has computed those of its shards.
+// Completes the partials of the norm, of which each rank has computed those of its shards: first
+// between the data-parallel ranks of its units, then between the ranks of the pipeline.
 void emit_norm_gather(StepBuilder& builder);
 
 }  // namespace sluice::schedule

@@ -1,3 +1,5 @@
+// 510 lines because homes, transients and releases are one table.
+//
 // Bookkeeping under the parts of a step. Homes come first in the list of buffers, in the same order
 // for every schedule of a run, so that they have the same ids and places in all of them. At the end
 // the last use of each transient buffer is known; a Release goes behind it on the same lane.
@@ -37,16 +39,38 @@ StepBuilder::StepBuilder(const StepModel& model, const StepOptions& options,
   add_homes();
 }
 
-// One data-parallel group of all ranks.
+// Lists the groups of the whole world, since all ranks have the same table: of the data-parallel ranks
+// of each pipeline rank, of the pipeline ranks of each data-parallel rank, and of the two of these
+// that a tied head joins. A dimension of one rank has none.
 void StepBuilder::join_world() {
-  if (view().is_alone()) return;
-  SLUICE_CHECK(options_.microbatches % view().ranks == 0 &&
-               can_fold(options_.fold_groups, view().ranks));
-  schedule_.first_rank = view().rank;
-  schedule_.world_ranks = view().ranks;
-  Group group;
-  for (std::int32_t rank = 0; rank < view().ranks; ++rank) group.ranks.push_back(rank);
-  schedule_.groups.push_back(std::move(group));
+  const std::int32_t data_ranks = view().ranks;
+  const std::int32_t pipeline_ranks = pipeline().ranks();
+  if (data_ranks * pipeline_ranks == 1) return;
+  SLUICE_CHECK(options_.microbatches % data_ranks == 0 &&
+               can_fold(options_.fold_groups, data_ranks));
+  SLUICE_CHECK(pipeline().is_alone() ||
+               (pipeline().order.microbatches == options_.microbatches / data_ranks &&
+                pipeline().units.size() == pipeline().order.rank_of_stage.size() &&
+                pipeline().units.back().end == unit_count()));
+  schedule_.first_rank = world_rank(pipeline().rank, view().rank);
+  schedule_.world_ranks = data_ranks * pipeline_ranks;
+  for (std::int32_t p = 0; p < pipeline_ranks && data_ranks > 1; ++p) {
+    Group group;
+    for (std::int32_t d = 0; d < data_ranks; ++d) group.ranks.push_back(world_rank(p, d));
+    schedule_.groups.push_back(std::move(group));
+  }
+  for (std::int32_t d = 0; d < data_ranks && pipeline_ranks > 1; ++d) {
+    Group group{{}, Dimension::kPipeline};
+    for (std::int32_t p = 0; p < pipeline_ranks; ++p) group.ranks.push_back(world_rank(p, d));
+    schedule_.groups.push_back(std::move(group));
+  }
+  for (std::int32_t d = 0; d < data_ranks && ties_ranks(); ++d) {
+    Group group{
+        {world_rank(pipeline().rank_of(0), d), world_rank(pipeline().rank_of(unit_count() - 1), d)},
+        Dimension::kPipeline};
+    std::sort(group.ranks.begin(), group.ranks.end());
+    schedule_.groups.push_back(std::move(group));
+  }
 }
 
 ElemRange StepBuilder::shard(std::int32_t unit, std::int32_t rank) const {
@@ -170,6 +194,21 @@ void StepBuilder::add_shadows() {
   }
 }
 
+// The state of a unit that this rank passes through. The head's rank also keeps the weights of the
+// unit that its head reads.
+void StepBuilder::add_unit_homes(std::int32_t unit, DType gradient_dtype) {
+  const Placement& place = options_.placement;
+  const std::size_t at = index(unit);
+  const auto set = [&](StateKind kind, Tier tier, DType dtype) {
+    homes_[at][static_cast<std::size_t>(kind)] = add_home(kind, unit, tier, dtype);
+  };
+  const bool borrowed = unit == 0 && ties_ranks() && owns_head();
+  if (owns(unit) || borrowed) set(StateKind::kWeight, place.weight[at], model_.dtype_of(unit));
+  if (!owns(unit)) return;
+  set(StateKind::kGradient, place.gradient[at], gradient_dtype);
+  for (const StateKind kind : kOptimizerKinds) add_optimizer_home(kind, unit);
+}
+
 // The order of this list is the order of ids, and of places in memory: first the state of each
 // unit, then the tied gradient, tokens and losses, and the scalars. Shadows and log copies come
 // last, so that runs without them have the same ids for everything else.
@@ -181,22 +220,17 @@ void StepBuilder::add_homes() {
                                           : model_.dtype_of(unit);
   };
   homes_.assign(model_.units.size() + 1, {kNoId, kNoId, kNoId, kNoId, kNoId});
-  const auto set = [&](std::int32_t unit, StateKind kind, Tier tier, DType dtype) {
-    homes_[index(unit)][static_cast<std::size_t>(kind)] = add_home(kind, unit, tier, dtype);
-  };
   // Norm partials of all units lie in one array, in tensor order.
   std::uint64_t norm_blocks = 0;
   for (std::int32_t unit = 0; unit < unit_count(); ++unit) {
-    const std::size_t at = index(unit);
-    set(unit, StateKind::kWeight, place.weight[at], model_.dtype_of(unit));
-    set(unit, StateKind::kGradient, place.gradient[at], gradient_dtype(unit));
-    for (const StateKind kind : kOptimizerKinds) add_optimizer_home(kind, unit);
+    add_unit_homes(unit, gradient_dtype(unit));
     norm_blocks_of_earlier_units_.push_back(norm_blocks);
-    norm_blocks += model_.units[at].norm_blocks_before.back();
+    norm_blocks += model_.units[index(unit)].norm_blocks_before.back();
   }
   // The sum of a tied use is folded before it is rounded, so it has no rounded home.
-  if (model_.tied_elems > 0 && !rounds_gradients()) {
-    set(tied_unit(), StateKind::kGradient, place.gradient[0], gradient_dtype(0));
+  if (has_tied_unit() && owns_head() && !rounds_gradients()) {
+    homes_.back()[static_cast<std::size_t>(StateKind::kGradient)] =
+        add_home(StateKind::kGradient, tied_unit(), place.gradient[0], gradient_dtype(0));
   }
 
   const auto pinned = [&](BufferRole role, Category category, DType dtype, std::uint64_t bytes,
@@ -216,8 +250,11 @@ void StepBuilder::add_homes() {
   const bool has_data = model_.token_bytes > 0;
   for (const std::int32_t mb :
        has_data ? own_microbatches(model_, options_) : std::vector<std::int32_t>()) {
-    tokens_[index(mb)] =
-        pinned(BufferRole::kTokens, Category::kActivation, DType::kI32, model_.token_bytes, mb);
+    if (reads_tokens()) {
+      tokens_[index(mb)] =
+          pinned(BufferRole::kTokens, Category::kActivation, DType::kI32, model_.token_bytes, mb);
+    }
+    if (!owns_head()) continue;
     losses_[index(mb)] =
         pinned(BufferRole::kLoss, Category::kActivation, DType::kF64, sizeof(double), mb);
   }

@@ -56,6 +56,27 @@ class StepBuilder {
   // Elements of the window, which holds the whole unit.
   std::uint64_t unit_elems(std::int32_t unit) const;
   const RankView& view() const { return model_.view; }
+  const StageView& pipeline() const { return model_.pipeline; }
+  // Whether this rank passes through the unit and keeps its state.
+  bool owns(std::int32_t unit) const { return pipeline().owns(unit); }
+  // A tied head reads the window of its tensor's unit. Where that unit is of another rank, the head's
+  // rank keeps a copy of its weights and the sum of the tied use (tied_stages.hpp).
+  bool has_tied_unit() const { return model_.tied_elems > 0; }
+  bool ties_ranks() const {
+    return has_tied_unit() && pipeline().rank_of(0) != pipeline().rank_of(unit_count() - 1);
+  }
+  bool owns_head() const { return owns(unit_count() - 1); }
+  // The first unit reads tokens, the head targets.
+  bool reads_tokens() const { return owns(0) || owns_head(); }
+  // Numbers in the world: the data-parallel ranks of a pipeline rank follow each other.
+  std::int32_t world_rank(std::int32_t pipeline_rank, std::int32_t data_rank) const {
+    return pipeline_rank * view().ranks + data_rank;
+  }
+  // Groups of this rank. Precondition: several ranks differ in the dimension; of tied_group(), that
+  // ties_ranks() and the rank is one of the two.
+  std::int32_t data_group() const { return pipeline().rank; }
+  std::int32_t pipeline_group() const { return data_group_count() + view().rank; }
+  std::int32_t tied_group() const { return data_group_count() + view().ranks + view().rank; }
   // The range of the unit that a rank owns; all of it if the rank is alone.
   ElemRange shard(std::int32_t unit, std::int32_t rank) const;
   ElemRange own_shard(std::int32_t unit) const { return shard(unit, view().rank); }
@@ -131,8 +152,10 @@ class StepBuilder {
   Schedule finish(const StepBorders& borders, std::span<const BufferId> kept = {});
 
  private:
+  std::int32_t data_group_count() const { return view().is_alone() ? 0 : pipeline().ranks(); }
   static std::size_t index(std::int32_t value) { return static_cast<std::size_t>(value); }
   void add_homes();
+  void add_unit_homes(std::int32_t unit, DType gradient_dtype);
   void join_world();
   BufferId add_persistent(Buffer buffer);
   BufferId add_home(StateKind kind, std::int32_t unit, Tier tier, DType dtype);

@@ -13,6 +13,7 @@
 #include "base/memory_kinds.hpp"
 #include "base/units.hpp"
 #include "engine/schedule/compile/recompute.hpp"
+#include "engine/schedule/compile/stage_view.hpp"
 #include "engine/schedule/rank_view.hpp"
 #include "engine/schedule/saved_part.hpp"
 #include "kernels/optimizer.hpp"
@@ -52,7 +53,8 @@ struct StepModel {
   // The units of a host program may differ in rule and dtype: one for each of them, in place of the
   // two above. Only generate_update() takes such a model.
   std::vector<kernels::OptimizerOptions> unit_optimizers = {};
-  RankView view;  // whose step it is
+  RankView view;       // whose step it is, among data-parallel ranks
+  StageView pipeline;  // and in a pipeline
 
   const kernels::OptimizerOptions& optimizer_of(std::int32_t unit) const {
     return unit_optimizers.empty() ? optimizer : unit_optimizers[static_cast<std::size_t>(unit)];

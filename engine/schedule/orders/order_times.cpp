@@ -1,0 +1,114 @@
+// Each rank goes on with its list as far as the ends of earlier passes are known. Times do not depend
+// on the order in which the ranks are visited.
+#include "engine/schedule/orders/order_times.hpp"
+
+#include "base/error.hpp"
+
+namespace sluice::schedule {
+namespace {
+
+constexpr std::int64_t kNotYet = -1;
+
+class Clock {
+ public:
+  Clock(const PipelineOrder& order, const PassTimes& times)
+      : order_(order),
+        durations_{times.forward, times.backward_input + times.backward_weight,
+                   times.backward_input, times.backward_weight},
+        forward_end_(count(), kNotYet),
+        backward_end_(count(), kNotYet),
+        at_(order.actions.size()),
+        free_from_(order.actions.size()) {}
+
+  OrderTimes run() && {
+    times_.spans.resize(order_.actions.size());
+    bool moved = true;
+    while (moved) {
+      moved = false;
+      for (std::size_t rank = 0; rank < order_.actions.size(); ++rank) {
+        while (advance(rank)) moved = true;
+      }
+    }
+    for (std::size_t rank = 0; rank < order_.actions.size(); ++rank) close(rank);
+    return std::move(times_);
+  }
+
+ private:
+  std::size_t count() const {
+    return static_cast<std::size_t>(order_.stages()) *
+           static_cast<std::size_t>(order_.microbatches);
+  }
+  std::size_t index(std::int32_t stage, std::int32_t microbatch) const {
+    return static_cast<std::size_t>(stage) * static_cast<std::size_t>(order_.microbatches) +
+           static_cast<std::size_t>(microbatch);
+  }
+
+  // The time from which the pass has all that it reads; kNotYet if that is not known.
+  std::int64_t ready_at(const StageAction& pass) const {
+    const std::size_t own = index(pass.stage, pass.microbatch);
+    switch (pass.kind) {
+      case ActionKind::kForward:
+        return pass.stage == 0 ? 0 : forward_end_[index(pass.stage - 1, pass.microbatch)];
+      case ActionKind::kBackwardWeight:
+        return backward_end_[own];
+      default: {
+        if (pass.stage + 1 == order_.stages()) return forward_end_[own];
+        const std::int64_t after = backward_end_[index(pass.stage + 1, pass.microbatch)];
+        return forward_end_[own] == kNotYet || after == kNotYet
+                   ? kNotYet
+                   : std::max(forward_end_[own], after);
+      }
+    }
+  }
+
+  bool advance(std::size_t rank) {
+    if (at_[rank] == order_.actions[rank].size()) return false;
+    const StageAction& action = order_.actions[rank][at_[rank]];
+    OrderTimes::Span span{free_from_[rank], free_from_[rank]};
+    if (is_pass(action.kind)) {
+      const std::int64_t ready = ready_at(action);
+      if (ready == kNotYet) return false;
+      span.begin = std::max(ready, free_from_[rank]);
+      span.end = span.begin + durations_[static_cast<std::size_t>(action.kind)];
+      const std::size_t own = index(action.stage, action.microbatch);
+      if (action.kind == ActionKind::kForward) forward_end_[own] = span.end;
+      if (action.kind == ActionKind::kBackward || action.kind == ActionKind::kBackwardInput) {
+        backward_end_[own] = span.end;
+      }
+      free_from_[rank] = span.end;
+    }
+    times_.spans[rank].push_back(span);
+    ++at_[rank];
+    return true;
+  }
+
+  void close(std::size_t rank) {
+    SLUICE_CHECK(at_[rank] == order_.actions[rank].size());
+    std::int64_t first = kNotYet;
+    std::int64_t work = 0;
+    for (std::size_t i = 0; i < at_[rank]; ++i) {
+      const OrderTimes::Span& span = times_.spans[rank][i];
+      if (!is_pass(order_.actions[rank][i].kind)) continue;
+      if (first == kNotYet) first = span.begin;
+      work += span.end - span.begin;
+    }
+    times_.bubbles.push_back(first == kNotYet ? 0 : free_from_[rank] - first - work);
+    times_.makespan = std::max(times_.makespan, free_from_[rank]);
+  }
+
+  const PipelineOrder& order_;
+  std::int64_t durations_[4];               // by kind of pass
+  std::vector<std::int64_t> forward_end_;   // by stage and micro-batch
+  std::vector<std::int64_t> backward_end_;  // of the gradient of the input
+  std::vector<std::size_t> at_;             // by rank: its next action
+  std::vector<std::int64_t> free_from_;     // by rank
+  OrderTimes times_;
+};
+
+}  // namespace
+
+OrderTimes time_order(const PipelineOrder& order, const PassTimes& times) {
+  return Clock(order, times).run();
+}
+
+}  // namespace sluice::schedule
