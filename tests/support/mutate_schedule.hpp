@@ -301,7 +301,8 @@ class Mutator {
     const std::size_t nth = below(count);
     std::vector<std::size_t> order = list_order();
     for (std::int32_t rank = 0; rank < schedule_.ranks; ++rank) {
-      std::erase(order, collectives_of(rank).at(nth));
+      const std::vector<std::size_t> places = collectives_of(rank);  // ranks of a pipeline differ
+      if (nth < places.size()) std::erase(order, places[nth]);
     }
     return reordered(order);
   }
@@ -316,7 +317,7 @@ class Mutator {
     for (std::int32_t rank = 0; rank < schedule_.ranks; ++rank) {
       if (!all && rank != one) continue;
       const std::vector<std::size_t> places = collectives_of(rank);
-      std::swap(order[places[nth]], order[places[nth + 1]]);
+      if (nth + 1 < places.size()) std::swap(order[places[nth]], order[places[nth + 1]]);
     }
     return reordered(order);
   }

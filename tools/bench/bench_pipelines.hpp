@@ -21,8 +21,9 @@ struct PipelineBenchOptions {
 // Runs the passes of each order on paper. Throws InputError for a file that holds no order that can
 // run.
 // {"event":"bench","name":"pipelines","figures":{ranks, stages_each, microbatches, forward,
-//   backward_input, backward_weight, "orders":[{order, stages, bubble, closed_bubble (null where no
-//   closed form holds), makespan, in_flight and closed_in_flight (by rank), sums_in_order, and with one order csv}]}}
+//   backward_input, backward_weight, "orders":[{order, stages, bubble, closed_bubble, makespan,
+//   in_flight and closed_in_flight by rank (null where no closed form holds), sums_in_order, and of
+//   a single order csv}]}}
 nlohmann::json run_pipelines_bench(const PipelineBenchOptions& options);
 
 }  // namespace sluice::bench

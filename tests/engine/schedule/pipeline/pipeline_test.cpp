@@ -193,7 +193,7 @@ TEST(PipelineFaults, AreNamed) {
       holds(damaged([&](Schedule& w) { ++first(w, Op::kSendForward).tag; }), "has no matching"));
   EXPECT_TRUE(
       holds(damaged([&](Schedule& w) { first(w, Op::kSendForward).peer = 0; }), "has no peer"));
-  EXPECT_TRUE(holds(damaged([&](Schedule& w) { first(w, Op::kRecvForward).unit = 2; }),
+  EXPECT_TRUE(holds(damaged([&](Schedule& w) { first(w, Op::kRecvForward).unit = 0; }),
                     "is received as another value"));
   EXPECT_TRUE(holds(damaged([&](Schedule& w) {
                       for (Instruction& i : w.instructions) {
@@ -201,7 +201,7 @@ TEST(PipelineFaults, AreNamed) {
                         i.microbatch = 1 - i.microbatch;
                       }
                     }),
-                    "another micro-batch"));
+                    "of micro-batch 0"));
 }
 
 }  // namespace
