@@ -74,6 +74,11 @@ Struct read_struct(const Struct* in, const char* name) {
   std::memcpy(&copy, in, known_bytes(in, size, sizeof(Struct), sizeof(Struct), name, true));
   return copy;
 }
+// For calls that must not fail once they have done their work: whether write_struct() can fill it.
+template <typename Struct>
+void check_struct(const Struct* out, const char* name) {
+  known_bytes(out, required(out, name).struct_size, sizeof(Struct), sizeof(Struct), name, false);
+}
 // Fills the caller's struct: `from` as far as it fits, zeros behind. Its struct_size stays.
 template <typename Struct>
 void write_struct(Struct* out, Struct from, const char* name) {

@@ -298,7 +298,7 @@ sluice_status sluice_update_next(sluice_session* session, sluice_update_part* ou
   return run_call("sluice_update_next", [&] {
     Turn turn(session);
     // Looked at first: a part that cannot be handed out must not be taken.
-    sluice::capi::write_struct(out, sluice_update_part(SLUICE_UPDATE_PART_INIT), "out");
+    sluice::capi::check_struct(out, "out");
     const std::optional<sluice::host::CallerPart> found = turn->next_part();
     sluice_update_part part = SLUICE_UPDATE_PART_INIT;
     part.grad_norm = turn->grad_norm();

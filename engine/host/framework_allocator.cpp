@@ -1,5 +1,6 @@
 #include "engine/host/framework_allocator.hpp"
 
+#include <algorithm>
 #include <cerrno>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -91,6 +92,7 @@ std::byte* FrameworkAllocator::allocate(std::uint64_t bytes, void* native_stream
     throw OutOfMemory(Tier::kDevice, Category::kExternal, bytes,
                       engine_->ledger().cap_bytes(Tier::kDevice));
   }
+  check_site(site);
   const allocator::AllocationRequest request{
       .bytes = bytes, .stream = stream_id(native_stream), .name = site};
   for (int calls = 0;; ++calls) {
@@ -126,12 +128,25 @@ void FrameworkAllocator::begin_step() {
   planning_ ? planning_->begin_step() : caching_.begin_step();
 }
 
+// A snapshot could not be written with a site that has no name.
+void FrameworkAllocator::check_site(std::uint32_t site) {
+  const std::uint32_t last = last_site_;
+  if (site <= last) return;
+  throw InputError("site " + std::to_string(site) +
+                   " has no name; the last one that was named is " + std::to_string(last));
+}
+
 // Without a recorder, numbers have no names anywhere, but stay apart in reports.
 std::uint32_t FrameworkAllocator::intern_site(std::string_view name) {
-  if (recorder_ != nullptr) return recorder_->intern(name);
   const MutexLock lock(mutex_);
-  const auto number = static_cast<std::uint32_t>(sites_.size() + 1);
-  return sites_.try_emplace(std::string(name), number).first->second;
+  std::uint32_t number = static_cast<std::uint32_t>(sites_.size() + 1);
+  if (recorder_ != nullptr) {
+    number = recorder_->intern(name);
+  } else {
+    number = sites_.try_emplace(std::string(name), number).first->second;
+  }
+  last_site_ = std::max<std::uint32_t>(last_site_, number);
+  return number;
 }
 
 void FrameworkAllocator::set_pressure_callback(PressureCallback callback) {
@@ -147,7 +162,8 @@ std::uint64_t FrameworkAllocator::planned_count() {
 
 void FrameworkAllocator::write_snapshot(const std::string& path, SnapshotFormat format) {
   const record::MemorySnapshot snapshot = planning_ ? planning_->snapshot() : caching_.snapshot();
-  PosixFile file = PosixFile::create(path);
+  const std::string unfinished = path + ".tmp";
+  PosixFile file = PosixFile::create(unfinished);
   std::uint64_t offset = 0;
   const auto append = [&](std::string_view text) {
     file.write_all(offset, std::as_bytes(std::span(text.data(), text.size())));
@@ -160,6 +176,7 @@ void FrameworkAllocator::write_snapshot(const std::string& path, SnapshotFormat 
     record::write_memory_trace_csv(snapshot, text);
     append(text.view());
   }
+  rename_durably(unfinished, path);
 }
 
 std::string FrameworkAllocator::report(bool searches_fixes) {

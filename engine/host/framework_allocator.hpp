@@ -5,6 +5,7 @@
 // long as the allocator, so the framework's streams must too.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -35,7 +36,7 @@ class FrameworkAllocator {
 
   FrameworkAllocator(std::shared_ptr<HostEngine> engine, const FrameworkAllocatorOptions& options);
 
-  // Throws OutOfMemoryReported.
+  // Throws OutOfMemoryReported, and InputError for a site that intern_site() has not returned.
   std::byte* allocate(std::uint64_t bytes, void* native_stream, std::uint32_t site);
   // Throw InputError for an address that is no block of this allocator.
   void free(void* data);
@@ -59,6 +60,7 @@ class FrameworkAllocator {
  private:
   allocator::StreamId stream_id(void* native, bool movable, bool* is_new);
   allocator::StreamId stream_id(void* native) { return stream_id(native, true, nullptr); }
+  void check_site(std::uint32_t site);
   std::byte* try_once(const allocator::AllocationRequest& request);
 
   const std::shared_ptr<HostEngine> engine_;
@@ -72,6 +74,7 @@ class FrameworkAllocator {
   Mutex mutex_;
   std::unordered_map<void*, allocator::StreamId> streams_ SLUICE_GUARDED_BY(mutex_);
   std::unordered_map<std::string, std::uint32_t> sites_ SLUICE_GUARDED_BY(mutex_);
+  std::atomic<std::uint32_t> last_site_{0};
   std::shared_ptr<const PressureCallback> pressure_ SLUICE_GUARDED_BY(mutex_);
   std::shared_ptr<const allocator::OomReport> last_report_ SLUICE_GUARDED_BY(mutex_);
 };

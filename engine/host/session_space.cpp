@@ -73,9 +73,13 @@ void SessionSpace::set_group(std::uint32_t group, const GroupOptions& options) {
   }
   check_group(options);
   const kernels::OptimizerOptions& now = groups_[group].rule;
+  // SGD has a moment with momentum and none without.
+  const auto extent = [](const kernels::OptimizerOptions& rule) {
+    return kernels::state_layout(rule, StateKind::kMoment1).extent;
+  };
   if (now.rule != options.rule.rule || now.moments != options.rule.moments ||
       now.split_master != options.rule.split_master ||
-      now.caller_moments != options.rule.caller_moments) {
+      now.caller_moments != options.rule.caller_moments || extent(now) != extent(options.rule)) {
     throw InputError("a group's rule and formats stay as they are; make a session with others");
   }
   groups_[group] = options;

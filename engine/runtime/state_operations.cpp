@@ -170,7 +170,9 @@ void StateOperations::optimizer_step(kernels::StateKernels& kernels, const Progr
   const auto elems = static_cast<std::int64_t>(range.elems());
   if (clip != nullptr && !std::isfinite(clip[0])) {
     if (how.guard != nullptr) how.guard->before(0, elems);
-    keep_weight(kernels, master, weight);
+    // Where the rule reads the weight (a split master), it is still there as it was.
+    const kernels::OptimizerOptions& options = table_.options(static_cast<std::size_t>(unit));
+    if (!kernels::reads_weight(options)) keep_weight(kernels, master, weight);
     if (how.guard != nullptr) how.guard->after(0, elems);
     return;
   }

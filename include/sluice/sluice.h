@@ -284,7 +284,8 @@ typedef struct sluice_group_options {
 /* Before seal. */
 SLUICE_API sluice_status sluice_add_group(sluice_session* session,
                                           const sluice_group_options* options, sluice_group* out);
-/* At any time, from the next update on; rule, moments and split_master must stay. */
+/* At any time, from the next update on; rule, moments and split_master must stay, and SGD's momentum
+ * zero or not zero. */
 SLUICE_API sluice_status sluice_set_group(sluice_session* session, sluice_group group,
                                           const sluice_group_options* options);
 /* Before seal. State of one unit moves together: a layer, or a block of layers. */

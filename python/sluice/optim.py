@@ -45,6 +45,7 @@ class AdamW(torch.optim.Optimizer):
         for parameter, home in self._homes.items():
             if parameter.device.type == "cpu":
                 parameter.data = home
+        self._note_values()
 
     def _settings(self, group):
         return {"lr": float(group["lr"]), "betas": group["betas"], "eps": group["eps"],
@@ -74,17 +75,31 @@ class AdamW(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for g, group in enumerate(self.param_groups):
-            self._session.set_group(g, **self._settings(group))
             for p, parameter in enumerate(group["params"]):
                 if parameter.grad is None:
                     raise InputError(f"parameter {p} of group {g} has no gradient")
+        self._take_changes()
+        for g, group in enumerate(self.param_groups):
+            self._session.set_group(g, **self._settings(group))
+            for parameter in group["params"]:
                 gradient = parameter.grad.to(device="cpu", dtype=parameter.dtype).contiguous()
                 self._session.give_gradient(self._numbers[parameter], gradient.data_ptr())
         self._session.update()
         for parameter, home in self._homes.items():
             if parameter.data_ptr() != home.data_ptr():
                 parameter.copy_(home)
+        self._note_values()
         return loss
+
+    def _note_values(self):
+        self._seen = {parameter: (parameter._version, parameter.data_ptr()) for parameter in self._numbers}
+
+    def _take_changes(self):
+        """Parameters that were written since the last step begin anew from their values. In-place writes
+        through parameter.data are not seen: torch does not count them."""
+        for parameter, number in self._numbers.items():
+            if self._seen[parameter] != (parameter._version, parameter.data_ptr()):
+                self._write(number, "weight", parameter, parameter.dtype)
 
     def _kinds(self, parameter):
         """{torch's name: (kind, dtype)} of the state that a parameter has."""
@@ -115,17 +130,21 @@ class AdamW(torch.optim.Optimizer):
             raise InputError(f"the state has different numbers of steps: {sorted(steps)}")
         if states and len(states) != len(self._numbers):
             raise InputError(f"the state has {len(states)} parameters and the optimizer {len(self._numbers)}")
-        for entry, parameter in zip(states.values(), self._numbers):
+        for i, parameter in enumerate(self._numbers if states else ()):
+            if i not in states:
+                raise InputError(f"the state has no parameter {i}")
+            entry = states[i]
             for name in self._kinds(parameter):
                 if name in entry and entry[name].shape != parameter.shape:
                     raise InputError(f"{name} has the shape {tuple(entry[name].shape)}, not {tuple(parameter.shape)}")
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
         for parameter, number in self._numbers.items():
             self._write(number, "weight", parameter, parameter.dtype)
-        for entry, (parameter, number) in zip(states.values(), self._numbers.items()):
+        for i, (parameter, number) in enumerate(self._numbers.items() if states else ()):
             for name, (kind, dtype) in self._kinds(parameter).items():
-                if name in entry:
-                    self._write(number, kind, entry[name], dtype)
+                if name in states[i]:
+                    self._write(number, kind, states[i][name], dtype)
+        self._note_values()
         _library.call("sluice_set_updates", self._session._handle, int(steps.pop()) if steps else 0)
 
     def _write(self, number, kind, tensor, dtype):

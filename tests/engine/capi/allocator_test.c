@@ -242,6 +242,7 @@ static void test_out_of_memory(void) {
   EXPECT(SLUICE_OK, sluice_allocator_site(allocator, "weights of layer 3", &site));
   EXPECT(SLUICE_OK, sluice_allocator_site(allocator, "weights of layer 3", &again));
   CHECK(site != 0 && site == again);
+  EXPECT(SLUICE_E_INPUT, sluice_alloc(allocator, MIB, NULL, site + 1, &first));
   EXPECT(SLUICE_OK, sluice_alloc(allocator, 5 * MIB, NULL, site, &first));
   EXPECT(SLUICE_E_MEMORY, sluice_alloc(allocator, 6 * MIB, NULL, 0, &second));
   CHECK(second == NULL);

@@ -592,6 +592,47 @@ static void test_wrong_calls(const char* folder) {
   sluice_engine_destroy(engine);
 }
 
+/* Gradients that are not finite leave every format as it is, wherever its state lies. */
+static void test_not_finite(const char* folder) {
+  int split, place;
+  for (split = 0; split < 2; ++split) {
+    for (place = 0; place < 2; ++place) {
+      sluice_engine* engine = make_engine(place == 1 ? folder : NULL, 8 * MIB);
+      sluice_update_info info = SLUICE_UPDATE_INFO_INIT;
+      struct trial t;
+      uint64_t before;
+      double norm;
+      open_trial(&t, engine, place == 1 ? SLUICE_STATE_STORAGE : SLUICE_STATE_PINNED, SLUICE_BF16,
+                 split);
+      train(&t, 0, 2, &norm);
+      before = digest_state(&t);
+      give_grads(&t, 5, NAN);
+      EXPECT(SLUICE_E_NOT_FINITE, sluice_update(t.session, &info));
+      CHECK(digest_state(&t) == before);
+      close_trial(&t);
+      sluice_engine_destroy(engine);
+    }
+  }
+}
+
+/* A group keeps its states: momentum may change, but not come or go. */
+static void test_momentum(void) {
+  sluice_engine* engine = make_engine(NULL, 8 * MIB);
+  sluice_session_options options = SLUICE_SESSION_OPTIONS_INIT;
+  sluice_group_options group = SLUICE_GROUP_OPTIONS_INIT;
+  sluice_session* session = NULL;
+  sluice_group number = 0;
+  EXPECT(SLUICE_OK, sluice_session_create(engine, &options, &session));
+  group.rule = SLUICE_SGD;
+  EXPECT(SLUICE_OK, sluice_add_group(session, &group, &number));
+  group.momentum = 0.5;
+  EXPECT(SLUICE_OK, sluice_set_group(session, number, &group));
+  group.momentum = 0;
+  EXPECT(SLUICE_E_INPUT, sluice_set_group(session, number, &group));
+  sluice_session_destroy(session);
+  sluice_engine_destroy(engine);
+}
+
 /* A written weight is its master's value, on storage too, and neighbours keep theirs. */
 static void test_write_weight(const char* folder) {
   sluice_engine* engine = make_engine(folder, 8 * MIB);
@@ -711,7 +752,9 @@ static void test_caller(const char* folder) {
         }
       }
       CHECK(seen == 0x1e);
+      part.param = 77;
       EXPECT(SLUICE_E_STATE, sluice_update_next(t.session, &part));
+      CHECK(part.param == 77);
     }
     digests[place] = digest_state(&t);
     /* Not finite: no part is handed out. */
@@ -736,6 +779,8 @@ int main(int argc, char** argv) {
   test_tiers(folder);
   test_refusal();
   test_wrong_calls(folder);
+  test_not_finite(folder);
+  test_momentum();
   test_write_weight(folder);
   test_frozen_and_order();
   test_caller(folder);
