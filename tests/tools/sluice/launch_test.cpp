@@ -1,5 +1,6 @@
 // `sluice launch` from outside: environments, output, signals, dead ranks, restarts. And a rank in
 // the environments of the other launchers.
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -196,6 +197,8 @@ class OtherLaunchers : public CliTest {
 TEST_F(OtherLaunchers, AProgramThatSpeaksFirstAtThePortIsRefusedAtOnce) {
   const collectives::Socket listener = collectives::listen_at("127.0.0.1", 0);
   const auto rank = start_half(1, collectives::port_of(listener));
+  pollfd guests{listener.descriptor(), POLLIN, 0};
+  ASSERT_EQ(::poll(&guests, 1, 20'000), 1);
   const collectives::Socket guest(::accept(listener.descriptor(), nullptr, nullptr));
   const std::string banner = "SSH-2.0-OpenSSH_9.6\r\n";
   ASSERT_EQ(::send(guest.descriptor(), banner.data(), banner.size(), 0),
