@@ -336,10 +336,12 @@ bool is_heard(const RendezvousPlace& place, const Socket& socket, Deadline deadl
   const bool waits = place.port_is_bound;
   const Deadline limit = Deadline::after_seconds(kHeardSeconds);
   Bytes heard(kMagicBytes);
-  if (receive_all(socket, heard, waits || deadline.time() < limit.time() ? deadline : limit)) {
-    return begins_with(heard, kHeard);
-  }
-  if (!waits && limit.passed()) {
+  const bool answered =
+      receive_all(socket, heard, waits || deadline.time() < limit.time() ? deadline : limit);
+  if (answered && begins_with(heard, kHeard)) return true;
+  // Its own hello: the socket has connected to itself, and nobody listens.
+  const bool is_stranger = answered && !begins_with(heard, kHello);
+  if (is_stranger || (!answered && !waits && limit.passed())) {
     throw InputError("rank " + std::to_string(place.rank) + " reached " + place_name(place) +
                      ", where another program listens and not rank 0; give the job a free "
                      "MASTER_PORT");

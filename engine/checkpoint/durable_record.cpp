@@ -156,6 +156,7 @@ std::string format_state_record(const CheckpointManifest& manifest, const SavedS
   document["space"] = {{"run", state.run.hex()}, {"log", state.log},
                        {"log_id", state.log_id}, {"bytes", state.space_bytes},
                        {"files", state.files},   {"shares", state.shares}};
+  if (state.ranks > 1) document["space"]["ranks"] = state.ranks;
   document["homes"] = nlohmann::ordered_json::array();
   for (const runtime::SavedHome& home : state.homes) {
     document["homes"].push_back({{"kind", state_kind_name(home.kind)},
@@ -190,6 +191,10 @@ void parse_state_record(std::string_view text, const std::string& name,
   state.log = word(*space, "log", name);
   if (space->contains("log_id")) state.log_id = word(*space, "log_id", name);
   state.space_bytes = number(*space, "bytes", name);
+  if (space->contains("ranks")) {
+    state.ranks = static_cast<std::uint32_t>(
+        std::min<std::uint64_t>(number(*space, "ranks", name), std::uint64_t{1} << 31));
+  }
   const auto files = space->find("files");
   if (files == space->end() || !files->is_array() || files->empty()) {
     refuse(name, "'files' must be a list of names");

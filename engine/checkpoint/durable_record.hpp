@@ -27,6 +27,7 @@ struct SavedState {
   std::uint64_t space_bytes = 0;
   std::vector<runtime::SavedHome> homes;
   std::vector<std::uint32_t> shares;  // of each file in a round of stripes
+  std::uint32_t ranks = 1;            // that share the state: so many logs make a commit
 
   bool operator==(const SavedState&) const = default;
 };

@@ -187,7 +187,8 @@ std::vector<std::string> rank_paths(const std::vector<std::string>& paths, int r
 // The commits of each rank of one run.
 using CommitsByRank = std::vector<std::vector<DurableFound>>;
 
-// The newest step that every rank has, of all ranks.
+// The newest step that every rank has, of all ranks. A job that ended between the first commits of
+// two ranks left fewer logs than its record has ranks.
 std::optional<DurableFound> newest_of_all(CommitsByRank& ranks) {
   const auto at_step = [](std::vector<DurableFound>& commits, std::int64_t step) {
     return std::find_if(commits.begin(), commits.end(),
@@ -195,9 +196,10 @@ std::optional<DurableFound> newest_of_all(CommitsByRank& ranks) {
   };
   for (DurableFound& newest : ranks.front()) {
     const std::int64_t step = newest.manifest.step;
-    const bool all = std::all_of(ranks.begin(), ranks.end(), [&](auto& commits) {
-      return at_step(commits, step) != commits.end();
-    });
+    const bool all = ranks.size() >= newest.state.ranks &&
+                     std::all_of(ranks.begin(), ranks.end(), [&](auto& commits) {
+                       return at_step(commits, step) != commits.end();
+                     });
     if (!all) {
       log(LogLevel::kInfo, "commit of step " + std::to_string(step) + " in '" + newest.log +
                                "' is passed over: the job ended before all ranks had it");

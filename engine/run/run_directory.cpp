@@ -3,10 +3,12 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <charconv>
 #include <cstdint>
 #include <filesystem>
+#include <fstream>
 #include <optional>
 #include <system_error>
 
@@ -143,6 +145,17 @@ std::vector<std::string> runs_to_resume(const std::string& path) {
                      " and " + kEventsFile);
   }
   return runs;
+}
+
+std::string launch_of(const std::string& run) {
+  const fs::path path = fs::path(run) / kLaunchFile;
+  std::error_code ignored;
+  // A pipe in a directory of another user would never open.
+  if (!fs::is_regular_file(fs::symlink_status(path, ignored))) return {};
+  std::ifstream file(path);
+  std::array<char, 64> line{};
+  file.getline(line.data(), line.size());
+  return line.data();
 }
 
 void make_run_directory(const std::string& path, bool durable) {

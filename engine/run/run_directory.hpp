@@ -3,6 +3,7 @@
 // Each start makes a directory of its own, with the number after the highest that exists; mkdir is
 // the claim, so two starts never share one. Everything of the run lies in it:
 //   config.toml, events.jsonl, plan.json, ...   its files (run_files.hpp)
+//   launch                                      the token of the `sluice launch` that started it
 //   checkpoints/                                 with checkpoint.dir set: a link to
 //                                                CHECKPOINT_DIR/RUN_ID, where they lie
 //   storage/                                     unless memory.storage_paths is set
@@ -21,6 +22,7 @@ namespace sluice::run {
 
 inline constexpr const char* kConfigFile = "config.toml";
 inline constexpr const char* kEventsFile = "events.jsonl";
+inline constexpr const char* kLaunchFile = "launch";
 inline constexpr const char* kLatest = "latest";
 
 // Whether a run has begun in `path`: its configuration and its events are there.
@@ -33,6 +35,9 @@ std::string latest_run(const std::string& path);
 // Like latest_run, but returns every run that a resume of `path` may continue, in the order of its
 // attempts. Throws InputError if there is none.
 std::vector<std::string> runs_to_resume(const std::string& path);
+
+// The token of the launcher that last started the run; empty: none did.
+std::string launch_of(const std::string& run);
 
 // The directory that the next start in log_dir would claim.
 std::string next_run_directory(const std::string& log_dir);

@@ -20,9 +20,9 @@ namespace sluice::run {
 
 // All files that a run writes in its directory, besides checkpoints, storage and lock. `sluice
 // report` writes the reports.
-inline constexpr std::array kRunFiles{kConfigFile,           kEventsFile,  "plan.json",
-                                      "plan_trace.json",     "trace.json", "trace.perfetto.json",
-                                      "weights.safetensors", "report.html"};
+inline constexpr std::array kRunFiles{kConfigFile,           kEventsFile,           kLaunchFile,
+                                      "plan.json",           "plan_trace.json",     "trace.json",
+                                      "trace.perfetto.json", "weights.safetensors", "report.html"};
 
 // A file of the run cannot be written: a fault outside the state, which can still be saved.
 class RunFileError : public Error {

@@ -179,9 +179,9 @@ runtime::DurableState::Record Session::record_of(const checkpoint::CheckpointMan
     files_->keep();
     offload::TaggedSpace& storage = memory_.storage();
     return checkpoint::format_state_record(
-        manifest,
-        {storage.run(), files_->log_path(), offload::file_id(files_->log_path()),
-         storage.space().file_paths(), storage.space().bytes(), homes, storage.space().shares()});
+        manifest, {storage.run(), files_->log_path(), offload::file_id(files_->log_path()),
+                   storage.space().file_paths(), storage.space().bytes(), homes,
+                   storage.space().shares(), static_cast<std::uint32_t>(ranks_.data.size())});
   };
 }
 

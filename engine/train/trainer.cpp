@@ -134,9 +134,13 @@ TrainingEnd Trainer::run_steps() {
       save();
     }
     if (overflows) stop_overflowing();
-    if (stop && step_ < last) return TrainingEnd::kInterrupted;
+    if (stop && step_ < last) {
+      agree_on_files();
+      return TrainingEnd::kInterrupted;
+    }
   }
   finish();
+  agree_on_files();
   return TrainingEnd::kDone;
 }
 
@@ -147,6 +151,12 @@ bool Trainer::stop_asked() {
   const World::StopVote vote = context_.world.vote_on_stop({signal, faults_.untold});
   if (!vote.fault.empty()) throw StopAgreed(vote.fault);
   return vote.signal != 0;
+}
+
+void Trainer::agree_on_files() {
+  if (context_.world.alone()) return;
+  const World::StopVote vote = context_.world.vote_on_stop({0, faults_.untold});
+  if (!vote.fault.empty()) throw StopAgreed(vote.fault);
 }
 
 void Trainer::write_files(const std::function<void()>& write) {
@@ -338,6 +348,8 @@ void Trainer::save() {
     checkpoint::save_checkpoint(context_.config.checkpoint.dir, manifest(), session_.state());
     session_.count_use(planner::Verb::kSave);
   }
+  // The first rank hashes and syncs its file alone, perhaps for longer than a data call waits.
+  context_.world.gather("the save", {});
   note_saved(step_);
 }
 
@@ -371,6 +383,7 @@ void Trainer::finish() {
   drain();
   const std::string huggingface =
       context_.config.checkpoint.final ? export_results() : std::string();
+  context_.world.gather("the export", {});  // the first rank writes most of it alone
   const std::string hash = session_.state().weights_hash();
   session_.count_use(planner::Verb::kExport);
   RunEvent done{{"event", "done"},

@@ -58,8 +58,11 @@ class Trainer {
   }
   // Whether all ranks stop now: one has a signal, or a fault of its files. They agree on it.
   bool stop_asked();
+  // Behind the last files of the run, which no step follows: throws StopAgreed on all ranks if one
+  // of them could not write its own.
+  void agree_on_files();
   // Runs `write`, which writes files of this rank. If it fails, all ranks save at the next
-  // stop_asked(); a rank that is alone throws at once.
+  // stop_asked() or agree_on_files(); a rank that is alone throws at once.
   void write_files(const std::function<void()>& write);
   TrainingEnd run_steps();
   TrainingEnd run_among_ranks();

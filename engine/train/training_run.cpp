@@ -163,7 +163,7 @@ RunEvent begin_event(const Prepared& prepared, const RunId& run,
 
 TrainingEnd resume_newest(const std::string& path,
                           const std::function<TrainingEnd(const std::string& run)>& resume,
-                          World* world) {
+                          World* world, const std::string& launch) {
   World alone;
   World& ranks = world == nullptr ? alone : *world;
   std::vector<std::string> runs;
@@ -173,6 +173,9 @@ TrainingEnd resume_newest(const std::string& path,
     } catch (const InputError& error) {
       throw run::NoState(error.what());
     }
+    if (launch.empty()) return;
+    std::erase_if(runs, [&](const std::string& run) { return run::launch_of(run) != launch; });
+    if (runs.empty()) throw run::NoState("--resume: no run in '" + path + "' is of this launch");
   });
   std::string first;
   for (const std::string& run : runs) {
@@ -222,6 +225,8 @@ class Start {
   bool plan();
   void claim_files();
   void take_files_of_first(const std::string& message);
+  // agree() for a part that fails after the ranks have files.
+  void agree_with_files(const std::string& name, const std::function<void()>& body);
   void make_trainer();
   void begin();
 
@@ -268,9 +273,10 @@ void Start::place() {
 
 // Returns false if the plan is refused.
 bool Start::plan() {
+  const bool divides = share_processors(world_);
   world_.agree("the plan", [&] {
     if (!world_.is_first()) return;
-    if (!world_.alone()) settle_for_ranks(world_, placed_);
+    if (!world_.alone()) settle_for_ranks(world_, divides, placed_);
     prepared_ = prepare_run(placed_, resumes(), world_.ranks_on_node(), events_);
   });
   if (!world_.alone()) {
@@ -305,7 +311,7 @@ void Start::claim_files() {
   const std::string message =
       world_.share("the run", id_.hex() + '\n' + config::config_to_toml(config()) + '\0' +
                                   (found_ ? run::resume_point_text(*found_) : std::string()));
-  world_.agree("the files of the ranks", [&] {
+  agree_with_files("the files of the ranks", [&] {
     if (world_.is_first()) return;
     take_files_of_first(message);
     if (stores) files_->make_storage(config());
@@ -332,8 +338,20 @@ void Start::take_files_of_first(const std::string& message) {
                           plan.view.is_alone());
 }
 
+void Start::agree_with_files(const std::string& name, const std::function<void()>& body) {
+  try {
+    world_.agree(name, body);
+  } catch (const JobError&) {
+    // The first rank removes the directories above those of the others.
+    trainer_.reset();
+    if (!world_.is_first()) files_.reset();
+    world_.gather("the removal of files", {});
+    throw;
+  }
+}
+
 void Start::make_trainer() {
-  const auto make = [&] {
+  agree_with_files("the memory of the ranks", [&] {
     trainer_.emplace(TrainingContext{.config = config(),
                                      .options = options_,
                                      .data = *data_,
@@ -345,21 +363,15 @@ void Start::make_trainer() {
                                      .events = events_,
                                      .observe = observe_,
                                      .world = world_});
-  };
-  try {
-    world_.agree("the memory of the ranks", make);
-  } catch (const JobError&) {
-    // The first rank removes the directories above those of the others.
-    trainer_.reset();
-    if (!world_.is_first()) files_.reset();
-    world_.gather("the removal of files", {});
-    throw;
-  }
+  });
   trainer_->set_peak_flops(measured_peak_flops(prepared_->hardware, config()));
 }
 
 void Start::begin() {
   files_->begin(given_);
+  if (world_.is_first() && !options_.launch.empty()) {
+    files_->text(run::kLaunchFile, options_.launch + "\n");
+  }
   RunEvent event = begin_event(*prepared_, id_, found_, *trainer_);
   add_places(event, world_);
   files_->event(event);

@@ -26,6 +26,9 @@ struct TrainingOptions {
   // The ranks of the job that this process belongs to; null: it is alone. A signal to any rank
   // stops all after the same step.
   World* world = nullptr;
+  // Of `sluice launch`, the same in its restarts; the run keeps it (run::kLaunchFile). Empty: no
+  // launcher that restarts.
+  std::string launch;
   // Faults for tests: wraps the storage engine that the run made.
   std::function<std::unique_ptr<offload::StorageEngine>(std::unique_ptr<offload::StorageEngine>)>
       wrap_storage;
@@ -59,9 +62,10 @@ TrainingEnd train(const config::Config& config, const TrainingOptions& options,
 
 // Resumes the newest run of `path` (a run's directory or a log.dir) with a state that verifies. It
 // calls resume(run), and again with the run before if that throws run::NoState. If no run has such
-// a state, it throws the reason of the newest run. Among ranks, all call it.
+// a state, it throws the reason of the newest run. launch: only runs that it made or resumed; empty:
+// all. Among ranks, all call it.
 TrainingEnd resume_newest(const std::string& path,
                           const std::function<TrainingEnd(const std::string& run)>& resume,
-                          World* world = nullptr);
+                          World* world = nullptr, const std::string& launch = {});
 
 }  // namespace sluice::train

@@ -8,7 +8,6 @@
 #include "base/core_shares.hpp"
 
 namespace sluice::train {
-namespace {
 
 std::string host_name() {
   std::array<char, 256> name{};
@@ -20,6 +19,8 @@ std::string usable_processors() {
   cpu_set_t cpus;
   return ::sched_getaffinity(0, sizeof cpus, &cpus) == 0 ? describe_cpus(cpus) : "unknown";
 }
+
+namespace {
 
 RunEvent gather_json(World& world, const std::string& name, const RunEvent& own) {
   RunEvent all = RunEvent::array();

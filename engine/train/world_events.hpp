@@ -1,11 +1,17 @@
 // The part of a run's events that is about its ranks. A run of one rank has none.
 #pragma once
 
+#include <string>
+
 #include "collectives/communicator.hpp"
 #include "engine/train/events.hpp"
 #include "engine/train/world.hpp"
 
 namespace sluice::train {
+
+// Of this machine, and the processors on which this process may run: "0-3,8".
+std::string host_name();
+std::string usable_processors();
 
 // Adds the bytes that the rank sent and received to "bytes_moved", by mesh dimension.
 void add_messages(RunEvent& bytes_moved, const collectives::ByteCounts& counts);

@@ -1,7 +1,5 @@
 #include "engine/train/world_plan.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 
 #include "base/error.hpp"
@@ -9,6 +7,7 @@
 #include "engine/config/shapes.hpp"
 #include "engine/planner/options_text.hpp"
 #include "engine/planner/world_digest.hpp"
+#include "engine/train/world_events.hpp"
 #include "kernels/host/parallel.hpp"
 
 namespace sluice::train {
@@ -69,15 +68,24 @@ void check_plans(World& world, const Prepared& prepared) {
       "please report this with the configuration");
 }
 
-void settle_for_ranks(const World& world, config::Config& config) {
+bool share_processors(World& world) {
+  if (world.alone()) return false;
+  const std::vector<std::string> places =
+      world.gather("the processors of the ranks", host_name() + '\n' + usable_processors());
+  const std::string host = places.front().substr(0, places.front().find('\n') + 1);
+  return std::all_of(places.begin(), places.end(), [&](const std::string& place) {
+    return !place.starts_with(host) || place == places.front();
+  });
+}
+
+void settle_for_ranks(const World& world, bool divides, config::Config& config) {
   if (config.memory.backend == config::Config::Backend::kAuto) {
     config.memory.backend = config::Config::Backend::kHost;
   }
   if (config.train.threads > 0) return;
   const std::int64_t usable = kernels::host::Parallel::default_threads();
-  const bool is_bound = usable < ::sysconf(_SC_NPROCESSORS_ONLN);
   config.train.threads =
-      is_bound ? usable : std::max<std::int64_t>(1, usable / world.ranks_on_node());
+      divides ? std::max<std::int64_t>(1, usable / world.ranks_on_node()) : usable;
 }
 
 }  // namespace sluice::train

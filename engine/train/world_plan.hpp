@@ -18,8 +18,12 @@ Prepared prepare_rank(const std::string& message, int rank);
 // Throws JobError unless the ranks will meet in every collective and round alike.
 void check_plans(World& world, const Prepared& prepared);
 
-// Settles the values that one rank alone would settle otherwise: the backend, and the compute threads, of which
-// a rank gets its share where all ranks of the node may use all processors.
-void settle_for_ranks(const World& world, config::Config& config);
+// Whether the ranks of the first rank's machine may all use the same processors: no launcher has
+// bound each to its own. All ranks call it.
+bool share_processors(World& world);
+
+// Settles the values that one rank alone would settle otherwise: the backend, and the compute
+// threads. divides: the ranks of the machine share its processors, so each gets its part of them.
+void settle_for_ranks(const World& world, bool divides, config::Config& config);
 
 }  // namespace sluice::train

@@ -57,13 +57,11 @@ class ChildProcess {
 
   // Until stdout holds `text`; throws where the child ends or the deadline passes before.
   void wait_for_output(const std::string& text, std::chrono::milliseconds deadline) {
-    const auto until = Clock::now() + deadline;
-    while (streams_[0].text.find(text) == std::string::npos) {
-      if (!read_some(until)) {
-        throw std::runtime_error("the child did not write '" + text +
-                                 "'; stdout: " + streams_[0].text + " stderr: " + streams_[1].text);
-      }
-    }
+    wait_for(streams_[0], text, deadline);
+  }
+  // The same for stderr.
+  void wait_for_error(const std::string& text, std::chrono::milliseconds deadline) {
+    wait_for(streams_[1], text, deadline);
   }
 
   // Waits until the child has ended; throws if the deadline passes before. Call it once.
@@ -121,6 +119,16 @@ class ChildProcess {
       ::_exit(127);
     }
     for (const auto& ends : pipes) ::close(ends[1]);
+  }
+
+  void wait_for(const Stream& stream, const std::string& text, std::chrono::milliseconds deadline) {
+    const auto until = Clock::now() + deadline;
+    while (stream.text.find(text) == std::string::npos) {
+      if (!read_some(until)) {
+        throw std::runtime_error("the child did not write '" + text +
+                                 "'; stdout: " + streams_[0].text + " stderr: " + streams_[1].text);
+      }
+    }
   }
 
   // Waits for output until the deadline. False: both streams have ended, or the deadline passed.

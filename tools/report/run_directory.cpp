@@ -71,6 +71,7 @@ void load_plan(const Path& file, PlanFacts& plan) {
   const double step_time_s = number_of(file, event, "step_time_s");
   if (std::isfinite(step_time_s)) plan.quantities.step_time_s = step_time_s;
   plan.bound_by = text_of(file, event, "bound_by");
+  plan.ranks = count_of(file, event, "ranks").value_or(1);
   plan.parameters = count_of(file, event, "parameters");
   plan.state_bytes = count_of(file, event, "state_bytes");
 }
@@ -141,16 +142,18 @@ void load_events(const Path& file, RunDirectory& run) {
   }
 }
 
-// Ranks have consecutive numbers.
+// Ranks have consecutive numbers. The run may have gone on with fewer ranks: those of the last plan
+// count, and of them those whose traced step is the first rank's.
 void load_ranks(RunDirectory& run) {
+  if (!run.traced_step) return;
   std::error_code error;
-  for (std::uint64_t rank = 1; rank < kMostRanks; ++rank) {
+  for (std::uint64_t rank = 1; rank < std::min<std::uint64_t>(run.plan.ranks, kMostRanks); ++rank) {
     const Path file = run.path / ("rank-" + std::to_string(rank)) / "events.jsonl";
     if (!std::filesystem::exists(std::filesystem::symlink_status(file, error))) break;
     RunDirectory of_rank;
     load_events(file, of_rank);
-    if (!of_rank.traced_step) continue;
-    if (run.ranks.empty() && run.traced_step) run.ranks.push_back({0, *run.traced_step});
+    if (!of_rank.traced_step || of_rank.traced_step->step != run.traced_step->step) continue;
+    if (run.ranks.empty()) run.ranks.push_back({0, *run.traced_step});
     run.ranks.push_back({rank, std::move(*of_rank.traced_step)});
   }
 }

@@ -34,6 +34,7 @@ struct PlanFacts {
   std::string bound_by;
   std::optional<std::uint64_t> parameters;
   std::optional<std::uint64_t> state_bytes;
+  std::uint64_t ranks = 1;
 };
 
 // A field is NaN if the event has no finite number for it.

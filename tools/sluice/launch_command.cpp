@@ -21,6 +21,13 @@ std::string own_program() {
   return path.data();
 }
 
+// `--resume`, `--resume PATH` and `--resume=PATH`.
+bool resumes(const std::vector<std::string>& words) {
+  return std::any_of(words.begin(), words.end(), [](const std::string& word) {
+    return word == "--resume" || word.starts_with("--resume=");
+  });
+}
+
 bool has_word(const std::vector<std::string>& words, const std::string& word) {
   return std::find(words.begin(), words.end(), word) != words.end();
 }
@@ -53,6 +60,7 @@ int launch_command(const LaunchArguments& arguments) {
   options.ranks = static_cast<int>(arguments.ranks);
   options.command = command_words(arguments.command);
   options.grace_seconds = arguments.grace_seconds;
+  options.variables.emplace_back("SLUICE_LAUNCH", make_token());
   options.bare_stdout = has_word(arguments.command, "--json");
   if (arguments.pins) options.cores = share_cores(options.ranks);
   for (std::int64_t restart = 0;; ++restart) {
@@ -64,9 +72,10 @@ int launch_command(const LaunchArguments& arguments) {
     if (!is_fault || restart == arguments.restarts) return end.status;
     std::fprintf(stderr, "launch   restart %s of %s\n", std::to_string(restart + 1).c_str(),
                  std::to_string(arguments.restarts).c_str());
-    // From the last commit; a fault may have come before the first.
-    if (arguments.command.front() == "train" && !has_word(options.command, "--resume")) {
+    // From the last commit of this launcher's runs; a fault may have come before the first.
+    if (arguments.command.front() == "train" && !resumes(options.command)) {
       options.command.insert(options.command.end(), {"--resume", "--or-new"});
+      options.variables.emplace_back("SLUICE_RESTART", "1");
     }
   }
 }

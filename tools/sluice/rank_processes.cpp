@@ -29,21 +29,6 @@ using collectives::Socket;
 constexpr std::size_t kLongestLine = 1 << 16;
 constexpr double kDrainSeconds = 2;  // for output after the last rank has ended
 
-// 128 bits: strangers on this machine cannot join the job.
-std::string make_token() {
-  std::array<unsigned char, 16> bytes{};
-  if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
-    throw IoError("getrandom", "job token", 0, bytes.size(), errno);
-  }
-  std::string token;
-  for (const unsigned char byte : bytes) {
-    constexpr std::string_view digits = "0123456789abcdef";
-    token += digits[byte >> 4];
-    token += digits[byte & 15];
-  }
-  return token;
-}
-
 // SIGHUP only where it was not ignored: under nohup the ranks outlive the terminal.
 sigset_t handled_signals() {
   sigset_t set;
@@ -111,6 +96,20 @@ struct ChildStart {
 
 }  // namespace
 
+std::string make_token() {
+  std::array<unsigned char, 16> bytes{};
+  if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
+    throw IoError("getrandom", "job token", 0, bytes.size(), errno);
+  }
+  std::string token;
+  for (const unsigned char byte : bytes) {
+    constexpr std::string_view digits = "0123456789abcdef";
+    token += digits[byte >> 4];
+    token += digits[byte & 15];
+  }
+  return token;
+}
+
 void LineRelay::take(const char* text, std::size_t bytes) {
   for (const char letter : std::string_view(text, bytes)) {
     if (letter == '\n' || line_.size() == kLongestLine) write_line();
@@ -167,11 +166,12 @@ std::vector<std::string> RankJob::environment_of(int rank) const {
       {"LOCAL_WORLD_SIZE", std::to_string(options_.ranks)},
       {"MASTER_ADDR", "127.0.0.1"},
       {"MASTER_PORT", std::to_string(port())},
-      {"SLUICE_JOB", token_}};
+      {"SLUICE_JOB", token_}};  // strangers on this machine cannot join the job
+  own.insert(own.end(), options_.variables.begin(), options_.variables.end());
   if (rank == 0) own.emplace_back("SLUICE_LISTENER", std::to_string(listener_.descriptor()));
   // Variables of a launcher around this one.
-  const std::array<std::string_view, 4> foreign{"SLUICE_LISTENER", "SLUICE_MASTER_PORT",
-                                                "TORCHELASTIC_RUN_ID",
+  const std::array<std::string_view, 5> foreign{"SLUICE_LISTENER", "SLUICE_MASTER_PORT",
+                                                "SLUICE_RESTART", "TORCHELASTIC_RUN_ID",
                                                 "TORCHELASTIC_USE_AGENT_STORE"};
   std::vector<std::string> variables;
   for (char** entry = ::environ; *entry != nullptr; ++entry) {
@@ -314,9 +314,11 @@ void RankJob::reap() {
 void RankJob::note_failure(int rank, int wait_status) {
   if (end_.status != 0) return;
   const bool killed = WIFSIGNALED(wait_status);
-  end_.status = killed ? 3 : WEXITSTATUS(wait_status);
+  // A rank that had not begun to catch the signal which the launcher forwarded.
+  const bool stopped = killed && end_.stop_signal != 0 && WTERMSIG(wait_status) == end_.stop_signal;
+  end_.status = stopped ? 128 + end_.stop_signal : killed ? 3 : WEXITSTATUS(wait_status);
   kill_at_ = Deadline::after_seconds(options_.grace_seconds);
-  if (!killed && end_.stop_signal != 0) return;
+  if (stopped || (!killed && end_.stop_signal != 0)) return;
   const std::string how = killed ? "was killed by signal " + std::to_string(WTERMSIG(wait_status))
                                  : "ended with status " + std::to_string(WEXITSTATUS(wait_status));
   std::fprintf(stderr, "launch   rank %d of %d %s\n", rank, options_.ranks, how.c_str());

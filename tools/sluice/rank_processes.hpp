@@ -7,11 +7,15 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "collectives/socket.hpp"
 
 namespace sluice::cli {
+
+// 128 bits that nobody guesses. Throws IoError.
+std::string make_token();
 
 // Lines of a rank's stream, with the rank in front. A line that is longer than 64 KiB is cut.
 class LineRelay {
@@ -35,6 +39,8 @@ struct RankJobOptions {
   std::vector<std::string> command;  // the program's path and its arguments
   std::vector<cpu_set_t> cores;      // of each rank; empty: not bound
   double grace_seconds = 15;
+  // Added to the environment of every rank.
+  std::vector<std::pair<std::string, std::string>> variables = {};
   // Rank 0's stdout passes without a prefix, and the others' go to stderr.
   bool bare_stdout = false;
 };

@@ -1,6 +1,7 @@
 #include <atomic>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <iostream>
 #include <optional>
@@ -30,13 +31,16 @@ void on_signal(int signal) {
   std::_Exit(128 + signal);
 }
 
-void catch_signals() {
+// Writing to a closed pipe or past a file size limit is an error of that write, not our end.
+void ignore_write_signals() {
+  std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);
+}
+
+void catch_stop_signals() {
   struct sigaction action {};
   action.sa_handler = on_signal;
   sigemptyset(&action.sa_mask);
-  // Writing to a closed pipe or past a file size limit is an error of that write, not our end.
-  std::signal(SIGPIPE, SIG_IGN);
-  std::signal(SIGXFSZ, SIG_IGN);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     struct sigaction before {};
     if (sigaction(signal, nullptr, &before) != 0) throw Error("signal handlers cannot be read");
@@ -44,6 +48,11 @@ void catch_signals() {
     if (signal == SIGHUP && before.sa_handler == SIG_IGN) continue;
     if (sigaction(signal, &action, nullptr) != 0) throw Error("signal handlers cannot be set");
   }
+}
+
+std::string variable(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? "" : value;
 }
 
 // Any rank's signal stops all.
@@ -71,6 +80,7 @@ class TrainProcess {
     options_.resume = resumed;
     options_.accept_other_arithmetic = arguments.accept_arithmetic;
     options_.stop_signal = &stop_signal;
+    options_.launch = variable("SLUICE_LAUNCH");
   }
 
   train::TrainingEnd run() {
@@ -176,6 +186,15 @@ train::WorldOptions world_options() {
   return options;
 }
 
+// Until the ranks have met there is nothing to save, so a signal ends the process.
+void meet_ranks(std::optional<train::World>& world) {
+  const train::WorldOptions options = world_options();
+  std::optional<WaitingNotice> waiting;
+  if (options.place.size > 1) waiting.emplace("waiting for the other ranks");
+  world.emplace(options);
+  catch_stop_signals();
+}
+
 train::TrainingEnd train_in_world(const TrainArguments& given, train::World& world) {
   TrainArguments arguments = given;
   Resumed resumed;
@@ -193,7 +212,10 @@ train::TrainingEnd train_in_world(const TrainArguments& given, train::World& wor
   };
   if (resumed.run.empty()) return train_in("");
   try {
-    return train::resume_newest(resumed.run, train_in, &world);
+    // A job that is started again goes on with its own run, never with an older one beside it.
+    const bool restarts = !resumed.own_config && !variable("SLUICE_RESTART").empty();
+    return train::resume_newest(resumed.run, train_in, &world,
+                                restarts ? variable("SLUICE_LAUNCH") : "");
   } catch (const run::NoState&) {
     if (!arguments.or_new || resumed.own_config) throw;
     return train_in("");
@@ -203,10 +225,10 @@ train::TrainingEnd train_in_world(const TrainArguments& given, train::World& wor
 }  // namespace
 
 int train_command(const TrainArguments& arguments) {
-  catch_signals();
+  ignore_write_signals();
   std::optional<train::World> world;
   try {
-    world.emplace(world_options());
+    meet_ranks(world);
     const train::TrainingEnd end = train_in_world(arguments, *world);
     if (end == train::TrainingEnd::kRefused) return 2;
     return end == train::TrainingEnd::kInterrupted ? 128 + signal_that_stopped(*world) : 0;

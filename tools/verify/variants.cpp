@@ -7,7 +7,7 @@ namespace sluice::verify {
 namespace {
 
 Variant state_in(const std::string& tier, const std::string& words) {
-  Variant variant{"all state " + words, {}};
+  Variant variant{"all state " + words, {}, false};
   for (const char* const kind : {"weight", "gradient", "optimizer"}) {
     variant.settings.push_back(std::string("memory.place.") + kind + "=" + tier);
   }
@@ -17,7 +17,8 @@ Variant state_in(const std::string& tier, const std::string& words) {
 Variant ranks(int count, int zero) {
   return {std::to_string(count) + " ranks, ZeRO-" + std::to_string(zero),
           {"parallel.data=" + std::to_string(count), "parallel.zero=" + std::to_string(zero),
-           "memory.backend=host"}};
+           "memory.backend=host"},
+          true};
 }
 
 std::string number_text(double number) {
@@ -32,13 +33,18 @@ std::vector<Variant> list_variants() {
   return {state_in("device", "on the device"),
           state_in("pinned", "in pinned memory"),
           state_in("storage", "on storage"),
-          {"nothing recomputed", {"recompute.policy=none"}},
-          {"every unit recomputed", {"recompute.policy=unit"}},
-          {"updates after backward", {"optimizer.placement=after_backward"}},
-          {"updates in the next forward pass", {"optimizer.placement=next_forward"}},
+          {"nothing recomputed", {"recompute.policy=none"}, false},
+          {"every unit recomputed", {"recompute.policy=unit"}, false},
+          {"updates after backward", {"optimizer.placement=after_backward"}, false},
+          {"updates in the next forward pass", {"optimizer.placement=next_forward"}, false},
           ranks(2, 3),
           ranks(2, 1),
           ranks(4, 3)};
+}
+
+void keep_microbatches(config::Config& variant, const config::Config& settled) {
+  variant.train.micro_batch = settled.train.micro_batch;
+  variant.train.accumulate = settled.train.accumulate;
 }
 
 std::string find_difference(const Figures& expected, const Figures& found) {

@@ -138,13 +138,13 @@ Figures train_together(const std::vector<train::Prepared>& ranks, const data::Da
 
 }  // namespace
 
-Figures run_steps(const config::Config& config, std::int64_t steps) {
+Outcome run_steps(const config::Config& config, std::int64_t steps) {
   const std::vector<train::Prepared> ranks = prepare_ranks(config);
   const config::Config& settled = ranks.front().config;
   data::Dataset data(data::dataset_options(settled));
   const StorageDirectories directories(ranks);
-  if (ranks.size() == 1) return train_rank(ranks.front(), {}, data, steps);
-  return train_together(ranks, data, steps);
+  if (ranks.size() == 1) return {train_rank(ranks.front(), {}, data, steps), settled};
+  return {train_together(ranks, data, steps), settled};
 }
 
 }  // namespace sluice::verify

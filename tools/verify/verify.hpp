@@ -20,16 +20,26 @@ struct Figures {
   std::string weights_hash;
 };
 
+struct Outcome {
+  Figures figures;
+  config::Config settled;  // no key is "auto"
+};
+
 // A way to run the same training.
 struct Variant {
   std::string name;
   std::vector<std::string> settings;  // "key=value"
+  bool has_ranks = false;             // so it runs on processors
 };
 // Each changes one thing.
 std::vector<Variant> list_variants();
 
 // Runs the first `steps` steps. Throws InputError if the configuration is refused or does not fit.
-Figures run_steps(const config::Config& config, std::int64_t steps);
+Outcome run_steps(const config::Config& config, std::int64_t steps);
+
+// Gives a variant the micro-batches of the first run: others round otherwise, and "auto" could
+// choose others.
+void keep_microbatches(config::Config& variant, const config::Config& settled);
 
 // The first figure that differs, as a sentence; empty: none does.
 std::string find_difference(const Figures& expected, const Figures& found);

@@ -60,10 +60,12 @@ TEST(StateRecord, RoundTrips) {
 TEST(StateRecord, AShardHasItsRange) {
   SavedState shard = state();
   shard.homes[0].first_elem = 3 * 4096;
+  shard.ranks = 4;
   const std::string text = format_state_record(manifest(), shard);
   EXPECT_EQ(parse(text), Record(manifest(), shard));
   EXPECT_EQ(shard.homes[0].range(), (schedule::ElemRange{3 * 4096, 4 * 4096}));
   EXPECT_EQ(record_as_json().dump().find("first_elem"), std::string::npos);
+  EXPECT_EQ(record_as_json().dump().find("ranks"), std::string::npos);
   nlohmann::json record = nlohmann::json::parse(text);
   record["homes"][0]["first_elem"] = 5;
   EXPECT_TRUE(testing::holds(testing::message_of<InputError>([&] { parse(record.dump()); }),

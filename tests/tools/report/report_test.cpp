@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -30,6 +31,11 @@ Json data_of(const std::string& page) {
   if (begin == std::string::npos) return {};
   const auto end = page.find("</script>", begin);
   return Json::parse(page.substr(begin + opening.size(), end - begin - opening.size()));
+}
+
+std::string read_text(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
 }
 
 std::size_t occurrences(const std::string& text, const std::string& part) {
@@ -88,12 +94,18 @@ TEST_F(Report, PageHoldsTheFactsOfTheRun) {
 TEST_F(Report, ShowsEveryRankAndWhatItWaitedFor) {
   EXPECT_EQ(data()["ranks"], nullptr);
   std::filesystem::create_directory(run_.path() / "rank-1");
-  run_.write("rank-1/events.jsonl",
-             R"({"event":"step","step":7,"loss":1,"grad_norm":1,"lr":1,"tokens_per_s":1,)"
-             R"("step_time_s":0.021,"stalled_fraction":0.5,"bytes_moved":{},)"
-             R"("measured_peak_bytes":{},"stalls":{"compute_s":0.01,"stalled_s":0.011,)"
-             R"("by_cause_s":{"comm":0.001,"storage_read":0.01}}})"
-             "\n");
+  const std::string events =
+      R"({"event":"step","step":7,"loss":1,"grad_norm":1,"lr":1,"tokens_per_s":1,)"
+      R"("step_time_s":0.021,"stalled_fraction":0.5,"bytes_moved":{},)"
+      R"("measured_peak_bytes":{},"stalls":{"compute_s":0.01,"stalled_s":0.011,)"
+      R"("by_cause_s":{"comm":0.001,"storage_read":0.01}}})"
+      "\n";
+  run_.write("rank-1/events.jsonl", events);
+  // Left by a run that went on with one rank.
+  EXPECT_EQ(data()["ranks"], nullptr);
+  Json plan = Json::parse(read_text(run_.path() / "plan.json"));
+  plan["ranks"] = 2;
+  run_.write("plan.json", plan.dump());
   const Json ranks = data()["ranks"];
   ASSERT_EQ(ranks.size(), 2u);
   EXPECT_EQ(ranks[0]["rank"], 0);
@@ -102,6 +114,11 @@ TEST_F(Report, ShowsEveryRankAndWhatItWaitedFor) {
   EXPECT_DOUBLE_EQ(ranks[1]["waited_s"].get<double>(), 0.001);
   EXPECT_DOUBLE_EQ(ranks[1]["own_s"].get<double>(), 0.02);
   EXPECT_EQ(ranks[1]["cause"], "storage_read");
+  // Of another step: the two did not wait for each other.
+  std::string earlier = events;
+  earlier.replace(earlier.find("\"step\":7"), 8, "\"step\":3");
+  run_.write("rank-1/events.jsonl", earlier);
+  EXPECT_EQ(data()["ranks"], nullptr);
 }
 
 TEST_F(Report, ComparesPlanWithRun) {

@@ -1,5 +1,8 @@
 // `sluice launch` from outside: environments, output, signals, dead ranks, restarts. And a rank in
 // the environments of the other launchers.
+#include <poll.h>
+#include <sys/socket.h>
+
 #include <algorithm>
 #include <fstream>
 #include <sstream>
@@ -178,7 +181,40 @@ class OtherLaunchers : public CliTest {
       EXPECT_TRUE(holds(outcome.out, "rank " + std::to_string(rank) + " of 2 has the sum 3"));
     }
   }
+  // A rank of two whose other rank is somebody else's business.
+  std::unique_ptr<ChildProcess> start_half(int rank, std::uint16_t port) const {
+    Variables variables = environment();
+    variables.insert({{"RANK", std::to_string(rank)},
+                      {"WORLD_SIZE", "2"},
+                      {"MASTER_ADDR", "127.0.0.1"},
+                      {"MASTER_PORT", std::to_string(port)}});
+    return std::make_unique<ChildProcess>(Words{SLUICE_PROGRAM} + train_words({"parallel.data=2"}),
+                                          path(), variables);
+  }
 };
+
+// A mail or ssh server greets whoever connects.
+TEST_F(OtherLaunchers, AProgramThatSpeaksFirstAtThePortIsRefusedAtOnce) {
+  const collectives::Socket listener = collectives::listen_at("127.0.0.1", 0);
+  const auto rank = start_half(1, collectives::port_of(listener));
+  pollfd guests{listener.descriptor(), POLLIN, 0};
+  ASSERT_EQ(::poll(&guests, 1, 20'000), 1);
+  const collectives::Socket guest(::accept(listener.descriptor(), nullptr, nullptr));
+  const std::string banner = "SSH-2.0-OpenSSH_9.6\r\n";
+  ASSERT_EQ(::send(guest.descriptor(), banner.data(), banner.size(), 0),
+            static_cast<ssize_t>(banner.size()));
+  const ChildOutcome outcome = rank->wait(seconds(20));
+  EXPECT_EQ(outcome.exit_status, 2) << outcome.err;
+  EXPECT_TRUE(holds(outcome.err, "where another program listens and not rank 0")) << outcome.err;
+}
+
+// There is nothing to save yet.
+TEST_F(OtherLaunchers, ASignalEndsARankThatWaitsForTheOthers) {
+  const auto rank = start_half(0, collectives::port_of(collectives::listen_at("127.0.0.1", 0)));
+  rank->wait_for_error("waiting for the other ranks", kCliDeadline);
+  rank->send(SIGTERM);
+  EXPECT_EQ(rank->wait(seconds(20)).signal, SIGTERM);
+}
 
 TEST_F(OtherLaunchers, TorchrunOpenMpiAndSlurm) {
   const std::string port =

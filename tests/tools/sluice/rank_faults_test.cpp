@@ -2,6 +2,7 @@
 // seconds with status 3 and names the rank and the operation that it did not reach, and a resume
 // ends with the bits of a run that was left alone. SLUICE_RANK_FAULTS: how many (tools/test --ranks
 // N).
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 
@@ -182,6 +183,75 @@ TEST_F(RankFaults, TheLauncherRestartsFromTheLastCheckpoint) {
   EXPECT_TRUE(holds(outcome.err, "launch   restart 1 of 1"));
   EXPECT_EQ(events_of(outcome, "resume").size(), 1u);
   EXPECT_EQ(hash_of(outcome), whole);
+}
+
+pid_t process_of(const fs::path& run, std::size_t rank) {
+  const std::string events = read_file(run / "events.jsonl");
+  const Json event = Json::parse(events.substr(0, events.find('\n')));
+  return event.at("places").at(rank).at("process").get<pid_t>();
+}
+
+// A finished run beside it is another job's.
+TEST_F(RankFaults, TheLauncherRestartsItsOwnRunAndNoOther) {
+  const Words job = settings(2) + Words{"checkpoint.every=0"};
+  const std::string whole = hash_of(run_launched(2, train_words(job)));
+  const auto child = start(launch_words(2, train_words(job), {"--restarts", "1"}));
+  child->wait_for_output(R"("event":"step","step":1,)", kCliDeadline);
+  ::kill(process_of(path("run/0002"), 1), SIGKILL);
+  const ChildOutcome outcome = child->wait(kCliDeadline);
+  EXPECT_EQ(outcome.exit_status, 0) << outcome.err;
+  EXPECT_TRUE(holds(outcome.err, "launch   restart 1 of 1"));
+  EXPECT_EQ(events_of(outcome, "resume").size(), 0u);
+  EXPECT_EQ(events_of(outcome, "plan").size(), 2u);
+  EXPECT_EQ(hash_of(outcome), whole);
+}
+
+// Rank 1 had no commit of its own yet: the commit before, which all ranks have, is taken.
+TEST_F(RankFaults, AFirstCommitOfSomeRanksIsNoCommit) {
+  const Words job = train_words(settings(2, /*durable=*/true) + Words{"checkpoint.every=0"});
+  const std::string whole = hash_of(run_launched(2, job + Words{"--set", "log.dir=whole"}));
+  ASSERT_EQ(run_launched(2, job + Words{"--steps", "2"}).exit_status, 0);
+  fs::copy(path("run/0001"), path("earlier"), fs::copy_options::recursive);
+  ASSERT_EQ(run_launched(2, job + Words{"--resume", "run", "--steps", "4"}).exit_status, 0);
+  const auto logs_in = [&](const std::string& directory) {
+    std::vector<fs::path> logs;
+    for (const auto& entry : fs::directory_iterator(path(directory))) {
+      if (entry.path().extension() == ".log") logs.push_back(entry.path());
+    }
+    return logs;
+  };
+  const std::string ranks_logs = "run/0001/checkpoints/rank-1";
+  const std::vector<fs::path> later = logs_in(ranks_logs);
+  ASSERT_EQ(later.size(), 1u);
+  fs::remove(later[0]);
+  fs::copy(path("earlier"), path("run/0001"),
+           fs::copy_options::recursive | fs::copy_options::skip_existing);
+  ASSERT_EQ(logs_in(ranks_logs).size(), 1u);
+  ASSERT_EQ(logs_in("run/0001/checkpoints").size(), 2u);
+  const ChildOutcome outcome = run_launched(2, job + Words{"--resume", "run"});
+  ASSERT_EQ(outcome.exit_status, 0) << outcome.err;
+  EXPECT_EQ(events_of(outcome, "resume").at(0).at("step"), 2);
+  EXPECT_EQ(hash_of(outcome), whole);
+}
+
+// No step follows the last event that tells of a fault.
+TEST_F(RankFaults, ADiskThatIsFullAtTheEndFailsAllRanks) {
+  const Words job =
+      rank_settings(2, 3, {kSlowLink, "train.steps=8", "memory.place.optimizer=pinned"});
+  ASSERT_EQ(run_launched(2, train_words(job + Words{"log.dir=whole"})).exit_status, 0);
+  const std::string events = read_file(path("whole/0001/rank-1/events.jsonl"));
+  const std::size_t last_line = events.rfind('\n', events.size() - 2) + 1;
+  ASSERT_TRUE(holds(events.substr(last_line), R"("event":"done")"));
+  const auto ranks = start_ranks(2, train_words(job));
+  ranks->rank(0).wait_for_output(R"("event":"step","step":5,)", kCliDeadline);
+  const rlim_t most = (last_line + events.size()) / 2;
+  const rlimit limit{most, most};
+  ASSERT_EQ(::prlimit(ranks->rank(1).pid(), RLIMIT_FSIZE, &limit, nullptr), 0);
+  for (const ChildOutcome& outcome : ranks->wait(kCliDeadline)) {
+    EXPECT_EQ(outcome.exit_status, 3) << outcome.err;
+    EXPECT_TRUE(outcome.err.empty() || holds(outcome.err, "events.jsonl' cannot be written"))
+        << outcome.err;
+  }
 }
 
 }  // namespace

@@ -33,6 +33,17 @@ TEST_F(Verify, WhatCannotRunIsSkippedWithItsReason) {
   EXPECT_TRUE(holds(outcome.err, "train.accumulate is 3"));
 }
 
+// A variant that planned its own micro-batches would round otherwise.
+TEST_F(Verify, AllRunsHaveTheMicroBatchesOfTheFirst) {
+  const ChildOutcome outcome =
+      run({"verify", "config.toml", "--steps", "2", "--set", "train.micro_batch=auto",
+           "train.batch=8", "memory.device=12MiB"});
+  EXPECT_EQ(outcome.exit_status, 0) << outcome.err;
+  EXPECT_FALSE(holds(outcome.err, "DIFFERS")) << outcome.err;
+  EXPECT_TRUE(holds(outcome.err, "verify   ")) << outcome.err;
+  EXPECT_TRUE(holds(outcome.err, " compared, ")) << outcome.err;
+}
+
 TEST_F(Verify, TheFirstFigureThatDiffersIsNamed) {
   const verify::Figures expected{{1.5, 1.25}, {2, 3}, "00ff"};
   EXPECT_EQ(verify::find_difference(expected, expected), "");
