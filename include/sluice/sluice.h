@@ -7,7 +7,8 @@
  *  2. Every other call returns sluice_status. If it is not SLUICE_OK, out parameters are untouched,
  *     and nothing has changed unless the call says so. sluice_error() has the sentence.
  *  3. Structs that are handed in begin with struct_size: use X_INIT, then set what differs. Members
- *     are only ever appended, and a zero member means the default. Bytes behind the size that the
+ *     are only ever appended, and a zero member means the default; only in sluice_group_options
+ *     a zero is a value (a rate of 0), so start from its _INIT. Bytes behind the size that the
  *     library knows must be zero, else SLUICE_E_VERSION: an older library never ignores a newer
  *     program's wish. Structs that are filled begin with struct_size too: the caller's. The library
  *     fills as much as it knows and sets the rest to zero. No struct has padding that the compiler
@@ -116,7 +117,7 @@ typedef struct sluice_engine_options {
   const char* const* storage_paths; /* directories; none: the engine has no storage */
   uint32_t storage_path_count;
   int32_t threads;                     /* of updates; 0: all cores of this process */
-  double deadline_s;                   /* of one wait; 0: 600 */
+  double deadline_s;                   /* of a whole pass of an update; 0: 600 */
   uint64_t link_bandwidth_bytes_per_s; /* CPU: of a made-up link to the device; 0: memory's own */
 } sluice_engine_options;
 #define SLUICE_ENGINE_OPTIONS_INIT \
