@@ -12,6 +12,7 @@
 #include "engine/planner/plan.hpp"
 #include "tests/support/holds.hpp"
 #include "tests/support/scratch_directory.hpp"
+#include "tests/support/sweep.hpp"
 
 namespace sluice::testing {
 namespace {
@@ -97,7 +98,8 @@ TEST_F(PromotedPlan, FillsPinnedMemoryWithStateFromStorage) {
   const std::uint64_t roomy = plan().peak_bytes[static_cast<std::size_t>(Tier::kPinned)];
   const schedule::StepModel model = step_model();
   std::vector<std::size_t> counts;
-  for (std::uint64_t budget = roomy - 256 * kKiB; budget > roomy / 2; budget -= 256 * kKiB) {
+  const std::uint64_t stride = samples_sweeps() ? 2 * kMiB : 256 * kKiB;
+  for (std::uint64_t budget = roomy - 256 * kKiB; budget > roomy / 2; budget -= stride) {
     config_.memory.pinned_bytes = budget;
     const planner::Plan tight = plan();
     EXPECT_LE(tight.peak_bytes[static_cast<std::size_t>(Tier::kPinned)], budget);
@@ -109,6 +111,7 @@ TEST_F(PromotedPlan, FillsPinnedMemoryWithStateFromStorage) {
     EXPECT_EQ(planner::units_that_fit(model, tight.options, kStateToPinned, units, room), 0u)
         << budget;
   }
+  if (samples_sweeps()) return;
   ASSERT_GE(counts.size(), 8u);
   // More places than quarters.
   std::sort(counts.begin(), counts.end());
@@ -120,7 +123,7 @@ TEST_F(PromotedPlan, UsesMoreDeviceMemoryForFewerUploads) {
   config_.memory.place.gradient = config_.memory.place.optimizer = config::Config::Place::kPinned;
   std::vector<std::uint64_t> uploads;
   double fastest_s = std::numeric_limits<double>::infinity();
-  for (std::uint64_t mib = 12; mib <= 64; mib += 4) {
+  for (std::uint64_t mib = 12; mib <= 64; mib += samples_sweeps() ? 26 : 4) {
     config_.memory.device_bytes = mib * kMiB;
     const planner::Plan now = plan();
     uploads.push_back(now.step_bytes.upload);
