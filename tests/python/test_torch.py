@@ -97,6 +97,40 @@ class AdamW(unittest.TestCase):
             for a, b in zip(copy.parameters(), whole.parameters()):
                 self.assertTrue(torch.equal(a, b))
 
+    def test_a_missing_gradient_takes_none_of_the_others(self):
+        net, same = make_net(), make_net()
+        for model, fails in ((net, True), (same, False)):
+            optimizer = self.ours(model, "pinned")
+            model(torch.ones(2, 20)).square().mean().backward()
+            if fails:
+                kept, model[3].bias.grad = model[3].bias.grad, None
+                with self.assertRaises(sluice.InputError):
+                    optimizer.step()
+                model[3].bias.grad = kept
+            optimizer.step()
+        for a, b in zip(net.parameters(), same.parameters()):
+            self.assertTrue(torch.equal(a, b))
+
+    def test_states_are_found_by_their_keys(self):
+        net, turned = make_net(), make_net()
+        optimizer, other = self.ours(net, "pinned"), self.ours(turned, "pinned")
+        train(net, optimizer, last=2)
+        states = optimizer.state_dict()
+        turned.load_state_dict(net.state_dict())
+        other.load_state_dict({**states, "state": dict(reversed(states["state"].items()))})
+        for i, entry in other.state_dict()["state"].items():
+            self.assertTrue(torch.equal(entry["exp_avg"], states["state"][i]["exp_avg"]))
+
+    def test_written_parameters_count(self):
+        for split in (False, True):
+            net = make_net(torch.bfloat16)
+            optimizer = self.ours(net, "pinned", split=split)
+            train(net, optimizer, last=1)
+            with torch.no_grad():
+                net[0].weight.fill_(5.0)
+            train(net, optimizer, first=1, last=2)
+            self.assertGreater(net[0].weight.min().item(), 4.5)
+
     def test_parameters_outlive_the_optimizer(self):
         net = make_net()
         optimizer = self.ours(net, "pinned")
