@@ -237,13 +237,14 @@ TEST_F(RankFaults, AFirstCommitOfSomeRanksIsNoCommit) {
 // No step follows the last event that tells of a fault.
 TEST_F(RankFaults, ADiskThatIsFullAtTheEndFailsAllRanks) {
   const Words job =
-      rank_settings(2, 3, {kSlowLink, "train.steps=8", "memory.place.optimizer=pinned"});
+      rank_settings(2, 3, {kSlowLink, "train.steps=16", "memory.place.optimizer=pinned"});
   ASSERT_EQ(run_launched(2, train_words(job + Words{"log.dir=whole"})).exit_status, 0);
   const std::string events = read_file(path("whole/0001/rank-1/events.jsonl"));
   const std::size_t last_line = events.rfind('\n', events.size() - 2) + 1;
   ASSERT_TRUE(holds(events.substr(last_line), R"("event":"done")"));
   const auto ranks = start_ranks(2, train_words(job));
-  ranks->rank(0).wait_for_output(R"("event":"step","step":1,)", kCliDeadline);
+  // The trace of step 3, a larger file, is written by then; the other steps take seconds.
+  ranks->rank(0).wait_for_output(R"("event":"step","step":4,)", kCliDeadline);
   const rlim_t most = (last_line + events.size()) / 2;
   const rlimit limit{most, most};
   ASSERT_EQ(::prlimit(ranks->rank(1).pid(), RLIMIT_FSIZE, &limit, nullptr), 0);
