@@ -248,11 +248,12 @@ TEST_F(RankFaults, ADiskThatIsFullAtTheEndFailsAllRanks) {
   const rlim_t most = (last_line + events.size()) / 2;
   const rlimit limit{most, most};
   ASSERT_EQ(::prlimit(ranks->rank(1).pid(), RLIMIT_FSIZE, &limit, nullptr), 0);
+  int told = 0;
   for (const ChildOutcome& outcome : ranks->wait(kCliDeadline)) {
     EXPECT_EQ(outcome.exit_status, 3) << outcome.err;
-    EXPECT_TRUE(outcome.err.empty() || holds(outcome.err, "events.jsonl' cannot be written"))
-        << outcome.err;
+    told += holds(outcome.err, "events.jsonl' cannot be written") ? 1 : 0;
   }
+  EXPECT_GE(told, 1);
 }
 
 }  // namespace
