@@ -78,7 +78,7 @@ class HostSession {
   // the update is made. No other call may come in between. Throws as update().
   void begin_update(const UpdateRequest& request);
   std::optional<CallerPart> next_part();
-  // Of the last update whose clip factor is known.
+  // The norm of the last update whose clip factor is known.
   double grad_norm() const { return grad_norm_; }
 
   // Elements [first, first + count) of one kind of a parameter's state, in the format in which it

@@ -12,7 +12,7 @@
 namespace sluice::host {
 namespace {
 
-// Of one tensor: its layout is made before the budgets are looked at.
+// The limit of one tensor: its layout is made before the budgets are looked at.
 constexpr std::uint64_t kMostElems = std::uint64_t{1} << 38;
 
 std::uint64_t elems_of(const ParameterOptions& options) {

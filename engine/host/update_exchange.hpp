@@ -32,13 +32,13 @@ class UpdateExchange {
  public:
   explicit UpdateExchange(double deadline_seconds) : deadline_seconds_(deadline_seconds) {}
 
-  // Of the pass: returns when the program has updated all parts. Throws TimeoutError, and Error
+  // For the pass: returns when the program has updated all parts. Throws TimeoutError, and Error
   // after abandon().
   void offer(std::vector<CallerPart> parts);
   // The pass has ended, with this error or none.
   void finish(std::exception_ptr error) noexcept;
 
-  // Of the program: the next part; the one before is updated. Nothing: the pass has ended well.
+  // For the program: the next part; the one before is updated. Nothing: the pass has ended well.
   // Throws the pass's error, and TimeoutError.
   std::optional<CallerPart> next();
   // The program makes no more updates: the pass fails at its next unit.

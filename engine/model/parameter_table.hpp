@@ -30,7 +30,7 @@ class ParameterTable {
   };
   ParameterTable(const ParameterSpace& space, const std::vector<UnitRule>& rules);
 
-  // Of every unit; precondition: the table was made of one set of options.
+  // The options of every unit; precondition: the table was made of one set of options.
   const kernels::OptimizerOptions& options() const { return options_; }
   const kernels::OptimizerOptions& options(std::size_t unit) const { return units_[unit].options; }
   // The segments inside elements [begin, end) of a unit; their bounds count from `begin`.

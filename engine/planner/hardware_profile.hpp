@@ -59,7 +59,7 @@ struct HardwareProfile {
   double d2h_bytes_per_s = 0;
   // The manufacturer's rate of dense bf16 products with fp32 sums.
   double peak_bf16_flops_per_s = 0;
-  // Of several ranks on machines like this one; none: nobody described them.
+  // The links of several ranks on machines like this one; none: nobody described them.
   std::optional<RankLinks> rank_links;
   // The origin of each figure, by its key. Empty for a measured profile.
   std::map<std::string, std::string> sources;

@@ -5,7 +5,7 @@
 // Times and bytes of the missing micro-batches are added. An exact trial confirms a coarse one
 // before a plan is taken.
 //
-// Of several ranks one is tried, the one with the largest shards. Exact needs are those of all.
+// With several ranks one is tried, the one with the largest shards. Exact needs are those of all.
 #pragma once
 
 #include <cstdint>

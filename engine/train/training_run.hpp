@@ -26,8 +26,8 @@ struct TrainingOptions {
   // The ranks of the job that this process belongs to; null: it is alone. A signal to any rank
   // stops all after the same step.
   World* world = nullptr;
-  // Of `sluice launch`, the same in its restarts; the run keeps it (run::kLaunchFile). Empty: no
-  // launcher that restarts.
+  // The token of `sluice launch`, the same in its restarts; the run keeps it (run::kLaunchFile).
+  // Empty: no launcher that restarts.
   std::string launch;
   // Faults for tests: wraps the storage engine that the run made.
   std::function<std::unique_ptr<offload::StorageEngine>(std::unique_ptr<offload::StorageEngine>)>

@@ -9,7 +9,7 @@
 
 namespace sluice::train {
 
-// Of this machine, and the processors on which this process may run: "0-3,8".
+// The name of this machine, and the processors on which this process may run: "0-3,8".
 std::string host_name();
 std::string usable_processors();
 

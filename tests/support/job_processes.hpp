@@ -40,7 +40,7 @@ class JobProcesses {
 
   ChildProcess& rank(std::size_t at) { return *children_[at]; }
   std::size_t size() const { return children_.size(); }
-  // Of all ranks, in order.
+  // The outcomes of all ranks, in order.
   std::vector<ChildOutcome> wait(std::chrono::milliseconds deadline) {
     std::vector<ChildOutcome> outcomes;
     for (const auto& child : children_) outcomes.push_back(child->wait(deadline));

@@ -33,7 +33,7 @@ void tell(const char* result, const std::string& name, const std::string& detail
             << std::endl;
 }
 
-// What the variants of a configuration are compared with.
+// The run with which the variants of a configuration are compared.
 class Expected {
  public:
   Expected(const VerifyArguments& arguments)

@@ -18,7 +18,7 @@ ElemRange home_range(const StepModel& model, StateKind kind, std::int32_t unit);
 // Whether the homes of gradients that several ranks sum hold them rounded, in the gradients' own
 // dtype. Their sums are transient buffers on the device.
 bool rounds_gradients(const StepModel& model, const StepOptions& options);
-// Of the homes of gradients.
+// The dtype of the homes of gradients.
 DType gradient_home_dtype(const StepModel& model, const StepOptions& options);
 // The number of micro-batches that each rank computes.
 std::int32_t own_microbatch_count(const StepModel& model, const StepOptions& options);

@@ -154,7 +154,7 @@ class OrderCheck {
     }
   }
 
-  // What the lanes of one rank still have to do.
+  // The actions that the lanes of one rank still have to do.
   enum LaneOfRank : std::size_t { kPasses, kSends, kReceives };
   struct Lanes {
     std::array<std::vector<StageAction>, 3> lists;

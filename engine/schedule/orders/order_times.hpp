@@ -9,7 +9,7 @@
 
 namespace sluice::schedule {
 
-// Of one stage and micro-batch, in any unit of time.
+// The times of one stage and micro-batch, in any unit of time.
 struct PassTimes {
   std::int64_t forward = 1;
   std::int64_t backward_input = 1;

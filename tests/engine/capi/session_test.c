@@ -134,7 +134,7 @@ static uint64_t digest_bytes(uint64_t digest, const void* data, size_t bytes) {
   return digest;
 }
 
-/* Of all state, by sluice_read. */
+/* A digest of all state, by sluice_read. */
 static uint64_t digest_state(struct trial* t) {
   uint64_t digest = 14695981039346656037u;
   int p;

@@ -1,4 +1,4 @@
-// What ranks agree on before and between steps, and how a fault of one is told by the others.
+// Ranks agree before and between steps, and a fault of one is told by the others.
 #include "engine/train/world.hpp"
 
 #include <gtest/gtest.h>

@@ -114,7 +114,7 @@ TEST_F(Report, ShowsEveryRankAndWhatItWaitedFor) {
   EXPECT_DOUBLE_EQ(ranks[1]["waited_s"].get<double>(), 0.001);
   EXPECT_DOUBLE_EQ(ranks[1]["own_s"].get<double>(), 0.02);
   EXPECT_EQ(ranks[1]["cause"], "storage_read");
-  // Of another step: the two did not wait for each other.
+  // These are of another step: the two did not wait for each other.
   std::string earlier = events;
   earlier.replace(earlier.find("\"step\":7"), 8, "\"step\":3");
   run_.write("rank-1/events.jsonl", earlier);

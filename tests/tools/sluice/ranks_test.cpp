@@ -42,7 +42,7 @@ TEST_F(Ranks, GiveOneRanksBits) {
     ASSERT_EQ(several.exit_status, 0) << several.err;
     EXPECT_EQ(result_of(several), result_of(one));
     EXPECT_GT(result_of(one).size(), 14u);
-    // What rank 0 writes has no trace of the ranks.
+    // The files of rank 0 have no trace of the ranks.
     EXPECT_TRUE(read_file(path(run + "/0001/weights.safetensors")) ==
                 read_file(path(run + "-alone/0001/weights.safetensors")));
   }
@@ -56,7 +56,7 @@ TEST_F(Ranks, EachHasFilesOfItsOwnAndTheFirstSpeaks) {
   ASSERT_EQ(plan.size(), 1u);
   EXPECT_EQ(plan[0].at("ranks"), 2);
   EXPECT_EQ(plan[0].at("per_rank").size(), 2u);
-  // What a step was to send is what it sent.
+  // A step sent the bytes that were planned.
   for (const Json& step : events_of(outcome, "step")) {
     EXPECT_EQ(step.at("bytes_moved").at("sent"), plan[0].at("bytes_moved").at("sent"));
   }

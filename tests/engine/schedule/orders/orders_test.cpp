@@ -253,7 +253,7 @@ PipelineOrder damaged(PipelineOrder order, const CounterRng& random, std::uint64
   return order;
 }
 
-// What the order says without its check: each pass once, on its rank, with all that it reads.
+// The order holds without its check: each pass once, on its rank, with all that it reads.
 bool computes_a_step(const PipelineOrder& order) {
   std::size_t passes = 0;
   std::set<StageAction> seen;
