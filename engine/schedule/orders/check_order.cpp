@@ -19,7 +19,7 @@ class OrderCheck {
   std::vector<std::string> run() && {
     check_parts();
     if (!problems_.empty()) return std::move(problems_);
-    places_.assign(kActionKindCount, std::vector<std::size_t>(count(), kNowhere));
+    places_.assign(kActionKindCount, std::vector<std::size_t>(order_.place_count(), kNowhere));
     note_places();
     if (problems_.empty()) check_passes();
     if (problems_.empty() && lists_messages_) check_listed_messages();
@@ -28,14 +28,6 @@ class OrderCheck {
   }
 
  private:
-  std::size_t count() const {
-    return static_cast<std::size_t>(order_.stages()) *
-           static_cast<std::size_t>(order_.microbatches);
-  }
-  std::size_t index(std::int32_t stage, std::int32_t microbatch) const {
-    return static_cast<std::size_t>(stage) * static_cast<std::size_t>(order_.microbatches) +
-           static_cast<std::size_t>(microbatch);
-  }
   void add(std::string problem) {
     if (problems_.size() < kMostProblems) problems_.push_back(std::move(problem));
   }
@@ -45,7 +37,7 @@ class OrderCheck {
     if (order_.microbatches <= 0) return add("the order has no micro-batches");
     std::size_t actions = 0;
     for (const std::vector<StageAction>& list : order_.actions) actions += list.size();
-    if (actions < count()) {
+    if (actions < order_.place_count()) {
       add("the order lists " + std::to_string(actions) + " actions for " +
           std::to_string(order_.stages()) + " stages and " + std::to_string(order_.microbatches) +
           " micro-batches");
@@ -63,7 +55,7 @@ class OrderCheck {
 
   // The position of each action in its rank's list.
   std::size_t& place(ActionKind kind, std::int32_t stage, std::int32_t microbatch) {
-    return places_[static_cast<std::size_t>(kind)][index(stage, microbatch)];
+    return places_[static_cast<std::size_t>(kind)][order_.place_of(stage, microbatch)];
   }
 
   void note_places() {
@@ -176,7 +168,7 @@ class OrderCheck {
       }
     }
     for (std::vector<bool>* flags : {&forward_, &backward_, &input_there_, &gradient_there_}) {
-      flags->assign(count(), false);
+      flags->assign(order_.place_count(), false);
     }
     bool moved = true;
     while (moved) {
@@ -197,7 +189,7 @@ class OrderCheck {
   }
 
   bool can_run(const StageAction& pass) const {
-    const std::size_t own = index(pass.stage, pass.microbatch);
+    const std::size_t own = order_.place_of(pass.stage, pass.microbatch);
     const bool last = pass.stage + 1 == order_.stages();
     switch (pass.kind) {
       case ActionKind::kForward:
@@ -213,17 +205,17 @@ class OrderCheck {
     const StageAction* pass = lanes.next(kPasses);
     if (pass == nullptr || !can_run(*pass)) return false;
     ++lanes.at[kPasses];
-    const std::size_t own = index(pass->stage, pass->microbatch);
+    const std::size_t own = order_.place_of(pass->stage, pass->microbatch);
     if (pass->kind == ActionKind::kBackwardWeight) return true;
     const bool forward = pass->kind == ActionKind::kForward;
     (forward ? forward_ : backward_)[own] = true;
     // A value that stays on its rank, or whose message the order does not list, is there at once.
     if (forward && pass->stage + 1 < order_.stages() &&
         !(lists_messages_ && crosses(pass->stage))) {
-      input_there_[index(pass->stage + 1, pass->microbatch)] = true;
+      input_there_[order_.place_of(pass->stage + 1, pass->microbatch)] = true;
     }
     if (!forward && pass->stage > 0 && !(lists_messages_ && crosses(pass->stage - 1))) {
-      gradient_there_[index(pass->stage - 1, pass->microbatch)] = true;
+      gradient_there_[order_.place_of(pass->stage - 1, pass->microbatch)] = true;
     }
     return true;
   }
@@ -233,7 +225,8 @@ class OrderCheck {
     const StageAction* send = lanes.next(kSends);
     if (send == nullptr) return false;
     const bool forward = send->kind == ActionKind::kSendForward;
-    if (!(forward ? forward_ : backward_)[index(send->stage, send->microbatch)]) return false;
+    if (!(forward ? forward_ : backward_)[order_.place_of(send->stage, send->microbatch)])
+      return false;
     const StageAction wanted{forward ? ActionKind::kReceiveForward : ActionKind::kReceiveBackward,
                              forward ? send->stage + 1 : send->stage - 1, send->microbatch};
     Lanes& other = lanes_[static_cast<std::size_t>(order_.rank_of(wanted.stage))];
@@ -242,7 +235,8 @@ class OrderCheck {
         receive->microbatch != wanted.microbatch) {
       return false;
     }
-    (forward ? input_there_ : gradient_there_)[index(wanted.stage, wanted.microbatch)] = true;
+    (forward ? input_there_ : gradient_there_)[order_.place_of(wanted.stage, wanted.microbatch)] =
+        true;
     ++lanes.at[kSends];
     ++other.at[kReceives];
     return true;

@@ -15,8 +15,8 @@ class Clock {
       : order_(order),
         durations_{times.forward, times.backward_input + times.backward_weight,
                    times.backward_input, times.backward_weight},
-        forward_end_(count(), kNotYet),
-        backward_end_(count(), kNotYet),
+        forward_end_(order_.place_count(), kNotYet),
+        backward_end_(order_.place_count(), kNotYet),
         at_(order.actions.size()),
         free_from_(order.actions.size()) {}
 
@@ -34,26 +34,17 @@ class Clock {
   }
 
  private:
-  std::size_t count() const {
-    return static_cast<std::size_t>(order_.stages()) *
-           static_cast<std::size_t>(order_.microbatches);
-  }
-  std::size_t index(std::int32_t stage, std::int32_t microbatch) const {
-    return static_cast<std::size_t>(stage) * static_cast<std::size_t>(order_.microbatches) +
-           static_cast<std::size_t>(microbatch);
-  }
-
   // The time from which the pass has all that it reads; kNotYet if that is not known.
   std::int64_t ready_at(const StageAction& pass) const {
-    const std::size_t own = index(pass.stage, pass.microbatch);
+    const std::size_t own = order_.place_of(pass.stage, pass.microbatch);
     switch (pass.kind) {
       case ActionKind::kForward:
-        return pass.stage == 0 ? 0 : forward_end_[index(pass.stage - 1, pass.microbatch)];
+        return pass.stage == 0 ? 0 : forward_end_[order_.place_of(pass.stage - 1, pass.microbatch)];
       case ActionKind::kBackwardWeight:
         return backward_end_[own];
       default: {
         if (pass.stage + 1 == order_.stages()) return forward_end_[own];
-        const std::int64_t after = backward_end_[index(pass.stage + 1, pass.microbatch)];
+        const std::int64_t after = backward_end_[order_.place_of(pass.stage + 1, pass.microbatch)];
         return forward_end_[own] == kNotYet || after == kNotYet
                    ? kNotYet
                    : std::max(forward_end_[own], after);
@@ -70,7 +61,7 @@ class Clock {
       if (ready == kNotYet) return false;
       span.begin = std::max(ready, free_from_[rank]);
       span.end = span.begin + durations_[static_cast<std::size_t>(action.kind)];
-      const std::size_t own = index(action.stage, action.microbatch);
+      const std::size_t own = order_.place_of(action.stage, action.microbatch);
       if (action.kind == ActionKind::kForward) forward_end_[own] = span.end;
       if (action.kind == ActionKind::kBackward || action.kind == ActionKind::kBackwardInput) {
         backward_end_[own] = span.end;

@@ -64,6 +64,14 @@ struct PipelineOrder {
   std::int32_t rank_of(std::int32_t stage) const {
     return rank_of_stage[static_cast<std::size_t>(stage)];
   }
+  // A number of each stage's micro-batch below place_count(), for tables over all of them.
+  std::size_t place_count() const {
+    return rank_of_stage.size() * static_cast<std::size_t>(microbatches);
+  }
+  std::size_t place_of(std::int32_t stage, std::int32_t microbatch) const {
+    return static_cast<std::size_t>(stage) * static_cast<std::size_t>(microbatches) +
+           static_cast<std::size_t>(microbatch);
+  }
   bool empty() const { return actions.empty(); }
   bool operator==(const PipelineOrder&) const = default;
 };
