@@ -10,7 +10,6 @@
 
 #include "base/error.hpp"
 #include "engine/planner/bundled_profiles.hpp"
-#include "engine/planner/machine_check.hpp"
 #include "engine/train/prepare.hpp"
 #include "tools/bench/storage_rates.hpp"
 
@@ -60,14 +59,10 @@ json planned(int micro_batch, const planner::HardwareProfile& hardware) {
                                           "train.accumulate=" + std::to_string(kRanks),
                                           "parallel.data=" + std::to_string(kRanks),
                                           "parallel.zero=3"};
-  config::Config config =
+  const config::Config config =
       config::parse_config("", "bench", settings, planner::default_budgets(hardware));
-  train::settle_described_backend(config, hardware);
-  config.train.threads = hardware.cores;
-  planner::settle_budgets_elsewhere(config);
-  train::Backend backend = train::make_described_backend(config, hardware);
   const double begin_s = process_cpu_seconds();
-  train::Prepared prepared = train::prepare_with(config, hardware, std::move(backend));
+  train::Prepared prepared = train::prepare(config, hardware, train::PlannedMachine::kProfile);
   const double cpu_s = process_cpu_seconds() - begin_s;
   const planner::Plan* plan = prepared.plan();
   if (plan == nullptr) throw InternalError("bench plan: no plan for several ranks");
