@@ -45,6 +45,7 @@ endfunction()
 # sluice_header_target(NAME UNITS…)
 function(sluice_header_target name)
   add_library(${name} OBJECT EXCLUDE_FROM_ALL ${ARGN})
+  target_include_directories(${name} PRIVATE "${CMAKE_SOURCE_DIR}/include")
   # Nothing is run: no optimisation, no sanitizer, no debug information.
   target_compile_options(${name} PRIVATE $<$<NOT:$<COMPILE_LANGUAGE:CUDA>>:-O0;-g0>)
   target_link_libraries(${name} PRIVATE sluice_flags Threads::Threads TBB::tbb

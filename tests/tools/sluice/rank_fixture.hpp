@@ -32,7 +32,8 @@ class RankTest : public CliTest {
   std::unique_ptr<JobProcesses> start_each(const std::vector<Words>& arguments) const {
     std::vector<JobProcesses::Rank> ranks;
     for (const Words& words : arguments) {
-      ranks.push_back({Words{SLUICE_PROGRAM} + words, path(), static_cast<int>(ranks.size())});
+      ranks.push_back(
+          {Words{environment().at("SLUICE")} + words, path(), static_cast<int>(ranks.size())});
     }
     return std::make_unique<JobProcesses>(ranks, static_cast<int>(ranks.size()), environment());
   }
