@@ -48,7 +48,7 @@ option(SLUICE_TEST_UNITY "Compile several test sources as one unit" ON)
 # namespaces twice; those listed under APART as well have a unit of their own. SIMULATED_CUDA and
 # DESCRIBED_GPU choose the libcuda.so.1 that the binary finds (tests/support).
 function(sluice_test name)
-  cmake_parse_arguments(TEST "SIMULATED_CUDA;DESCRIBED_GPU" "TIMEOUT" "SOURCES;DEPS;APART;LABELS" ${ARGN})
+  cmake_parse_arguments(TEST "SIMULATED_CUDA;DESCRIBED_GPU;PURE" "TIMEOUT" "SOURCES;DEPS;APART;LABELS" ${ARGN})
   if(NOT TEST_TIMEOUT)
     set(TEST_TIMEOUT 600)
   endif()
@@ -67,11 +67,12 @@ function(sluice_test name)
   endif()
   # Label `memory`: the short suites of the rooms that own memory, threads and files. `tests_memory` builds
   # them; the sanitizer stage of tools/test runs them (ctest -L memory). The tools on top of the rooms are
-  # left to --sanitizers-full: their sources cost a third of a sanitizer build.
+  # left to --sanitizers-full, for their sources cost a third of a sanitizer build; so are PURE suites, whose
+  # code turns values into values: it owns no memory, thread or file, and whole runs go through it as well.
   if(NOT TARGET tests_memory)
     add_custom_target(tests_memory)
   endif()
-  if("short" IN_LIST TEST_LABELS AND NOT CMAKE_CURRENT_SOURCE_DIR MATCHES "/tests/tools(/|$)")
+  if("short" IN_LIST TEST_LABELS AND NOT TEST_PURE AND NOT CMAKE_CURRENT_SOURCE_DIR MATCHES "/tests/tools(/|$)")
     list(APPEND TEST_LABELS memory)
     add_dependencies(tests_memory test_${name})
   endif()

@@ -21,7 +21,7 @@ class UpdateContract : public KernelsContract<Backend> {
   // Chunks of every rule whose bits are documented, in every format.
   template <class Body>
   static void for_each_chunk(const Body& body) {
-    for (const UpdateFormats& formats : elementwise_formats()) {
+    for (const UpdateFormats& formats : sampled(elementwise_formats())) {
       SCOPED_TRACE(format_name(formats));
       UpdateChunk chunk(formats, kElems, elementwise_segments(formats, kElems));
       chunk.draw_moments(13);
@@ -29,7 +29,7 @@ class UpdateContract : public KernelsContract<Backend> {
       if (::testing::Test::HasFatalFailure()) return;
     }
     for (const OptimizerOptions& rule : tensor_rules()) {
-      for (const UpdateFormats& formats : all_formats(rule)) {
+      for (const UpdateFormats& formats : sampled(all_formats(rule))) {
         SCOPED_TRACE(format_name(formats));
         body(UpdateChunk(formats, documented_shapes(formats.options)));
         if (::testing::Test::HasFatalFailure()) return;

@@ -138,9 +138,9 @@ TEST(Fp16, ASkippedStepLeavesTheStateToTheBit) {
                      std::string("optimizer.moments=") + moments};
   };
   for (const Overrides& where :
-       {kPinned, kStored, kSpread, kResident, kStored + rule("adamw", "8bit"),
-        kSpread + rule("lion", "bf16"), kStored + rule("adafactor", "fp32"),
-        kSpread + rule("muon", "8bit")}) {
+       sampled<Overrides>({kPinned, kStored, kSpread, kResident, kStored + rule("adamw", "8bit"),
+                           kSpread + rule("lion", "bf16"), kStored + rule("adafactor", "fp32"),
+                           kSpread + rule("muon", "8bit")})) {
     SCOPED_TRACE(::testing::PrintToString(where));
     const config::Config config = bench.config(
         "run", kFp16Model + kRestless + where + Overrides{"checkpoint.every=1", "train.steps=12"});

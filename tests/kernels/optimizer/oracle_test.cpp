@@ -157,9 +157,9 @@ TEST(OracleOfTensors, IsNearFp64AfterManySteps) {
                                 TensorBound{OptimizerRule::kSm3, kSteps, 1e-5},
                                 TensorBound{OptimizerRule::kMuon, 200, 3e-6}}) {
     const OptimizerOptions options = options_of(of.rule);
-    for (const UpdateFormats& formats :
-         {UpdateFormats{options, DType::kBF16, DType::kF32},
-          UpdateFormats{options, DType::kF32, DType::kBF16}, fp32_formats(options)}) {
+    for (const UpdateFormats& formats : testing::sampled<UpdateFormats>(
+             {UpdateFormats{options, DType::kBF16, DType::kF32},
+              UpdateFormats{options, DType::kF32, DType::kBF16}, fp32_formats(options)})) {
       const auto run = train_beside_fp64(
           UpdateChunk(formats, shapes, 21), of.steps, 3e-3f, [](std::int64_t elems, int step) {
             return normal_floats(elems, static_cast<unsigned>(1000 + step), 1e-2f);
