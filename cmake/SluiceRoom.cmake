@@ -67,8 +67,8 @@ function(sluice_test name)
   endif()
   # Label `memory`: the short suites of the rooms that own memory, threads and files. `tests_memory` builds
   # them; the sanitizer stage of tools/test runs them (ctest -L memory). The tools on top of the rooms are
-  # left to --sanitizers-full, for their sources cost a third of a sanitizer build; so are PURE suites, whose
-  # code turns values into values: it owns no memory, thread or file, and whole runs go through it as well.
+  # left to --sanitizers-full, for their sources cost a third of a sanitizer build; so are PURE suites:
+  # their code turns values into values, owns no memory, thread or file, and whole runs go through it as well.
   if(NOT TARGET tests_memory)
     add_custom_target(tests_memory)
   endif()
