@@ -10,6 +10,7 @@
 
 #include "base/error.hpp"
 #include "tests/contract/update_chunk.hpp"
+#include "tests/support/sweep.hpp"
 
 namespace sluice::testing {
 

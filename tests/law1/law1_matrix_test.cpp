@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "tests/law1/same_bits.hpp"
+#include "tests/support/sweep.hpp"
 
 namespace sluice::train {
 namespace {

@@ -11,6 +11,7 @@
 #include "tests/law1/same_bits.hpp"
 #include "tests/support/planned_session.hpp"
 #include "tests/support/scratch_directory.hpp"
+#include "tests/support/sweep.hpp"
 
 namespace sluice::train {
 namespace {

@@ -9,6 +9,7 @@
 #include "tests/support/planned.hpp"
 #include "tests/support/planned_session.hpp"
 #include "tests/support/scratch_directory.hpp"
+#include "tests/support/sweep.hpp"
 
 namespace sluice::train {
 namespace {

@@ -8,6 +8,7 @@
 
 #include "tests/contract/update_chunk.hpp"
 #include "tests/kernels/host_backend.hpp"
+#include "tests/support/sweep.hpp"
 
 namespace sluice::kernels::host {
 namespace {
