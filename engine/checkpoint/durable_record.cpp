@@ -9,6 +9,8 @@
 #include "base/directory.hpp"
 #include "base/error.hpp"
 #include "base/open_beneath.hpp"
+#include "base/units.hpp"
+#include "kernels/optimizer.hpp"
 #include "offload/striped_space.hpp"
 
 namespace sluice::checkpoint {
@@ -123,6 +125,24 @@ std::vector<std::uint32_t> parse_shares(const Json& space, const std::string& na
   return shares;
 }
 
+// The block at which the sums of tensors may break (ParameterTable). Records of versions that placed
+// them otherwise have no such member.
+constexpr const char* kSumsBlockKey = "sums_block";
+
+// Whether the run's rule keeps sums of whole tensors.
+bool keeps_sums(const CheckpointManifest& manifest) {
+  const auto name = manifest.settings.find("optimizer.name");
+  for (std::size_t i = 0; name != manifest.settings.end() && i < kernels::kOptimizerRuleCount;
+       ++i) {
+    kernels::OptimizerOptions options;
+    options.rule = static_cast<kernels::OptimizerRule>(i);
+    if (name->second == "\"" + std::string(kernels::optimizer_rule_name(options.rule)) + "\"") {
+      return kernels::needs_whole_tensors(options);
+    }
+  }
+  return false;
+}
+
 }  // namespace
 
 void check_record_is_own(const SavedState& state, const std::string& log) {
@@ -157,6 +177,7 @@ std::string format_state_record(const CheckpointManifest& manifest, const SavedS
                        {"log_id", state.log_id}, {"bytes", state.space_bytes},
                        {"files", state.files},   {"shares", state.shares}};
   if (state.ranks > 1) document["space"]["ranks"] = state.ranks;
+  if (keeps_sums(manifest)) document["space"][kSumsBlockKey] = kLawBlockElems;
   document["homes"] = nlohmann::ordered_json::array();
   for (const runtime::SavedHome& home : state.homes) {
     document["homes"].push_back({{"kind", state_kind_name(home.kind)},
@@ -191,6 +212,12 @@ void parse_state_record(std::string_view text, const std::string& name,
   state.log = word(*space, "log", name);
   if (space->contains("log_id")) state.log_id = word(*space, "log_id", name);
   state.space_bytes = number(*space, "bytes", name);
+  if (keeps_sums(manifest) &&
+      (!space->contains(kSumsBlockKey) || number(*space, kSumsBlockKey, name) != kLawBlockElems)) {
+    refuse(name,
+           "was written by a version that placed the optimizer's sums of whole tensors "
+           "otherwise; go on from a checkpoint of files, or start a new run");
+  }
   if (space->contains("ranks")) {
     state.ranks = static_cast<std::uint32_t>(
         std::min<std::uint64_t>(number(*space, "ranks", name), std::uint64_t{1} << 31));

@@ -51,6 +51,7 @@ struct Config {
   struct Places {
     Place weight = Place::kAuto, gradient = Place::kAuto, optimizer = Place::kAuto;
     Place activation = Place::kAuto;
+    Place partial = Place::kAuto;  // sums of micro-batches that a rank has yet to exchange
     // Places of parts that units save, by name; "*": all parts not named.
     std::map<std::string, Place> saved;
   };
@@ -64,6 +65,7 @@ struct Config {
     kAuto
   };
   enum class PipelineSchedule : std::uint8_t { kPlain, kGPipe, k1F1B, kInterleaved, kVertical };
+  enum class GradientSum : std::uint8_t { kTree, kRing };
   enum class CheckpointMode : std::uint8_t { kScratch, kDurable };
   enum class Order : std::uint8_t { kAuto, kMicrobatch, kUnit };
 
@@ -158,6 +160,9 @@ struct Config {
   struct {
     std::int64_t data = 1, tensor = 1, pipeline = 1, context = 1;
     std::int64_t zero = 0;  // ZeRO stage
+    bool server = false;    // rank 0 keeps all optimizer state and updates for all
+    GradientSum reduction = GradientSum::kTree;
+    std::uint64_t bucket_bytes = 16 * kMiB;  // kRing: of fp32 sums that travel at once
     PipelineSchedule schedule = PipelineSchedule::kPlain;
   } parallel;
 

@@ -121,6 +121,12 @@ std::map<std::string, std::string> result_settings(const Config& config) {
     }
     settings[key.path] = format_value(key, key.read(config));
   }
+  // A ring's order of additions depends on the number of ranks. Alone there is no ring.
+  if (config.parallel.data > 1 && config.parallel.reduction == Config::GradientSum::kRing) {
+    settings["parallel.data"] = std::to_string(config.parallel.data);
+  } else {
+    settings.erase("parallel.reduction");
+  }
   if (updates_logical_matrices(config)) settings[std::string(kMatricesSetting)] = "logical";
   return settings;
 }

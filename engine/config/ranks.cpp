@@ -14,6 +14,48 @@ std::int64_t foldable_groups(std::int64_t groups, std::int64_t ranks) {
   return next;
 }
 
+// A place that nothing takes would be taken for a setting that works.
+std::optional<RanksProblem> partial_problem(const Config& config) {
+  if (config.memory.place.partial == Config::Place::kAuto) return std::nullopt;
+  std::string why;
+  const bool ring = config.parallel.reduction == Config::GradientSum::kRing;
+  if (config.train.fold_groups == 1 && !ring) {
+    why =
+        "train.fold_groups = 1, where ranks exchange each micro-batch and memory.place.gradient "
+        "places the sums";
+  } else if (config.train.accumulate == config.parallel.data) {
+    why = "one micro-batch for each rank, which has no sum to keep";
+  } else {
+    return std::nullopt;
+  }
+  return RanksProblem{"memory.place.partial",
+                      "memory.place.partial has no meaning with " + why + "; leave it out"};
+}
+
+// The ring and the server are ways of plain data parallelism.
+std::optional<RanksProblem> plain_problem(const Config& config) {
+  const auto& parallel = config.parallel;
+  const bool ring = parallel.reduction == Config::GradientSum::kRing;
+  const std::string stage = "parallel.zero = " + std::to_string(parallel.zero);
+  if (parallel.server && parallel.zero > 0) {
+    return RanksProblem{"parallel.server",
+                        "parallel.server = true needs parallel.zero = 0: with " + stage +
+                            " each rank keeps a shard of the optimizer's state, with a server rank "
+                            "0 keeps all of it"};
+  }
+  if (ring && (parallel.zero > 0 || parallel.server)) {
+    return RanksProblem{"parallel.reduction",
+                        "parallel.reduction = \"ring\" needs parallel.zero = 0 and no "
+                        "parallel.server: the ring gives every rank the whole sum; use \"tree\""};
+  }
+  if (ring && config.train.fold_groups > 1) {
+    return RanksProblem{"train.fold_groups",
+                        "train.fold_groups must be 1 with parallel.reduction = \"ring\", which "
+                        "sums the micro-batches of each rank and then around the ring"};
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 std::optional<RanksProblem> ranks_problem(const Config& config) {
@@ -37,7 +79,8 @@ std::optional<RanksProblem> ranks_problem(const Config& config) {
                             " it must be 1 or give each rank a power of two of groups, such as " +
                             std::to_string(foldable_groups(groups, ranks))};
   }
-  return std::nullopt;
+  if (const auto problem = plain_problem(config)) return problem;
+  return partial_problem(config);
 }
 
 }  // namespace sluice::config

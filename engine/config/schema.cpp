@@ -411,6 +411,10 @@ void add_memory(Keys& keys) {
   add(choice("memory.place.activation", SLUICE_FIELD(memory.place.activation), places,
              "where activations wait between forward and backward pass; auto: on the device, or "
              "away where that fits or is faster"));
+  add(choice(
+      "memory.place.partial", SLUICE_FIELD(memory.place.partial), places,
+      "where a rank among others keeps its fp32 sums of several micro-batches until it sends "
+      "them (train.fold_groups above 1); auto: where they fit and cost least"));
   add(named_places("memory.place.saved", places,
                    "where parts of what forward passes save for backward wait, by name (docs/"
                    "guide/memory.md); \"*\": those not named; auto, or not given: as "
@@ -433,6 +437,16 @@ void add_run(Keys& keys) {
   add(integer("parallel.context", SLUICE_FIELD(parallel.context), 1, kMaxRanks,
               "context-parallel ranks"));
   add(integer("parallel.zero", SLUICE_FIELD(parallel.zero), 0, 3, "ZeRO stage"));
+  add(make_key("parallel.server", ConfigKind::kBool,
+               "rank 0 is a parameter server: it sums all gradients, keeps all optimizer state, "
+               "updates, and sends the weights; with parallel.zero = 0. Results are the same",
+               SLUICE_FIELD(parallel.server)));
+  add(decisive(choice(
+      "parallel.reduction", SLUICE_FIELD(parallel.reduction), {"tree", "ring"},
+      "ring: the classical ring all-reduce, with parallel.zero = 0. Its bits depend on the number "
+      "of ranks; those of tree do not")));
+  add(bytes("parallel.bucket", SLUICE_FIELD(parallel.bucket_bytes), 64 * 1024, 1 << 30,
+            "ring: fp32 sums that travel at once, of all ranks' parts"));
   add(choice("parallel.schedule", SLUICE_FIELD(parallel.schedule),
              {"plain", "gpipe", "1f1b", "interleaved", "vertical"}, "order of micro-batches"));
   add(derived(text("checkpoint.dir", SLUICE_FIELD(checkpoint.dir),

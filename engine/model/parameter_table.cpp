@@ -12,7 +12,7 @@ namespace sluice::model {
 namespace {
 
 // Alignment of a tensor's part of kPerTensor state, and of a unit's whole state: 256 bytes and
-// 4 KiB of fp32.
+// 4 KiB of fp32. Where a shard may break, the state breaks at whole blocks, as they are tagged.
 constexpr std::uint64_t kPartAlignmentElems = 64;
 constexpr std::uint64_t kStateAlignmentElems = 1024;
 
@@ -131,6 +131,10 @@ void ParameterTable::add_tensor(UnitTable& unit, const PlacedTensor& tensor,
     return;
   }
   StatePart state{unit.state_elems, 0};
+  if (tensor.first_elem % kLawBlockElems == 0) {
+    state.begin = round_up(state.begin, kLawBlockElems);
+    unit.borders.push_back({tensor.first_elem, state.begin});
+  }
   for (const std::int64_t rows : matrix_rows(tensor.spec, segment.tensor)) {
     segment.tensor.rows = rows;
     segment.end = segment.begin + rows * segment.tensor.cols;
@@ -141,7 +145,7 @@ void ParameterTable::add_tensor(UnitTable& unit, const PlacedTensor& tensor,
     segment.first_key += static_cast<std::uint64_t>(segment.end - segment.begin);
     segment.begin = segment.end;
   }
-  unit.state_elems += round_up(state.elems, kPartAlignmentElems);
+  unit.state_elems = state.begin + round_up(state.elems, kPartAlignmentElems);
   unit.states.push_back(state);
 }
 
@@ -160,6 +164,9 @@ std::vector<kernels::ParameterSegment> ParameterTable::segments(std::size_t unit
     segment.end = last - from;
     segments.push_back(segment);
   }
+  // The sums of the range begin with those of its first tensor.
+  const std::uint64_t sums_before = segments.empty() ? 0 : segments.front().moment2_begin;
+  for (kernels::ParameterSegment& segment : segments) segment.moment2_begin -= sums_before;
   return segments;
 }
 

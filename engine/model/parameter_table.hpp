@@ -33,11 +33,20 @@ class ParameterTable {
   // The options of every unit; precondition: the table was made of one set of options.
   const kernels::OptimizerOptions& options() const { return options_; }
   const kernels::OptimizerOptions& options(std::size_t unit) const { return units_[unit].options; }
-  // The segments inside elements [begin, end) of a unit; their bounds count from `begin`.
+  // The segments inside elements [begin, end) of a unit; their bounds count from `begin`, and the
+  // places of their sums from those of the first one. Rules that need whole tensors: both are
+  // borders of tensors.
   std::vector<kernels::ParameterSegment> segments(std::size_t unit, std::uint64_t begin,
                                                   std::uint64_t end) const;
   // Elements of the unit's kPerTensor state, padded to whole 4 KiB; 0: it has none.
   std::uint64_t tensor_state_elems(std::size_t unit) const { return units_[unit].state_elems; }
+  // Where shards of the unit's tensors may break: the first element and the first sum of each tensor
+  // that begins at a multiple of 4,096 elements. Empty: the rule does not need whole tensors.
+  struct Border {
+    std::uint64_t elem = 0;
+    std::uint64_t sum = 0;
+  };
+  const std::vector<Border>& tensor_borders(std::size_t unit) const { return units_[unit].borders; }
   // One stored tensor's part of that state, without padding: the sums of its logical matrices, one
   // after the other. `tensor` is an index into the unit's layout.
   struct StatePart {
@@ -52,6 +61,7 @@ class ParameterTable {
     // Whole tensors or logical matrices; bounds count from the unit's first element.
     std::vector<kernels::ParameterSegment> segments;
     std::vector<StatePart> states;  // by tensor of the layout
+    std::vector<Border> borders;
     std::uint64_t state_elems = 0;
   };
   void add_tensor(UnitTable& unit, const PlacedTensor& tensor, kernels::ParameterSegment segment);

@@ -14,10 +14,13 @@ namespace sluice::parallel {
 std::vector<schedule::ElemRange> partition_blocks(std::uint64_t elems, std::int32_t ranks);
 
 // The view of one of `ranks` data-parallel ranks on the model's step. Rules that need whole tensors
-// get shards of whole units, each to the rank that holds the least so far; all others get shards of
-// blocks. No rank holds more than rank 0. The shards of a tied use are those of its tensor.
+// get shards of whole tensors, as even over all units as tensors allow; all others get shards of
+// blocks, and no rank holds more than rank 0. The shards of a tied use are those of its tensor.
 schedule::RankView make_rank_view(const schedule::StepModel& model, std::int32_t rank,
                                   std::int32_t ranks, std::int32_t zero_stage);
+// The same of a world in which rank 0 is a server: it owns all of every unit.
+schedule::RankView make_server_view(const schedule::StepModel& model, std::int32_t rank,
+                                    std::int32_t ranks);
 
 // One rank for each set of sizes that the shards of a rank have, the first that has them,
 // ascending. Ranks with equal sizes need the same memory.

@@ -11,6 +11,7 @@
 #include "base/units.hpp"
 #include "engine/planner/piece_sizes.hpp"
 #include "engine/planner/placement_presets.hpp"
+#include "engine/planner/rank_settings.hpp"
 #include "engine/planner/recompute_choice.hpp"
 #include "engine/planner/spill_choice.hpp"
 #include "engine/planner/step_size.hpp"
@@ -36,7 +37,8 @@ std::uint64_t state_bytes_of(const schedule::StepModel& model, std::size_t unit,
     case kernels::StateExtent::kPerElement:
       return bytes_of(layout.dtype, elems);
     case kernels::StateExtent::kPerTensor:
-      return elems == 0 ? 0 : bytes_of(layout.dtype, model.units[unit].tensor_state_elems);
+      return bytes_of(layout.dtype,
+                      schedule::sums_range(model, static_cast<std::int32_t>(unit)).elems());
   }
   return 0;
 }
@@ -67,6 +69,25 @@ void add_orders(const config::Config& config, CandidateGroup group,
   if (either) groups.push_back(std::move(by_unit));
 }
 
+Tier tier_of(Place place) {
+  return static_cast<Tier>(static_cast<int>(place) - static_cast<int>(Place::kDevice));
+}
+
+// Each group once for each place of the rank's sums of micro-batches that the configuration leaves
+// open.
+std::vector<CandidateGroup> with_partial_places(const config::Config& config,
+                                                const schedule::StepModel& model,
+                                                std::vector<CandidateGroup> groups) {
+  std::vector<CandidateGroup> all;
+  for (CandidateGroup& group : groups) {
+    for (const Tier tier : partial_tiers(config, model, group.front())) {
+      all.push_back(group);
+      for (schedule::StepOptions& options : all.back()) place_partials(options, tier, model);
+    }
+  }
+  return all;
+}
+
 }  // namespace
 
 bool shares_device(const CandidateGroup& group) {
@@ -84,8 +105,7 @@ std::vector<CandidateGroup> plan_candidates(const config::Config& config,
     CandidateGroup candidates;
     CandidateGroup shared;
     schedule::StepOptions base;
-    base.microbatches = static_cast<std::int32_t>(config.train.accumulate);
-    base.fold_groups = static_cast<std::int32_t>(config.train.fold_groups);
+    set_sums(config, base);
     base.order = config.train.order == config::Config::Order::kUnit
                      ? schedule::ComputeOrder::kUnit
                      : schedule::ComputeOrder::kMicrobatch;
@@ -154,8 +174,38 @@ std::vector<CandidateGroup> plan_candidates(const config::Config& config,
     groups.push_back(std::move(candidates));
     add_orders(config, std::move(shared), sharing);
   }
-  std::move(sharing.begin(), sharing.end(), std::back_inserter(groups));
-  return groups;
+  std::vector<CandidateGroup> all = with_partial_places(config, model, std::move(groups));
+  sharing = with_partial_places(config, model, std::move(sharing));
+  std::move(sharing.begin(), sharing.end(), std::back_inserter(all));
+  return all;
+}
+
+void place_partials(schedule::StepOptions& options, Tier tier, const schedule::StepModel& model) {
+  options.placement.partial.clear();
+  if (tier != Tier::kDevice) options.placement.partial.assign(model.units.size(), tier);
+}
+
+std::vector<Tier> partial_tiers(const config::Config& config, const schedule::StepModel& model,
+                                const schedule::StepOptions& options) {
+  if (!schedule::has_partial_sums(model, options)) return {Tier::kDevice};
+  const Place place = config.memory.place.partial;
+  if (place != Place::kAuto) return {tier_of(place)};
+  if (options.order == schedule::ComputeOrder::kUnit) return {Tier::kDevice};
+  return {Tier::kDevice, Tier::kPinned, Tier::kStorage};
+}
+
+TierBytes partial_bytes(const schedule::StepModel& model, const schedule::StepOptions& options) {
+  TierBytes bytes{};
+  const auto sums = static_cast<std::uint64_t>(schedule::partial_sums_at_once(model, options));
+  if (options.order == schedule::ComputeOrder::kUnit) return bytes;
+  for (std::size_t at = 0; at < model.units.size() + (model.tied_elems > 0 ? 1 : 0); ++at) {
+    const std::size_t placed = at == model.units.size() ? 0 : at;
+    const auto tier =
+        static_cast<std::size_t>(options.placement.partial_of(static_cast<std::int32_t>(placed)));
+    bytes[tier] +=
+        sums * sizeof(float) * schedule::unit_elems(model, static_cast<std::int32_t>(at));
+  }
+  return bytes;
 }
 
 bool spills_activations(const schedule::StepOptions& options) {
@@ -240,6 +290,8 @@ std::array<std::uint64_t, kTierCount> home_bytes(const schedule::StepModel& mode
 std::array<std::uint64_t, kTierCount> resting_bytes(const schedule::StepModel& model,
                                                     const schedule::StepOptions& options) {
   std::array<std::uint64_t, kTierCount> bytes = home_bytes(model, options);
+  const TierBytes partials = partial_bytes(model, options);
+  for (std::size_t tier = 0; tier < kTierCount; ++tier) bytes[tier] += partials[tier];
   const bool by_unit = options.order == schedule::ComputeOrder::kUnit;
   const std::uint64_t live =
       by_unit ? static_cast<std::uint64_t>(schedule::own_microbatch_count(model, options)) : 1;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "engine/config/config.hpp"
+#include "engine/planner/tier_bytes.hpp"
 #include "engine/schedule/compile/step_model.hpp"
 
 namespace sluice::planner {
@@ -39,6 +40,16 @@ std::vector<schedule::StepOptions> update_variants(const config::Config& config,
 std::vector<schedule::StepOptions> carried_variants(const config::Config& config,
                                                     const schedule::StepOptions& options);
 
+// The tiers where a rank's sums of groups of micro-batches may wait, and their place in options. Only
+// the device if the step has none; in the order "unit" the sums of one unit wait at a time, so there
+// a lower tier gains little and is taken only by name.
+std::vector<Tier> partial_tiers(const config::Config& config, const schedule::StepModel& model,
+                                const schedule::StepOptions& options);
+void place_partials(schedule::StepOptions& options, Tier tier, const schedule::StepModel& model);
+// Bytes of these sums between two micro-batches, in the order "microbatch"; no plan with this
+// placement needs less.
+TierBytes partial_bytes(const schedule::StepModel& model, const schedule::StepOptions& options);
+
 // Slots that the weights of all units take.
 std::uint64_t weight_slots_of_all(const schedule::StepModel& model, std::uint64_t chunk_bytes);
 // Elements of the unit that the model's rank updates.
@@ -49,7 +60,7 @@ std::uint64_t optimizer_state_bytes(const schedule::StepModel& model, std::size_
 // needs less.
 std::array<std::uint64_t, kTierCount> home_bytes(const schedule::StepModel& model,
                                                  const schedule::StepOptions& options);
-// Home bytes, and those of activations that wait between forward and backward in the tier of their
+// Home bytes, those of partial sums, and those of activations that wait between forward and backward in the tier of their
 // place. Activations with a place off the device may stay on it, so only the device's sum bounds a
 // plan's need.
 std::array<std::uint64_t, kTierCount> resting_bytes(const schedule::StepModel& model,

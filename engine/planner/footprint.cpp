@@ -38,6 +38,12 @@ schedule::StepModel make_step_model(const model::Model& model, const model::Batc
     footprint.norm_blocks_before = unit.layer->layout().norm_blocks_before();
     const std::size_t at = step.units.size();
     footprint.tensor_state_elems = table.tensor_state_elems(at);
+    for (const model::ParameterTable::Border& border : table.tensor_borders(at)) {
+      footprint.tensor_borders.push_back({border.elem, border.sum});
+    }
+    if (!footprint.tensor_borders.empty()) {
+      footprint.tensor_borders.push_back({footprint.elems, footprint.tensor_state_elems});
+    }
     const auto segments = table.segments(at, 0, footprint.elems);
     footprint.update_workspace_bytes =
         std::max(kernels.update_workspace_bytes(table.options(), segments),

@@ -77,10 +77,14 @@ std::vector<Improver::Change> Improver::changes(const schedule::StepOptions& fro
   }
   if (config_.train.order == config::Config::Order::kAuto &&
       own_microbatch_count(model_, from) > 1) {
-    list.emplace_back([](auto& to) {
+    list.emplace_back([this](auto& to) {
       to.order = to.order == schedule::ComputeOrder::kUnit ? schedule::ComputeOrder::kMicrobatch
                                                            : schedule::ComputeOrder::kUnit;
+      place_partials(to, partial_tiers(config_, model_, to).front(), model_);
     });
+  }
+  for (const Tier partial : partial_tiers(config_, model_, from)) {
+    list.emplace_back([this, partial](auto& to) { place_partials(to, partial, model_); });
   }
   for (const schedule::Placement& placement : demotions(config_, from.placement)) {
     list.emplace_back([placement](auto& to) {

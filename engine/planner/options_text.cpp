@@ -47,6 +47,7 @@ constexpr SizeKey kSizes[] = {
     {"piece_elems", &StepOptions::piece_elems, kLawBlockElems, kLawBlockElems},
     {"weight_slots", &StepOptions::weight_slots, 0, 1},
     {"update_piece_elems", &StepOptions::update_piece_elems, 0, kLawBlockElems},
+    {"bucket_elems", &StepOptions::bucket_elems, 1, 1},
 };
 struct FlagKey {
   const char* key;
@@ -66,12 +67,14 @@ constexpr TiersKey kTierLists[] = {
     {"gradient", &schedule::Placement::gradient},
     {"optimizer", &schedule::Placement::optimizer},
     {"activation", &schedule::Placement::activation},
+    {"partial", &schedule::Placement::partial},
 };
 // In order of the enumerations' values.
 constexpr std::array<std::string_view, 2> kOrders{"microbatch", "unit"};
+constexpr std::array<std::string_view, 2> kSums{"in_order", "ring"};
 constexpr std::array<std::string_view, 4> kUpdates{"after_backward", "in_backward", "next_forward",
                                                    "speculative"};
-constexpr std::size_t kOtherKeys = 4;  // order, update, recompute, saved
+constexpr std::size_t kOtherKeys = 5;  // order, sum, update, recompute, saved
 constexpr std::size_t kKeys =
     std::size(kCounts) + std::size(kSizes) + std::size(kFlags) + std::size(kTierLists) + kOtherKeys;
 
@@ -165,6 +168,7 @@ void check_consistent(const StepOptions& options) {
   check("gradient", options.placement.gradient.size(), false);
   check("optimizer", options.placement.optimizer.size(), false);
   check("activation", options.placement.activation.size(), true);
+  check("partial", options.placement.partial.size(), true);
   check("recompute", options.recompute.units.size(), true);
   if (options.placement.saved.size() > units) check("saved", options.placement.saved.size(), false);
   if (options.microbatches % options.fold_groups != 0) {
@@ -182,6 +186,7 @@ std::string options_text(const StepOptions& options) {
   for (const TiersKey& key : kTierLists)
     object[key.key] = letters_of(options.placement.*key.member);
   object["order"] = kOrders[static_cast<std::size_t>(options.order)];
+  object["sum"] = kSums[static_cast<std::size_t>(options.sum)];
   object["update"] = kUpdates[static_cast<std::size_t>(options.update)];
   json& recompute = object["recompute"] = json::array();
   for (const schedule::UnitRecompute& unit : options.recompute.units) {
@@ -216,6 +221,7 @@ StepOptions options_from_text(const std::string& text) {
     options.placement.*key.member = tiers(member(object, key.key), key.key, kMostUnits);
   }
   options.order = word<schedule::ComputeOrder>(object, "order", kOrders);
+  options.sum = word<schedule::GradientSum>(object, "sum", kSums);
   options.update = word<schedule::UpdatePlacement>(object, "update", kUpdates);
   options.recompute.units = recompute_units(object);
   for (const json& parts : list(object, "saved", kMostUnits)) {

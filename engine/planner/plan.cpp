@@ -160,8 +160,11 @@ schedule::StepModel step_model_of(const config::Config& config, const model::Mod
   schedule::StepModel step =
       make_step_model(model, batch_shape(config), parameter_table(config, model), kernels,
                       host_kernels == nullptr ? kernels : *host_kernels);
-  step.view = parallel::make_rank_view(step, rank, static_cast<std::int32_t>(config.parallel.data),
-                                       static_cast<std::int32_t>(config.parallel.zero));
+  const auto ranks = static_cast<std::int32_t>(config.parallel.data);
+  step.view = config.parallel.server
+                  ? parallel::make_server_view(step, rank, ranks)
+                  : parallel::make_rank_view(step, rank, ranks,
+                                             static_cast<std::int32_t>(config.parallel.zero));
   return step;
 }
 

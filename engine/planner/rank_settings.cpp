@@ -42,10 +42,20 @@ config::Config with_places_of_stage(config::Config config) {
     kind = Place::kDevice;
   };
   if (config.parallel.zero < 3) keep_on_device(place.weight, "memory.place.weight", "weights");
-  if (config.parallel.zero == 0) {
+  if (config.parallel.zero == 0 && !config.parallel.server) {
     keep_on_device(place.gradient, "memory.place.gradient", "gradients");
   }
   return config;
+}
+
+void set_sums(const config::Config& config, schedule::StepOptions& options) {
+  const bool ring =
+      config.parallel.data > 1 && config.parallel.reduction == config::Config::GradientSum::kRing;
+  options.microbatches = static_cast<std::int32_t>(config.train.accumulate);
+  options.fold_groups =
+      static_cast<std::int32_t>(ring ? config.parallel.data : config.train.fold_groups);
+  options.sum = ring ? schedule::GradientSum::kRing : schedule::GradientSum::kInOrder;
+  options.bucket_elems = config.parallel.bucket_bytes / sizeof(float);
 }
 
 void check_options(const schedule::StepOptions& options, const config::Config& config,
@@ -54,13 +64,15 @@ void check_options(const schedule::StepOptions& options, const config::Config& c
   const auto per_unit = [&](const auto& list, bool may_be_empty) {
     return list.size() == step.units.size() || (may_be_empty && list.empty());
   };
+  schedule::StepOptions asked;
+  set_sums(config, asked);
   const bool shaped =
-      options.microbatches == config.train.accumulate &&
-      options.fold_groups == config.train.fold_groups &&
+      options.microbatches == asked.microbatches && options.fold_groups == asked.fold_groups &&
+      options.sum == asked.sum && options.bucket_elems == asked.bucket_elems &&
       options.chunk_bytes == config.memory.chunk_bytes && per_unit(placement.weight, false) &&
       per_unit(placement.gradient, false) && per_unit(placement.optimizer, false) &&
-      per_unit(placement.activation, true) && per_unit(options.recompute.units, true) &&
-      placement.saved.size() <= step.units.size();
+      per_unit(placement.activation, true) && per_unit(placement.partial, true) &&
+      per_unit(options.recompute.units, true) && placement.saved.size() <= step.units.size();
   if (!shaped) throw InputError("the step options are not of this configuration");
   const schedule::RankView& view = step.view;
   const bool placed =

@@ -25,6 +25,22 @@ Elems elems_of(const schedule::StepModel& model, std::size_t units) {
   return elems;
 }
 
+// What a rank sends around the ring or receives from it, the larger of the two: it does not send its
+// own shard, and does not receive that of the rank before it.
+double ring_elems(const schedule::StepModel& model) {
+  const schedule::RankView& view = model.view;
+  const std::int32_t before = (view.rank + view.ranks - 1) % view.ranks;
+  double sent = 0, received = 0;
+  const std::size_t units = model.units.size() + (model.tied_elems > 0 ? 1 : 0);
+  for (std::size_t at = 0; at < units; ++at) {
+    const auto unit = static_cast<std::int32_t>(at);
+    const auto all = static_cast<double>(schedule::unit_elems(model, unit));
+    sent += all - static_cast<double>(schedule::shard_of(model, unit, view.rank).elems());
+    received += all - static_cast<double>(schedule::shard_of(model, unit, before).elems());
+  }
+  return std::max(sent, received);
+}
+
 }  // namespace
 
 SentBytes sent_bytes(const schedule::Schedule& list) {
@@ -59,7 +75,12 @@ RankTraffic rank_traffic(const schedule::StepModel& model, const schedule::StepO
   const auto larger = [&](const Elems& elems) {
     return std::max(elems.all - elems.own, others * elems.own);
   };
-  traffic.gradients = exchanges * partial_bytes * larger(with_tied);
+  if (options.sum == schedule::GradientSum::kRing) {
+    // All shards but one go out, and all but one come in.
+    traffic.gradients = sizeof(float) * ring_elems(model);
+  } else {
+    traffic.gradients = exchanges * partial_bytes * larger(with_tied);
+  }
   const double gathered = dtype_size * larger(whole);
   if (view.shards_weights()) {
     traffic.weight_fetch = gathered;

@@ -37,7 +37,7 @@ struct RankTraffic {
   double weights = 0;       // the gathers of updated weights, below ZeRO stage 3
   double weight_fetch = 0;  // stage 3: one gather of each unit
 };
-// Only microbatches and fold_groups of the options count.
+// Only microbatches, fold_groups and sum of the options count.
 RankTraffic rank_traffic(const schedule::StepModel& model, const schedule::StepOptions& options);
 
 // The part of all elements that the rank owns.

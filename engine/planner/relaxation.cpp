@@ -26,6 +26,7 @@
 
 #include "engine/planner/candidates.hpp"
 #include "engine/planner/linear_program.hpp"
+#include "engine/planner/rank_settings.hpp"
 #include "engine/planner/rank_traffic.hpp"
 #include "engine/planner/recompute_choice.hpp"
 #include "engine/schedule/compile/rank_share.hpp"
@@ -130,6 +131,26 @@ ModelBytes model_bytes(const schedule::StepModel& model, const schedule::StepOpt
   return bytes;
 }
 
+// The moves of a rank's sums of groups of micro-batches to a lower tier and back (partial_sums.cpp).
+// All but the rank's last micro-batch are added on the host, and each sum that waits at the end
+// comes up once. Folds are left out, and so are reads of sums that a later micro-batch is added to.
+void add_partials(PhaseWork& backward, const schedule::StepModel& model, const StepRates& rates,
+                  const schedule::StepOptions& options) {
+  const std::int32_t sums = schedule::partial_sums_at_once(model, options);
+  const Tier tier = options.placement.partial_of(0);
+  if (sums == 0 || tier == Tier::kDevice) return;
+  double elems = static_cast<double>(model.tied_elems);
+  for (const schedule::UnitFootprint& unit : model.units) elems += static_cast<double>(unit.elems);
+  const double earlier = schedule::own_microbatch_count(model, options) - 1;
+  const double sum_bytes = elems * sizeof(float);
+  backward.download.constant += earlier * elems * dtype_bytes(model.dtype) * rates.copy_s;
+  backward.optimizer.constant += earlier * rates.host.accumulate_s;
+  backward.upload.constant += sums * sum_bytes * rates.copy_s;
+  if (tier != Tier::kStorage) return;
+  backward.write.constant += earlier * sum_bytes * rates.storage_write_s;
+  backward.read.constant += sums * sum_bytes * rates.storage_read_s;
+}
+
 // remade: the share of the kind that has no place, by column.
 void add_shares(LinearProgram& program, std::size_t kind, Place place,
                 const std::vector<double>& remade = std::vector<double>(kColumns)) {
@@ -208,9 +229,12 @@ std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
                                          const config::Config::Places& place,
                                          const TierBytes& budgets, const TierBytes& extra) const {
   schedule::StepOptions step;
-  step.microbatches = static_cast<std::int32_t>(config_.train.accumulate);
-  step.fold_groups = static_cast<std::int32_t>(config_.train.fold_groups);
+  set_sums(config_, step);
   step.recompute = shape.recompute;
+  schedule::StepOptions placed = step;  // with the places that the shape fixes
+  placed.order = shape.order;
+  place_partials(placed, shape.partial, model_);
+  const TierBytes partials = partial_bytes(model_, placed);
   const ModelBytes bytes = model_bytes(model_, step);
   const RankTraffic traffic = rank_traffic(model_, step);
   const auto microbatches = static_cast<double>(schedule::own_microbatch_count(model_, step));
@@ -273,6 +297,7 @@ std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
   const double rewrites = sums_at_home && !by_unit ? microbatches : 1;
   backward.write.add(kGradient + kStorage, rewrites * bytes.gradient * rates_.storage_write_s);
   backward.read.add(kGradient + kStorage, (rewrites - 1) * bytes.gradient * rates_.storage_read_s);
+  add_partials(backward, model_, rates_, placed);
   // The update.
   PhaseWork update;
   const Phase update_phase =
@@ -344,8 +369,9 @@ std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
     const double versions = speculates && !bound ? 2 : 1;
     const bool carries = bound && update_phase == kBackwardPhase;
     for (std::size_t tier = 0; tier < kTierCount; ++tier) {
-      const double room =
-          (static_cast<double>(budgets[tier]) - static_cast<double>(extra[tier])) * per_state;
+      const double room = (static_cast<double>(budgets[tier]) - static_cast<double>(extra[tier]) -
+                           static_cast<double>(partials[tier])) *
+                          per_state;
       std::vector<double> row(kColumns);
       row[kWeight + tier] = versions * bytes.weight * per_state;
       row[kGradient + tier] = bytes.gradient * per_state;

@@ -27,6 +27,8 @@ struct PlanShape {
   // The price of work that other lanes hide, relative to time. It only chooses among places that
   // are nearly as fast. A schedule hides less than the relaxation believes.
   double hidden_price = 1e-3;
+  // Where a rank's sums of groups of micro-batches wait (Placement::partial).
+  Tier partial = Tier::kDevice;
 };
 
 // Shares of all bytes of a kind, by tier; each sums to one.

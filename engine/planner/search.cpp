@@ -114,15 +114,23 @@ std::vector<Search::Shape> Search::shapes() const {
     if (fixed ||
         (by_unit && config_.train.order == Order::kAuto && own_microbatch_count(model_, base) < 2))
       continue;
-    for (const schedule::StepOptions& update : updates) {
-      for (const schedule::Recomputation& recompute : search_recomputations(config_, model_)) {
-        add({order, update.update, recompute});
+    schedule::StepOptions ordered = base;
+    ordered.order = order;
+    for (const Tier partial : partial_tiers(config_, model_, ordered)) {
+      for (const schedule::StepOptions& update : updates) {
+        PlanShape shape{order, update.update, {}};
+        shape.partial = partial;
+        for (const schedule::Recomputation& recompute : search_recomputations(config_, model_)) {
+          shape.recompute = recompute;
+          add(shape);
+        }
+        if (!activations_.is_free()) continue;
+        shape.recompute = {};
+        shape.recompute_is_free = true;
+        add(shape);
+        shape.hidden_price = kDearHiddenWork;
+        add(shape);
       }
-      if (!activations_.is_free()) continue;
-      PlanShape mixture{order, update.update, {}, true};
-      add(mixture);
-      mixture.hidden_price = kDearHiddenWork;
-      add(mixture);
     }
   }
   sort_by_bound(list);
@@ -137,6 +145,9 @@ void Search::sort_by_bound(std::vector<Shape>& shapes) {
 
 std::string Search::Shape::text() const {
   std::string text = shape_text(shape) + ", recompute " + policy;
+  if (shape.partial != Tier::kDevice) {
+    text += ", partial sums on " + std::string(tier_name(shape.partial));
+  }
   for (const auto& [kind, name] : kKinds) {
     if (places.*kind != Place::kAuto) text += place_text(name, places.*kind);
   }
@@ -151,8 +162,9 @@ std::vector<Search::Shape> Search::narrowed(const Start& start) const {
   if (activations_.is_free()) {
     const bool mixes = step_size(model_, start.plan.options) <= kSmallStep;
     const schedule::Recomputation found = start.plan.options.recompute;
-    shape.shape = {shape.shape.order, shape.shape.update, mixes ? schedule::Recomputation{} : found,
-                   mixes};
+    shape.shape.recompute = mixes ? schedule::Recomputation{} : found;
+    shape.shape.recompute_is_free = mixes;
+    shape.shape.hidden_price = PlanShape{}.hidden_price;
     shape.policy = policy_of(shape.shape);
   }
   for (const auto& [kind, name] : kKinds) {
@@ -208,6 +220,7 @@ schedule::StepOptions Search::base_options(const PlanShape& shape) const {
   options.order = shape.order;
   options.update = shape.update;
   options.recompute = shape.recompute;
+  place_partials(options, shape.partial, model_);
   options.weight_slots = 0;
   options.prefetch = static_cast<std::int32_t>(config_.memory.prefetch);
   options.exchange_lag = has_room_to_lag(model_, budgets_) ? 1 : 0;
@@ -275,6 +288,7 @@ schedule::StepOptions Search::frugal_options(const Shape& shape) const {
   options.order = shape.shape.order;
   options.update = shape.shape.update;
   options.recompute = shape.shape.recompute;
+  place_partials(options, shape.shape.partial, model_);
   return options;
 }
 

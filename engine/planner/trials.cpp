@@ -58,8 +58,8 @@ std::string key_of(const schedule::StepOptions& options) {
     key.push_back('|');
   };
   const schedule::Placement& placement = options.placement;
-  for (const auto* tiers :
-       {&placement.weight, &placement.gradient, &placement.optimizer, &placement.activation}) {
+  for (const auto* tiers : {&placement.weight, &placement.gradient, &placement.optimizer,
+                            &placement.activation, &placement.partial}) {
     add_all(*tiers);
   }
   for (const std::vector<Tier>& tiers : placement.saved) add_all(tiers);

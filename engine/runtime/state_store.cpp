@@ -89,21 +89,19 @@ void StateStore::visit(std::span<const StateKind> kinds, std::int32_t unit, std:
   }
 }
 
-// The bytes of each rank's part of elements [begin, end). State of whole tensors lies with the owner
-// of the unit.
+// The bytes of each rank's part of elements [begin, end). Sums of whole tensors have a numbering and
+// shards of their own.
 std::vector<std::uint64_t> StateStore::part_bytes(StateKind kind,
                                                   const kernels::StateLayout& layout,
                                                   std::int32_t unit, std::uint64_t begin,
                                                   std::uint64_t end) const {
   const schedule::RankView& view = sharing_.view;
   std::vector<std::uint64_t> parts;
-  for (const schedule::ElemRange& shard : view.shards[static_cast<std::size_t>(unit)]) {
-    std::uint64_t elems = 0;
-    if (layout.extent == kernels::StateExtent::kPerTensor) {
-      if (shard.elems() > 0) elems = end - begin;
-    } else {
-      elems = std::clamp(shard.end, begin, end) - std::clamp(shard.begin, begin, end);
-    }
+  const bool per_tensor = layout.extent == kernels::StateExtent::kPerTensor;
+  const auto at = static_cast<std::size_t>(unit);
+  for (const schedule::ElemRange& shard : per_tensor ? view.sums[at] : view.shards[at]) {
+    const std::uint64_t elems =
+        std::clamp(shard.end, begin, end) - std::clamp(shard.begin, begin, end);
     parts.push_back(bytes_of(layout.dtype, elems));
   }
   SLUICE_CHECK(range(kind, unit).elems() == 0 || parts.size() > 1);

@@ -45,6 +45,8 @@ class Merger {
       for (const std::int32_t rank : group.ranks) SLUICE_CHECK(rank >= 0 && rank < world_.ranks);
     }
     world_.saved_parts = first.saved_parts;
+    world_.folds_in_ring = first.folds_in_ring;
+    world_.tensor_borders = first.tensor_borders;
     world_.slot_bytes = first.slot_bytes;
     world_.shares_device = first.shares_device;
     for (std::size_t rank = 0; rank < lists_.size(); ++rank) {

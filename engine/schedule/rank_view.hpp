@@ -9,6 +9,11 @@
 //     1, 2  whole    shard      shard
 //     3     shard    shard      shard
 //
+// With a server, rank 0's shard is all of each unit and all others' are empty: it sums the gradients,
+// keeps the optimizer's state, updates, and sends the weights (Li et al., "Scaling distributed machine
+// learning with the parameter server", OSDI 2014, as a bulk-synchronous step). It also computes its
+// share of the passes.
+//
 // A gradient is always summed in shards: each rank receives all parts of its own range and adds
 // them in global micro-batch order, so the bits are those of one rank.
 #pragma once
@@ -25,13 +30,17 @@ struct RankView {
   std::int32_t rank = 0;  // among the data-parallel ranks
   std::int32_t ranks = 1;
   std::int32_t zero_stage = 0;
+  bool has_server = false;  // only in stage 0
   // By unit (the tied use's gradient last) and rank: disjoint, ascending ranges that cover the
   // unit. A shard may be empty. Unused with one rank.
   std::vector<std::vector<ElemRange>> shards;
+  // Rules that need whole tensors: the sums of the tensors in each shard, by unit and rank, in the
+  // numbering of per_tensor state. Empty for other rules.
+  std::vector<std::vector<ElemRange>> sums;
 
   bool is_alone() const { return ranks == 1; }
   bool shards_weights() const { return ranks > 1 && zero_stage == 3; }
-  bool shards_optimizer() const { return ranks > 1 && zero_stage > 0; }
+  bool shards_optimizer() const { return ranks > 1 && (zero_stage > 0 || has_server); }
   bool operator==(const RankView&) const = default;
 };
 

@@ -177,6 +177,15 @@ struct ElemRange {
   bool operator==(const ElemRange&) const = default;
 };
 
+// A place in a unit at which one tensor ends and the next begins, for rules that need whole tensors:
+// the next one's first element, and that of its sums in the numbering of per_tensor state. Small
+// tensors that share a block of 4,096 elements have no border between them.
+struct TensorBorder {
+  std::uint64_t elem = 0;
+  std::uint64_t sum = 0;
+  bool operator==(const TensorBorder&) const = default;
+};
+
 // A part of a buffer that an instruction touches. elems-based for state, so that a window and its
 // chunks meet; bytes == 0 means all of it.
 struct Use {
@@ -269,6 +278,12 @@ struct Schedule {
   // The parts of each unit's saved region, in a schedule that makes some of them again. A unit
   // without an entry has one unnamed part.
   std::vector<std::vector<SavedPart>> saved_parts;
+  // Groups of micro-batches are folded in the order of a ring of ranks, which begins at another rank
+  // for each shard, and not by the balanced tree.
+  bool folds_in_ring = false;
+  // The borders of each unit's tensors, its begin and end among them, if the rule needs whole
+  // tensors. Updates break there and nowhere else.
+  std::vector<std::vector<TensorBorder>> tensor_borders;
   // Bytes that the placement pass found necessary, per tier; device counts slots and arena pages.
   std::array<std::uint64_t, kTierCount> peak_bytes{};
   std::uint32_t slot_count = 0;

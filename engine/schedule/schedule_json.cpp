@@ -400,6 +400,38 @@ SavedPart saved_part_from_json(const json& object, const std::string& where) {
   return part;
 }
 
+// By unit, pairs of an element and a sum, both ascending.
+std::vector<std::vector<TensorBorder>> tensor_borders_from_json(Fields& fields) {
+  std::vector<std::vector<TensorBorder>> units;
+  for (const json& item : fields.list("tensor_borders")) {
+    const std::string where = "tensor_borders " + std::to_string(units.size());
+    if (!item.is_array()) refuse(where, "must be a list of pairs of numbers");
+    std::vector<TensorBorder> borders;
+    for (const json& pair : item) {
+      if (!pair.is_array() || pair.size() != 2) refuse(where, "must be a list of pairs of numbers");
+      const TensorBorder border{fields.natural(pair[0], "tensor_borders", kMostBytes),
+                                fields.natural(pair[1], "tensor_borders", kMostBytes)};
+      if (!borders.empty() &&
+          (border.elem <= borders.back().elem || border.sum < borders.back().sum)) {
+        refuse(where, "must ascend");
+      }
+      borders.push_back(border);
+    }
+    units.push_back(std::move(borders));
+  }
+  return units;
+}
+
+json tensor_borders_to_json(const std::vector<std::vector<TensorBorder>>& units) {
+  json list = json::array();
+  for (const std::vector<TensorBorder>& borders : units) {
+    json unit = json::array();
+    for (const TensorBorder& border : borders) unit.push_back({border.elem, border.sum});
+    list.push_back(std::move(unit));
+  }
+  return list;
+}
+
 std::vector<std::vector<SavedPart>> saved_parts_from_json(Fields& fields) {
   std::vector<std::vector<SavedPart>> units;
   for (const json& item : fields.list("saved_parts")) {
@@ -444,7 +476,7 @@ const json& bounded_list(Fields& fields, const char* key) {
 Schedule read_schedule(const json& document) {
   Fields fields(document, "document",
                 " format version ranks first_rank world_ranks groups buffers instructions entry "
-                "exit commit saved_parts "
+                "exit commit saved_parts folds_in_ring tensor_borders "
                 "peak_bytes slot_count "
                 "slot_bytes device_arena_bytes pinned_arena_bytes shares_device ");
   const json& format = fields.need("format");
@@ -488,6 +520,8 @@ Schedule read_schedule(const json& document) {
     schedule.commit = residencies_from_json(fields, "commit", schedule);
   }
   schedule.saved_parts = saved_parts_from_json(fields);
+  schedule.folds_in_ring = fields.flag("folds_in_ring");
+  schedule.tensor_borders = tensor_borders_from_json(fields);
   return schedule;
 }
 
@@ -520,6 +554,10 @@ std::string schedule_to_json(const Schedule& schedule) {
   if (!schedule.commit.empty()) document["commit"] = residencies_to_json(schedule.commit);
   if (!schedule.saved_parts.empty()) {
     document["saved_parts"] = saved_parts_to_json(schedule.saved_parts);
+  }
+  if (schedule.folds_in_ring) document["folds_in_ring"] = true;
+  if (!schedule.tensor_borders.empty()) {
+    document["tensor_borders"] = tensor_borders_to_json(schedule.tensor_borders);
   }
   return document.dump();
 }

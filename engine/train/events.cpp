@@ -130,6 +130,11 @@ void add_ranks(const planner::Plan& plan, RunEvent& event) {
   event["ranks"] = plan.view.ranks;
   event["zero"] = plan.view.zero_stage;
   event["fold_groups"] = plan.options.fold_groups;
+  event["server"] = plan.view.has_server;
+  event["reduction"] = plan.options.sum == schedule::GradientSum::kRing ? "ring" : "tree";
+  if (plan.options.fold_groups > 1 && plan.options.microbatches > plan.view.ranks) {
+    event["partial_sums"] = std::string(tier_name(plan.options.placement.partial_of(0)));
+  }
   RunEvent& all = event["per_rank"] = RunEvent::array();
   for (const planner::RankFigures& figures : plan.ranks) {
     all.push_back({{"rank", figures.rank},

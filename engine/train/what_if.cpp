@@ -140,8 +140,11 @@ std::vector<planner::OtherChange> changes_that_fit(const Prepared& refused) {
     const Settings settings{{"recompute.policy", "auto"}};
     if (fits(settings)) found.push_back({settings, false});
   }
-  if (config.parallel.data > 1 && config.parallel.zero < 3) {
-    const Settings settings{{"parallel.zero", "3"}};
+  // The tree of stage 3 has other bits than a ring.
+  if (config.parallel.data > 1 && config.parallel.zero < 3 &&
+      config.parallel.reduction == config::Config::GradientSum::kTree) {
+    Settings settings{{"parallel.zero", "3"}};
+    if (config.parallel.server) settings.emplace_back("parallel.server", "false");
     if (fits(settings)) found.push_back({settings, false});
   }
   // The largest of smaller micro-batches. The batch stays, but its gradients are rounded once for

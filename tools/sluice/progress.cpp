@@ -171,6 +171,19 @@ void print_ranks(const train::RunEvent& plan) {
   std::fprintf(stderr, "sent     by each rank a step: gradients %s, weights %s, norm %s\n",
                range_text(sent["gradients"]).c_str(), range_text(sent["weights"]).c_str(),
                range_text(sent["norm"]).c_str());
+  if (plan["server"].get<bool>()) {
+    std::fprintf(stderr, "server   rank 0 sums, keeps all optimizer state and updates for all\n");
+  }
+  if (plan["reduction"] == "ring") {
+    std::fprintf(stderr,
+                 "sums     around the ring of ranks: reproducible, but with the bits of %d ranks "
+                 "and no other number\n",
+                 plan["ranks"].get<int>());
+  }
+  if (plan.contains("partial_sums") && plan["partial_sums"] != "device") {
+    std::fprintf(stderr, "partial  each rank's sums of micro-batches wait on: %s\n",
+                 plan["partial_sums"].get<std::string>().c_str());
+  }
   // A plan alone has no places.
   if (!plan.contains("places")) return;
   std::string places;

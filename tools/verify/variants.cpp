@@ -17,7 +17,7 @@ Variant state_in(const std::string& tier, const std::string& words) {
 Variant ranks(int count, int zero) {
   return {std::to_string(count) + " ranks, ZeRO-" + std::to_string(zero),
           {"parallel.data=" + std::to_string(count), "parallel.zero=" + std::to_string(zero),
-           "memory.backend=host"},
+           "parallel.server=false", "memory.backend=host"},
           true};
 }
 
@@ -39,7 +39,10 @@ std::vector<Variant> list_variants() {
           {"updates in the next forward pass", {"optimizer.placement=next_forward"}, false},
           ranks(2, 3),
           ranks(2, 1),
-          ranks(4, 3)};
+          ranks(4, 3),
+          {"2 ranks, one a server",
+           {"parallel.data=2", "parallel.zero=0", "parallel.server=true", "memory.backend=host"},
+           true}};
 }
 
 void keep_microbatches(config::Config& variant, const config::Config& settled) {

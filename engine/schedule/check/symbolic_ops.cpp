@@ -125,7 +125,7 @@ void SymbolicOps::apply(const Instruction& instruction, const std::vector<ReadVa
       elementwise(instruction, reads, writes, emit);
       break;
     case Op::kOptimizerStep:
-      if (of_whole_tensors(reads, writes)) {
+      if (!schedule_.tensor_borders.empty() || of_whole_tensors(reads, writes)) {
         update_whole(instruction, reads, writes, emit);
       } else {
         elementwise(instruction, reads, writes, emit);
@@ -261,25 +261,69 @@ void SymbolicOps::elementwise(const Instruction& instruction, const std::vector<
   }
 }
 
-// Ops on a unit as a whole: each result depends on all of every input.
-void SymbolicOps::update_whole(const Instruction& instruction, const std::vector<ReadValue>& reads,
-                               const std::vector<WriteTarget>& writes, const Emit& emit) {
-  TermHash hash;
-  hash.add(op_word(instruction.op));
-  hash.add(word(instruction.unit));
-  for (const ReadValue* read : in_canonical_order(reads)) {
-    if (is_one(*read)) continue;
-    const bool state = read->buffer->role == BufferRole::kState;
-    hash.add(state ? fold(runs_of(*read)) : whole_term(*read));
+// Without borders the unit is one tensor, which begins at its first element and ends behind all.
+std::vector<SymbolicOps::Tensor> SymbolicOps::tensors_of(std::int32_t unit) const {
+  constexpr std::uint64_t kEnd = std::uint64_t{1} << 60;
+  const auto at = static_cast<std::size_t>(unit);
+  if (at >= schedule_.tensor_borders.size() || schedule_.tensor_borders[at].size() < 2) {
+    return {{{0, 0}, {kEnd, kEnd}}};
   }
-  const Term inputs = hash.value();
-  for (const WriteTarget& target : writes) {
-    const Buffer& buffer = *target.buffer;
-    const std::uint64_t made = buffer.role == BufferRole::kWorkspace
-                                   ? kScratch + instruction.id
-                                   : static_cast<std::uint64_t>(buffer.kind);
-    const Term term = hash_words({inputs.low, inputs.high, made});
-    emit(target, Part{target.begin, target.end, term, extent_base(buffer) + target.begin});
+  std::vector<Tensor> tensors;
+  const std::vector<TensorBorder>& borders = schedule_.tensor_borders[at];
+  for (std::size_t i = 0; i + 1 < borders.size(); ++i) {
+    tensors.emplace_back(borders[i], borders[i + 1]);
+  }
+  return tensors;
+}
+
+ElemRange SymbolicOps::range_of(const Tensor& tensor, const Buffer& buffer) {
+  const ElemRange wanted = buffer.per_tensor ? ElemRange{tensor.first.sum, tensor.second.sum}
+                                             : ElemRange{tensor.first.elem, tensor.second.elem};
+  const std::uint64_t end = buffer.first_elem + buffer.elems;
+  return {std::clamp(wanted.begin, buffer.first_elem, end),
+          std::clamp(wanted.end, buffer.first_elem, end)};
+}
+
+// Ops on whole tensors: each result depends on all of its tensor in every input, and of no other.
+void SymbolicOps::update_whole(const Instruction& instruction, const std::vector<ReadValue>& reads,
+                               const std::vector<WriteTarget>& writes, const Emit& emit) const {
+  for (const Tensor& tensor : tensors_of(instruction.unit)) {
+    TermHash hash;
+    hash.add(op_word(instruction.op));
+    hash.add(word(instruction.unit));
+    for (const ReadValue* read : in_canonical_order(reads)) {
+      if (is_one(*read)) continue;
+      if (read->buffer->role != BufferRole::kState) {
+        hash.add(whole_term(*read));
+        continue;
+      }
+      const ElemRange range = range_of(tensor, *read->buffer);
+      std::vector<Run> runs;
+      for (Run run : runs_of(*read)) {
+        run.begin = std::max(run.begin, range.begin);
+        run.end = std::min(run.end, range.end);
+        if (run.begin < run.end) runs.push_back(run);
+      }
+      // A tensor without sums has none in its shard either.
+      if (!runs.empty()) hash.add(fold(std::move(runs)));
+    }
+    const Term inputs = hash.value();
+    for (const WriteTarget& target : writes) {
+      const Buffer& buffer = *target.buffer;
+      const bool scratch = buffer.role == BufferRole::kWorkspace;
+      const std::uint64_t made =
+          scratch ? kScratch + instruction.id : static_cast<std::uint64_t>(buffer.kind);
+      const Term term = hash_words({inputs.low, inputs.high, made});
+      const std::uint64_t base = extent_base(buffer);
+      std::uint64_t begin = target.begin;
+      std::uint64_t end = target.end;
+      if (!scratch) {
+        const ElemRange range = range_of(tensor, buffer);
+        begin = std::max(begin, bytes_of(buffer.dtype, range.begin) - base);
+        end = std::min(end, bytes_of(buffer.dtype, range.end) - base);
+      }
+      if (begin < end) emit(target, Part{begin, end, term, base + begin});
+    }
   }
 }
 

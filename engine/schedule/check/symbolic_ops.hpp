@@ -59,9 +59,10 @@ class SymbolicOps {
   // rounding changes nothing.
   static void elementwise(const Instruction& instruction, const std::vector<ReadValue>& reads,
                           const std::vector<WriteTarget>& writes, const Emit& emit);
-  // Each result depends on the whole of every input, whatever its pieces.
-  static void update_whole(const Instruction& instruction, const std::vector<ReadValue>& reads,
-                           const std::vector<WriteTarget>& writes, const Emit& emit);
+  // Each result depends on the whole of its tensor in every input, whatever its pieces. The tensors
+  // are those between the schedule's borders, or all of the unit.
+  void update_whole(const Instruction& instruction, const std::vector<ReadValue>& reads,
+                    const std::vector<WriteTarget>& writes, const Emit& emit) const;
   // The content of state as one term, whatever the chunks. Overlapping elements are an error.
   struct Run {
     std::int32_t unit = -1;
@@ -81,6 +82,10 @@ class SymbolicOps {
     std::vector<Run> runs;
     std::uint64_t bytes = 0;
   };
+  // Two neighbouring borders, and what lies between them of a buffer of state, in its elements.
+  using Tensor = std::pair<TensorBorder, TensorBorder>;
+  std::vector<Tensor> tensors_of(std::int32_t unit) const;
+  static ElemRange range_of(const Tensor& tensor, const Buffer& buffer);
   void compute(const Instruction& instruction, const std::vector<ReadValue>& reads,
                const std::vector<WriteTarget>& writes, const Emit& emit);
   bool makes_forward_values(const Instruction& instruction, const std::vector<ReadValue>& reads,

@@ -422,7 +422,8 @@ class ContentCheck {
     });
     return mixed ? std::nullopt : content;
   }
-  static std::int32_t group_size_of(const Content& sum) {
+  std::int32_t group_size_of(const Content& sum) const {
+    if (schedule_.folds_in_ring) return 1;  // all that matters: nothing but folds comes behind it
     return sum.group_size > 0 ? sum.group_size : sum.microbatch - sum.first_microbatch + 1;
   }
   // The balanced tree: the left side is a power of two of groups, and not fewer than the right one
@@ -431,6 +432,7 @@ class ContentCheck {
     const bool first_in_place = is_in_place(instruction, instruction.reads[0]);
     const auto into = content_of(instruction.reads[first_in_place ? 0 : 1]);
     const auto from = content_of(instruction.reads[first_in_place ? 1 : 0]);
+    if (schedule_.folds_in_ring) return check_ring_fold(instruction, into, from);
     bool balanced = into && from && !into->rounded && !from->rounded &&
                     into->microbatch + 1 == from->first_microbatch &&
                     group_size_of(*into) == group_size_of(*from);
@@ -445,9 +447,25 @@ class ContentCheck {
                   " folds sums that are no neighbours in the tree of groups");
   }
 
+  // Behind the last micro-batch of the step comes the first one. The sum is of whole ranks so far, and
+  // the next rank's own sum is added to it.
+  void check_ring_fold(const Instruction& instruction, const std::optional<Content>& into,
+                       const std::optional<Content>& from) {
+    const std::int32_t count = last_microbatch_ + 1;
+    if (into && from && !into->rounded && !from->rounded && !is_complete(*into) &&
+        (into->microbatch + 1) % count == from->first_microbatch) {
+      return;
+    }
+    problems_.add(describe(instruction) +
+                  " folds sums that are no neighbours in the ring of ranks");
+  }
+
   bool is_complete(const Content& gradient) const {
-    return last_microbatch_ < 0 ||
-           (gradient.first_microbatch == 0 && gradient.microbatch >= last_microbatch_);
+    if (last_microbatch_ < 0) return true;
+    const bool in_order = gradient.first_microbatch == 0 && gradient.microbatch >= last_microbatch_;
+    const bool around = schedule_.folds_in_ring && gradient.first_microbatch > 0 &&
+                        gradient.microbatch == gradient.first_microbatch - 1;
+    return in_order || around;
   }
 
   // A gradient is used when it holds every micro-batch of the step, of whatever rank.

@@ -295,9 +295,35 @@ class MeaningCheck {
         kinds = kinds && (gradient || (read[kind] == 0 && written[kind] == 0));
       }
     }
+    if (instruction.op == Op::kOptimizerStep) check_tensors(instruction, ranges);
     if (instruction.op == Op::kFoldGrad) kinds = kinds && gradients == 2 && folds_two(instruction);
     if (one_range && own_unit && kinds) return;
     problems_.add(describe(instruction) + " mixes units, kinds or element ranges");
+  }
+
+  // An update of a rule that needs whole tensors begins and ends at borders of tensors, and has all
+  // sums of the tensors between them. ranges: of the state that it uses, all alike.
+  void check_tensors(const Instruction& instruction, const std::vector<ElemRange>& ranges) {
+    const auto unit = static_cast<std::size_t>(instruction.unit);
+    if (instruction.unit < 0 || unit >= schedule_.tensor_borders.size() || ranges.empty()) return;
+    const std::vector<TensorBorder>& borders = schedule_.tensor_borders[unit];
+    if (borders.empty()) return;
+    const auto border_at = [&](std::uint64_t elem) {
+      return std::find_if(borders.begin(), borders.end(),
+                          [&](const TensorBorder& border) { return border.elem == elem; });
+    };
+    const auto first = border_at(ranges.front().begin);
+    const auto last = border_at(ranges.front().end);
+    bool whole = first != borders.end() && last != borders.end();
+    for (const auto* uses : {&instruction.reads, &instruction.writes}) {
+      ElemRange sums;
+      for (const Use& use : *uses) {
+        if (is_state(buffer_of(use)) && buffer_of(use).per_tensor) sums = elems_of(use);
+      }
+      whole = whole && (sums.elems() == 0 ? first->sum == last->sum
+                                          : sums == ElemRange{first->sum, last->sum});
+    }
+    if (!whole) problems_.add(describe(instruction) + " updates a part of a tensor");
   }
 
   // Whether the use covers all of a per-tensor buffer.

@@ -18,7 +18,8 @@
 //
 // With several groups of micro-batches each group has a sum. The first one lies in the home, others
 // beside it (on the device, or in pinned memory) until they are folded (group_sums). A rank among
-// others sums its own groups on the device, exchanges one partial sum, and folds those of all ranks.
+// others sums its own groups on the device or a lower tier (partial_sums), exchanges one partial sum,
+// and folds those of all ranks.
 //
 // In a tied model the head's use of the embedding has a sum of its own. It is folded into the
 // embedding's sum when both are complete, and the norm follows the fold. In a pipeline the two sums
@@ -26,6 +27,7 @@
 #include "engine/schedule/compile/gradient_path.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "base/error.hpp"
@@ -68,19 +70,9 @@ void emit_device_norm(StepBuilder& builder, std::int32_t unit, BufferId gradient
 void add_on_device(StepBuilder& builder, std::int32_t unit, ElemRange range,
                    const std::vector<GradientPart>& parts, BufferId sum, bool begins) {
   for (std::size_t k = 0; k < parts.size(); ++k) {
-    Instruction& add = builder.emit(Op::kAccumulateGrad, Lane::kCompute, unit, parts[k].microbatch);
-    add.reads.push_back(builder.part(parts[k].buffer, range));
-    if (!begins || k > 0) add.reads.push_back(builder.part(sum, range));
-    add.writes.push_back(builder.part(sum, range));
+    emit_add_on_device(builder, unit, range, parts[k].buffer, parts[k].microbatch, sum,
+                       begins && k == 0);
   }
-}
-
-void emit_fold(StepBuilder& builder, Lane lane, std::int32_t unit, Use into, Use from,
-               std::int32_t piece) {
-  Instruction& add = builder.emit(Op::kFoldGrad, lane, unit, -1);
-  add.chunk = piece;
-  add.reads = {into, from};
-  add.writes = {into};
 }
 
 bool is_last(const StepBuilder& builder, std::int32_t microbatch) {
@@ -296,12 +288,26 @@ void GradientPath::after_exchange(std::function<void()> rest) {
   end_paths(builder_.view().is_alone() ? 0 : lag);
 }
 
+// What follows on a path waits for the exchanges that continue it.
 void GradientPath::end_paths(std::size_t left) {
   while (exchanging_.size() > left) {
-    const std::vector<std::function<void()>> rest = std::move(exchanging_.front());
+    std::vector<std::function<void()>> rest = std::move(exchanging_.front());
     exchanging_.pop_front();
-    for (const std::function<void()>& next : rest) next();
+    for (std::size_t i = 0; i < rest.size(); ++i) {
+      continues_ = false;
+      rest[i]();
+      if (!continues_) continue;
+      std::move(rest.begin() + static_cast<std::ptrdiff_t>(i) + 1, rest.end(),
+                std::back_inserter(exchanging_.back()));
+      break;
+    }
   }
+}
+
+// The path that ends just now goes on behind another exchange, which has begun.
+void GradientPath::continue_path(std::function<void()> rest) {
+  exchanging_.push_back({std::move(rest)});
+  continues_ = true;
 }
 
 void GradientPath::then(const std::function<void()>& next) {
@@ -343,10 +349,25 @@ void GradientPath::add_round(std::int32_t unit, std::int32_t first,
 // With one micro-batch for each rank it travels as it is.
 void GradientPath::emit_groups(std::int32_t unit, std::int32_t microbatch, BufferId window) {
   const RankView& view = builder_.view();
+  if (view.is_alone()) return add_to_group(unit, microbatch, window);
   const std::int32_t own = builder_.options().microbatches / view.ranks;
-  if (view.is_alone() || own > 1) add_to_group(unit, microbatch, window);
-  if (view.is_alone() || microbatch != own * (view.rank + 1) - 1) return;
-  fold_ranks(unit, own > 1 ? groups_[unit].top() : window);
+  const bool last = microbatch == own * (view.rank + 1) - 1;
+  if (own == 1 && builder_.options().sum == GradientSum::kRing) {
+    // Sums that travel are fp32.
+    const BufferId sum = builder_.add_sum(Tier::kDevice, unit);
+    emit_add_on_device(builder_, unit, {0, builder_.unit_elems(unit)}, window, microbatch, sum,
+                       true);
+    fold_ranks(unit, sum);
+  } else if (own == 1) {
+    fold_ranks(unit, window);
+  } else if (builder_.partial_tier(unit) == Tier::kDevice) {
+    add_to_group(unit, microbatch, window);
+    if (last) fold_ranks(unit, groups_[unit].top());
+  } else if (last) {
+    fold_ranks(unit, partials_.complete(unit, microbatch, window));
+  } else {
+    partials_.add(unit, microbatch, window);
+  }
 }
 
 // Adds a micro-batch to its group's sum, and folds what is complete with it.
@@ -394,10 +415,26 @@ void GradientPath::add_to_group(std::int32_t unit, std::int32_t microbatch, Buff
 
 // Exchanges the rank's sum of all its micro-batches.
 void GradientPath::fold_ranks(std::int32_t unit, BufferId partial) {
+  if (builder_.options().sum == GradientSum::kRing) {
+    auto ring = std::make_shared<RingSum>(builder_, unit, partial);
+    ring->emit_step();
+    return after_exchange([this, unit, ring] { pass_on(unit, ring); });
+  }
   const std::int32_t own_count = builder_.options().microbatches / builder_.view().ranks;
   std::vector<GradientPart> parts =
       emit_exchange(builder_, unit, partial, own_count - 1, own_count);
   after_exchange([this, unit, parts = std::move(parts)] { add_ranks(unit, parts); });
+}
+
+// Adds to the sums that came around the ring, and sends them on or ends with the rank's own shard.
+void GradientPath::pass_on(std::int32_t unit, const std::shared_ptr<RingSum>& ring) {
+  ring->emit_additions();
+  if (!ring->is_done()) {
+    ring->emit_step();
+    return continue_path([this, unit, ring] { pass_on(unit, ring); });
+  }
+  if (ring->sum() != kNoId) sums_[unit] = ring->sum();
+  if (!folded_later(builder_, unit)) finish_rounded(unit);
 }
 
 // Folds the sums of all ranks.

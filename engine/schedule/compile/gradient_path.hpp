@@ -5,17 +5,20 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <vector>
 
 #include "engine/schedule/compile/group_sums.hpp"
+#include "engine/schedule/compile/partial_sums.hpp"
 #include "engine/schedule/compile/rank_exchange.hpp"
+#include "engine/schedule/compile/ring_sum.hpp"
 #include "engine/schedule/compile/step_builder.hpp"
 
 namespace sluice::schedule {
 
 class GradientPath {
  public:
-  explicit GradientPath(StepBuilder& builder) : builder_(builder) {}
+  explicit GradientPath(StepBuilder& builder) : builder_(builder), partials_(builder) {}
   // Call after BackwardWeight(unit, microbatch), with the rank's micro-batches of a unit in
   // ascending order. window: the device window that it wrote, or the device home itself.
   void emit(std::int32_t unit, std::int32_t microbatch, BufferId window);
@@ -27,6 +30,7 @@ class GradientPath {
 
  private:
   void after_exchange(std::function<void()> rest);
+  void continue_path(std::function<void()> rest);
   void end_paths(std::size_t left);
   void add_round(std::int32_t unit, std::int32_t first, const std::vector<GradientPart>& parts);
   void add_ranks(std::int32_t unit, const std::vector<GradientPart>& parts);
@@ -34,6 +38,7 @@ class GradientPath {
   void emit_groups(std::int32_t unit, std::int32_t microbatch, BufferId window);
   void add_to_group(std::int32_t unit, std::int32_t microbatch, BufferId window);
   void fold_ranks(std::int32_t unit, BufferId partial);
+  void pass_on(std::int32_t unit, const std::shared_ptr<RingSum>& ring);
   void sum_on_device(std::int32_t unit, const std::vector<GradientPart>& parts);
   void finish_rounded(std::int32_t unit);
   void send_tied();
@@ -42,11 +47,13 @@ class GradientPath {
   StepBuilder& builder_;
   // The rest of each path whose exchange has begun, oldest first (StepOptions::exchange_lag).
   std::deque<std::vector<std::function<void()>>> exchanging_;
+  bool continues_ = false;  // the path that ends just now has begun another exchange
   // By unit: pieces of its sum that wait in pinned memory for its next micro-batch. In the order
   // "unit" that micro-batch is the next item, so a home on storage is written once.
   std::map<std::int32_t, std::vector<BufferId>> waiting_;
   std::map<std::int32_t, BufferId> sums_;     // by unit: of gradients whose home holds them rounded
   std::map<std::int32_t, GroupSums> groups_;  // by unit: of this rank
+  PartialSums partials_;                      // the same, on lower tiers
 };
 // Emits the norm of a piece on the optimizer lane, while the piece is in pinned memory. gradient:
 // the buffer with the piece.

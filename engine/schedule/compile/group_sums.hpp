@@ -26,6 +26,12 @@ class GroupSums {
   BufferId top() const { return sums_.back().buffer; }
   // Begins the sum of the next group.
   void push(BufferId buffer) { sums_.push_back({buffer, 1}); }
+  // Takes the newest sum away.
+  BufferId pop() {
+    const BufferId buffer = top();
+    sums_.pop_back();
+    return buffer;
+  }
   // The last group is complete. is_last: no other will come.
   void complete(bool is_last, const Fold& fold);
 

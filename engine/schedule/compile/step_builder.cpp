@@ -36,6 +36,16 @@ StepBuilder::StepBuilder(const StepModel& model, const StepOptions& options,
   schedule_.shares_device = options.shares_device;
   SLUICE_CHECK(options.fold_groups > 0 && options.microbatches % options.fold_groups == 0);
   join_world();
+  if (options.sum == GradientSum::kRing && !view().is_alone()) {
+    SLUICE_CHECK(!view().shards_optimizer() && options.fold_groups == view().ranks &&
+                 pipeline().is_alone());
+    schedule_.folds_in_ring = true;
+  }
+  if (model.unit_optimizers.empty() && kernels::needs_whole_tensors(model.optimizer)) {
+    for (const UnitFootprint& unit : model.units) {
+      schedule_.tensor_borders.push_back(unit.tensor_borders);
+    }
+  }
   add_homes();
 }
 
@@ -141,21 +151,21 @@ BufferId StepBuilder::add_home(StateKind kind, std::int32_t unit, Tier tier, DTy
 }
 
 // Lists the home of one kind of optimizer state, if the rule keeps that kind for this unit. State
-// of whole tensors has its own numbering of elements, so its home is not as long as the unit.
+// of whole tensors has its own numbering of elements, so its home is not as long as the unit, and a
+// shard of tensors without such state has none.
 void StepBuilder::add_optimizer_home(StateKind kind, std::int32_t unit) {
   const kernels::StateLayout layout = kernels::state_layout(model_.optimizer_of(unit), kind);
-  const std::uint64_t tensor_elems = model_.units[index(unit)].tensor_state_elems;
   const bool per_tensor = layout.extent == kernels::StateExtent::kPerTensor;
-  if (layout.extent == kernels::StateExtent::kAbsent || (per_tensor && tensor_elems == 0)) return;
+  const ElemRange sums = per_tensor ? sums_range(model_, unit) : ElemRange{};
+  if (layout.extent == kernels::StateExtent::kAbsent || (per_tensor && sums.elems() == 0)) return;
   const BufferId id = add_home(kind, unit, optimizer_tier(unit), layout.dtype);
   homes_[index(unit)][static_cast<std::size_t>(kind)] = id;
   if (!per_tensor || id == kNoId) return;
-  // Rules that need whole tensors have shards of whole units.
-  SLUICE_CHECK(home_range(kind, unit).elems() == unit_elems(unit));
   Buffer& buffer = schedule_.buffers[id];
   buffer.per_tensor = true;
-  buffer.elems = tensor_elems;
-  buffer.bytes = bytes_of(layout.dtype, tensor_elems);
+  buffer.first_elem = sums.begin;
+  buffer.elems = sums.elems();
+  buffer.bytes = bytes_of(layout.dtype, sums.elems());
 }
 
 // Gives all state that a commit names two versions on storage.
@@ -310,9 +320,9 @@ BufferId StepBuilder::add_received(StateKind kind, std::int32_t unit, ElemRange 
   return add_transient(std::move(buffer));
 }
 
-BufferId StepBuilder::add_sum(Tier tier, std::int32_t unit) {
+BufferId StepBuilder::add_sum(Tier tier, std::int32_t unit, std::int32_t first_microbatch) {
   const BufferId id = add_received(StateKind::kGradient, unit, {0, unit_elems(unit)}, DType::kF32,
-                                   -1, gradient_version());
+                                   first_microbatch, gradient_version());
   schedule_.buffers[id].tier = tier;
   schedule_.buffers[id].category = Category::kGradient;
   return id;

@@ -99,6 +99,10 @@ class StepBuilder {
   // Durable runs: the buffer on storage that a home is saved to; the home itself if it lies there.
   BufferId saved_home(StateKind kind, std::int32_t unit) const;
   Tier optimizer_tier(std::int32_t unit) const { return options_.placement.optimizer[index(unit)]; }
+  // Where this rank's sums of groups of micro-batches wait, if it is one of several ranks.
+  Tier partial_tier(std::int32_t unit) const {
+    return options_.placement.partial_of(unit == tied_unit() ? 0 : unit);
+  }
   BufferId host_tokens(std::int32_t microbatch) const { return tokens_[index(microbatch)]; }
   BufferId host_loss(std::int32_t microbatch) const { return losses_[index(microbatch)]; }
   BufferId norm_partials() const { return norm_partials_; }
@@ -118,8 +122,9 @@ class StepBuilder {
   // parts.
   BufferId add_received(StateKind kind, std::int32_t unit, ElemRange range, DType dtype,
                         std::int32_t microbatch, std::int32_t version);
-  // An fp32 sum of the unit's gradient that lies beside its home for a while.
-  BufferId add_sum(Tier tier, std::int32_t unit);
+  // An fp32 sum of the unit's gradient that lies beside its home for a while. first_microbatch: of
+  // the sum; on storage it tells the sums of a unit apart.
+  BufferId add_sum(Tier tier, std::int32_t unit, std::int32_t first_microbatch = -1);
   // A pinned piece of a unit's state.
   BufferId add_piece(Ring ring, StateKind kind, std::int32_t unit, ElemRange range, DType dtype,
                      std::int32_t version);

@@ -38,6 +38,7 @@ struct UnitFootprint {
   std::uint64_t backward_weight_workspace_bytes = 0;
   // Rules that need whole tensors: fp32 elements of their sums, and of an update's workspace.
   std::uint64_t tensor_state_elems = 0;
+  std::vector<TensorBorder> tensor_borders = {};  // see Schedule; empty: it is one tensor
   std::uint64_t update_workspace_bytes = 0;
   // norm_blocks_before[i]: norm blocks that begin before element 4,096 * i; size elems/4,096 + 1.
   std::vector<std::uint64_t> norm_blocks_before;
@@ -76,11 +77,17 @@ struct Placement {
   // The tier of each saved part, by unit and part. A unit without an entry uses the tier of its
   // activations.
   std::vector<std::vector<Tier>> saved = {};
+  // The tier where a rank's sums of its own groups of micro-batches wait for the next micro-batch,
+  // if several ranks have such sums (has_partial_sums). Empty: all on the device.
+  std::vector<Tier> partial = {};
 
   bool operator==(const Placement&) const = default;
 
   Tier activation_of(std::int32_t unit) const {
     return activation.empty() ? Tier::kDevice : activation[static_cast<std::size_t>(unit)];
+  }
+  Tier partial_of(std::int32_t unit) const {
+    return partial.empty() ? Tier::kDevice : partial[static_cast<std::size_t>(unit)];
   }
   Tier saved_of(std::int32_t unit, std::size_t part) const {
     const auto at = static_cast<std::size_t>(unit);
@@ -106,11 +113,18 @@ enum class UpdatePlacement : std::uint8_t {
   kSpeculative,
 };
 
+// How ranks sum their gradients. The ring's order of additions differs from shard to shard and
+// depends on the number of ranks: it is reproducible, and outside law 1 (ring_sum.hpp).
+enum class GradientSum : std::uint8_t { kInOrder, kRing };
+
 struct StepOptions {
   std::int32_t microbatches = 1;  // of the step, over all ranks
   // Equal, consecutive groups of micro-batches with a sum each, folded by a balanced tree; divides
   // `microbatches`. It changes the bits of the sums. 1: one sum, in the order of micro-batches.
   std::int32_t fold_groups = 1;
+  // kRing: stage 0 only, and a group for each rank.
+  GradientSum sum = GradientSum::kInOrder;
+  std::uint64_t bucket_elems = 4 << 20;  // kRing: of sums that travel at once, of all shards
   ComputeOrder order = ComputeOrder::kMicrobatch;
   UpdatePlacement update = UpdatePlacement::kAfterBackward;
   Recomputation recompute;
