@@ -71,6 +71,22 @@ TEST(RanksResume, DurableRunsFromAnyNumberToAnyNumber) {
   expect_all_resume(bench, {1, 2, 3, 4}, whole, settings);
 }
 
+// Sums of whole tensors follow their tensors from rank to rank.
+TEST(RanksResume, WholeTensorsFromAnyNumberToAnyNumber) {
+  const TrainingBench bench;
+  for (const char* mode : {"checkpoint.mode=scratch", "checkpoint.mode=durable"}) {
+    const char* rule = mode[16] == 's' ? "optimizer.name=adafactor" : "optimizer.name=muon";
+    const Overrides settings{"train.accumulate=12", "memory.place.optimizer=storage",
+                             "checkpoint.every=1", rule, mode};
+    const std::string name = std::string(mode).substr(16);
+    const TrainingRecord whole = train_in_world(config_of(bench, "whole-" + name, 1, settings));
+    ASSERT_EQ(whole.losses.size(), 4u);
+    for (const auto& [from, to] : {std::pair(1, 3), {3, 2}, {4, 1}, {2, 4}}) {
+      expect_resumes(bench, from, to, whole, settings);
+    }
+  }
+}
+
 TEST(RanksResume, FourGroupsOnFewerRanks) {
   const TrainingBench bench;
   const Overrides settings{"train.accumulate=4", "train.fold_groups=4", "train.precision=fp16"};

@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <set>
 #include <stdexcept>
 
+#include "engine/planner/rank_settings.hpp"
 #include "tests/support/rank_sessions.hpp"
 #include "tests/support/sweep.hpp"
 #include "tests/support/training_example.hpp"
@@ -23,6 +25,7 @@ struct RanksCase {
   int accumulate = 4;
   int exchange_lag = 0;
   Overrides settings;
+  Tier partial = Tier::kDevice;  // where sums of a rank's groups wait
 };
 
 Overrides small_model() {
@@ -58,6 +61,7 @@ void expect_one_ranks_bits(const RanksCase& at) {
   const TrainingBench bench;
   Alone alone = train_alone(bench, at);
   alone.options.exchange_lag = at.exchange_lag;
+  alone.options.placement.partial.assign(alone.options.placement.weight.size(), at.partial);
   const RanksRun run = train_on_ranks(config_of(bench, at, at.ranks), alone.options, kSteps);
   for (const RanksRecord& rank : run.ranks) EXPECT_EQ(rank, alone.record);
   EXPECT_EQ(run.sent_bytes, run.planned_bytes);
@@ -72,6 +76,7 @@ RanksCase ranks_case(std::size_t i) {
   at.fold_groups = i / 16 % 2 == 1 ? at.ranks : 1;
   at.accumulate = at.ranks * (i % 3 == 0 ? 2 : 1);
   at.exchange_lag = static_cast<int>(i / 3 % 3);
+  at.partial = static_cast<Tier>(i / 5 % 3);
   const auto pick = [&](std::size_t stride, std::initializer_list<const char*> values) {
     at.settings.push_back(values.begin()[i / stride % values.size()]);
   };
@@ -117,6 +122,97 @@ TEST(Ranks, EightGroupsGiveOneHashOnOneToEightRanks) {
   at.ranks = 1;
   at.fold_groups = 1;
   EXPECT_NE(train_alone(bench, at).record.weights_hash, alone.record.weights_hash);
+}
+
+// A rank that sums several groups of several micro-batches keeps these sums anywhere.
+TEST(Ranks, SumsOfGroupsWaitOnAnyTier) {
+  for (const Tier partial : kTiers) {
+    for (const int groups : {2, 4, 8}) {  // of 4, 2 and 1 micro-batches, 4 of each rank
+      for (const char* order : {"train.order=microbatch", "train.order=unit"}) {
+        const int zero = groups == 2 ? 3 : groups == 4 ? 2 : 0;
+        expect_one_ranks_bits(
+            {2, zero, groups, 8, 1,
+             Overrides{order} + places("pinned", zero == 2 ? "storage" : "pinned", "pinned"),
+             partial});
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+// Shards of rules that need whole tensors break at tensors, on any number of ranks.
+TEST(Ranks, WholeTensorsStayTogether) {
+  int next = 0;
+  for (const char* rule : {"muon", "adafactor", "sm3"}) {
+    for (const int ranks : {2, 3, 4, 8}) {
+      const int zero = next++ % 4;
+      const char* family = next % 3 == 0 ? "model.family=llama" : "model.family=gpt2";
+      const char* tier = next % 2 == 0 ? "pinned" : "storage";
+      expect_one_ranks_bits(
+          {ranks, zero, 1, ranks, 1,
+           Overrides{std::string("optimizer.name=") + rule, family} + places(tier, tier, tier)});
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+// A rank that serves the others does what each of them would have done.
+TEST(Ranks, AServerGivesOneRanksBits) {
+  for (const int ranks : {2, 3, 4}) {
+    const char* optimizer = ranks == 3 ? "optimizer.name=adafactor" : "optimizer.name=adamw";
+    for (const auto& places_of :
+         {places("device", "device", "device"), places("device", "pinned", "storage")}) {
+      RanksCase at{ranks, 0, 1, ranks * (ranks == 2 ? 2 : 1), 1, Overrides{optimizer} + places_of};
+      at.settings.push_back("parallel.server=true");
+      expect_one_ranks_bits(at);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+// --- the ring: outside law 1 ---------------------------------------------------------------------
+
+RanksRun train_in_ring(const TrainingBench& bench, RanksCase at, const Overrides& more = {}) {
+  at.settings = at.settings + Overrides{"parallel.reduction=ring", "train.order=microbatch"} + more;
+  const Alone alone = train_alone(bench, at);
+  schedule::StepOptions options = alone.options;
+  const config::Config config = config_of(bench, at, at.ranks);
+  planner::set_sums(config, options);
+  options.exchange_lag = at.exchange_lag;
+  options.placement.partial.assign(options.placement.weight.size(), at.partial);
+  return train_on_ranks(config, options, kSteps);
+}
+
+// A sum of two parts has one order, so two ranks have the bits of two groups.
+TEST(RingOfRanks, OfTwoHasTheBitsOfTwoGroups) {
+  const TrainingBench bench;
+  for (const int rounds : {1, 2}) {
+    RanksCase at{2, 0, 2, 2 * rounds, 0, places("device", "device", "pinned")};
+    const Alone tree = train_alone(bench, at);
+    at.fold_groups = 1;
+    const RanksRun run = train_in_ring(bench, at);
+    for (const RanksRecord& rank : run.ranks) EXPECT_EQ(rank, tree.record) << rounds;
+    EXPECT_EQ(run.sent_bytes, run.planned_bytes);
+  }
+}
+
+// The bits are those of the number of ranks, whatever else changes.
+TEST(RingOfRanks, HasOneHashForANumberOfRanks) {
+  const TrainingBench bench;
+  std::set<std::string> hashes;
+  for (const int ranks : {3, 4}) {
+    RanksCase at{ranks, 0, 1, 2 * ranks, 0, places("device", "device", "device")};
+    at.settings.push_back("train.precision=fp32");
+    const RanksRun once = train_in_ring(bench, at);
+    EXPECT_EQ(once.sent_bytes, once.planned_bytes);
+    for (const RanksRecord& rank : once.ranks) EXPECT_EQ(rank, once.ranks.front());
+    at.exchange_lag = 2;
+    at.partial = Tier::kStorage;
+    const RanksRun again = train_in_ring(bench, at, {"parallel.bucket=64KiB"});
+    for (const RanksRecord& rank : again.ranks) EXPECT_EQ(rank, once.ranks.front());
+    hashes.insert(once.ranks.front().weights_hash);
+  }
+  EXPECT_EQ(hashes.size(), 2u);
 }
 
 // A rank that fails ends the others' passes too, and they name it.

@@ -72,7 +72,8 @@ inline RanksRun train_on_ranks(const config::Config& config, schedule::StepOptio
                                std::int64_t steps, const RankFailure& failure = {},
                                int failing_rank = -1) {
   const auto ranks = static_cast<int>(config.parallel.data);
-  const auto stage = static_cast<std::int32_t>(config.parallel.zero);
+  const std::int32_t stage =
+      config.parallel.server ? kServerStage : static_cast<std::int32_t>(config.parallel.zero);
   place_for_stage(options.placement, stage);
   auto data = collectives::make_local_group(ranks, 60);
   auto control = collectives::make_local_group(ranks, 60);

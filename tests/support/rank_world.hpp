@@ -10,9 +10,14 @@
 
 namespace sluice::testing {
 
+// In place of a ZeRO stage: rank 0 is a server.
+inline constexpr std::int32_t kServerStage = -1;
+
 inline schedule::StepModel model_of_rank(schedule::StepModel model, std::int32_t rank,
                                          std::int32_t ranks, std::int32_t zero_stage) {
-  model.view = parallel::make_rank_view(model, rank, ranks, zero_stage);
+  model.view = zero_stage == kServerStage
+                   ? parallel::make_server_view(model, rank, ranks)
+                   : parallel::make_rank_view(model, rank, ranks, zero_stage);
   return model;
 }
 
@@ -37,7 +42,7 @@ inline schedule::Schedule world_of(const schedule::StepModel& model,
 // Below stage 3 weights lie whole on the device, and without shards gradients do too.
 inline void place_for_stage(schedule::Placement& placement, std::int32_t zero_stage) {
   if (zero_stage < 3) placement.weight.assign(placement.weight.size(), Tier::kDevice);
-  if (zero_stage < 1) placement.gradient.assign(placement.gradient.size(), Tier::kDevice);
+  if (zero_stage == 0) placement.gradient.assign(placement.gradient.size(), Tier::kDevice);
 }
 
 }  // namespace sluice::testing

@@ -11,6 +11,17 @@
 
 namespace sluice::testing {
 
+// Tensors of 3, 1 and more blocks as far as the unit has them, of which the second has no sums.
+inline void cut_tensors(schedule::UnitFootprint& unit) {
+  constexpr std::uint64_t kBlock = 4096;
+  unit.tensor_borders = {{0, 0}};
+  if (unit.elems > 3 * kBlock) unit.tensor_borders.push_back({3 * kBlock, 2 * kBlock});
+  if (unit.elems > 4 * kBlock) unit.tensor_borders.push_back({4 * kBlock, 2 * kBlock});
+  unit.tensor_state_elems = unit.tensor_borders.back().sum + 1024;
+  unit.tensor_borders.push_back({unit.elems, unit.tensor_state_elems});
+  unit.update_workspace_bytes = 8192;
+}
+
 // Embedding, `blocks` equal blocks and a head, as a decoder has. Sizes are small but uneven, so
 // that the last piece and the last slot of a unit are partly filled.
 inline schedule::StepModel example_model(int blocks, bool tied, DType dtype,
@@ -30,10 +41,7 @@ inline schedule::StepModel example_model(int blocks, bool tied, DType dtype,
     unit.forward_workspace_bytes = 2048;
     unit.backward_input_workspace_bytes = 4096;
     unit.backward_weight_workspace_bytes = 1024;
-    if (kernels::needs_whole_tensors(model.optimizer)) {
-      unit.tensor_state_elems = 1024 + elems / 64;
-      unit.update_workspace_bytes = 8192;
-    }
+    if (kernels::needs_whole_tensors(model.optimizer)) cut_tensors(unit);
     for (std::uint64_t block = 0; block <= elems / 4096; ++block) {
       unit.norm_blocks_before.push_back(block);
     }

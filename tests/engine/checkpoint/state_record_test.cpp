@@ -56,6 +56,25 @@ TEST(StateRecord, RoundTrips) {
   EXPECT_EQ(parse(format_state_record(manifest(), state())), Record(manifest(), state()));
 }
 
+// Sums of whole tensors lie at places that earlier versions numbered otherwise, so their records are
+// refused and not misread.
+TEST(StateRecord, SumsOfWholeTensorsHaveOnePlace) {
+  CheckpointManifest of_rule = manifest();
+  of_rule.settings["optimizer.name"] = "\"adafactor\"";
+  const std::string text = format_state_record(of_rule, state());
+  EXPECT_EQ(parse(text), Record(of_rule, state()));
+  nlohmann::json record = nlohmann::json::parse(text);
+  record["space"].erase("sums_block");
+  try {
+    parse(record.dump());
+    FAIL();
+  } catch (const InputError& error) {
+    EXPECT_TRUE(testing::holds(error.what(), "sums of whole tensors"));
+  }
+  // Other rules have no such sums, and their records are as before.
+  EXPECT_EQ(record_as_json().dump().find("sums_block"), std::string::npos);
+}
+
 // The shard of a rank says where it begins; whole homes are written as before.
 TEST(StateRecord, AShardHasItsRange) {
   SavedState shard = state();

@@ -46,26 +46,52 @@ TEST(Partition, KeepsTheTiedUseWithItsTensor) {
   }
 }
 
-// A rule that needs whole tensors finds each unit on one rank, and ranks hold about the same.
-TEST(Partition, GivesWholeUnitsToRulesThatNeedWholeTensors) {
+schedule::StepModel model_of_tensors(int blocks) {
   kernels::OptimizerOptions muon;
   muon.rule = kernels::OptimizerRule::kMuon;
-  const schedule::StepModel model = testing::example_model(6, false, DType::kBF16, muon);
-  const schedule::RankView view = make_rank_view(model, 1, 3, 2);
-  std::vector<std::uint64_t> held(3);
-  for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
-    int owners = 0;
-    for (std::size_t rank = 0; rank < 3; ++rank) {
-      const ElemRange& shard = view.shards[unit][rank];
-      held[rank] += shard.elems();
-      if (shard.elems() == 0) continue;
-      EXPECT_EQ(shard, (ElemRange{0, model.units[unit].elems}));
-      ++owners;
+  return testing::example_model(blocks, false, DType::kBF16, muon);
+}
+
+// A rule that needs whole tensors finds each tensor on one rank with all of its sums.
+TEST(Partition, GivesWholeTensorsToRulesThatNeedThem) {
+  const schedule::StepModel model = model_of_tensors(6);
+  for (const std::int32_t ranks : {2, 3, 4, 8}) {
+    const schedule::RankView view = make_rank_view(model, 1, ranks, 2);
+    for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
+      const std::vector<schedule::TensorBorder>& borders = model.units[unit].tensor_borders;
+      ElemRange reached;
+      ElemRange sums_reached;
+      for (std::size_t rank = 0; rank < static_cast<std::size_t>(ranks); ++rank) {
+        const ElemRange& shard = view.shards[unit][rank];
+        const ElemRange& sums = view.sums[unit][rank];
+        EXPECT_EQ(shard.begin, reached.end);
+        EXPECT_EQ(sums.begin, sums_reached.end);
+        for (const auto& [elem, sum] :
+             {std::pair(shard.begin, sums.begin), {shard.end, sums.end}}) {
+          EXPECT_NE(std::find(borders.begin(), borders.end(), schedule::TensorBorder{elem, sum}),
+                    borders.end());
+        }
+        reached = shard;
+        sums_reached = sums;
+      }
+      EXPECT_EQ(reached.end, model.units[unit].elems);
+      EXPECT_EQ(sums_reached.end, model.units[unit].tensor_state_elems);
     }
-    EXPECT_EQ(owners, 1);
   }
-  const auto [least, most] = std::minmax_element(held.begin(), held.end());
-  EXPECT_LE(*most - *least, model.units[1].elems);
+}
+
+// Ranks end with about the same number of elements, though no single unit divides evenly.
+TEST(Partition, MakesUpForUnevenTensorsInOtherUnits) {
+  const schedule::StepModel model = model_of_tensors(40);
+  for (const std::int32_t ranks : {2, 3, 4, 8}) {
+    const schedule::RankView view = make_rank_view(model, 0, ranks, 3);
+    std::vector<std::uint64_t> held(static_cast<std::size_t>(ranks));
+    for (const std::vector<ElemRange>& shards : view.shards) {
+      for (std::size_t rank = 0; rank < shards.size(); ++rank) held[rank] += shards[rank].elems();
+    }
+    const auto [least, most] = std::minmax_element(held.begin(), held.end());
+    EXPECT_LE(*most - *least, 4 * kLawBlockElems) << ranks;  // the largest tensor
+  }
 }
 
 }  // namespace

@@ -315,10 +315,122 @@ TEST(RankPlans, OfTooManyRanksAreRefused) {
 TEST(RankPlans, PartialSumsOfAllUnitsNeedNotLieOnTheDevice) {
   const World world{2, 3, 8, 2};
   const Overrides deep{"model.layers=12", "memory.device=14MiB", "recompute.policy=unit"};
+  const Overrides by_microbatch = deep + Overrides{"train.order=microbatch"};
   const Plan plan = plan_of(config_of(world, deep));
-  EXPECT_EQ(plan.options.order, schedule::ComputeOrder::kUnit);
   EXPECT_GT(4 * elems_of(plan), 9 * kMiB);
-  EXPECT_THROW(plan_of(config_of(world, deep + Overrides{"train.order=microbatch"})), InputError);
+  EXPECT_TRUE(plan.options.order == schedule::ComputeOrder::kUnit ||
+              plan.options.placement.partial_of(0) != Tier::kDevice);
+  EXPECT_THROW(plan_of(config_of(world, by_microbatch + Overrides{"memory.place.partial=device"})),
+               InputError);
+  // Of the lower tiers the planner takes one that has room.
+  const Plan auto_plan = plan_of(config_of(world, by_microbatch));
+  EXPECT_EQ(auto_plan.options.placement.partial_of(0), Tier::kPinned);
+  const std::uint64_t pinned = auto_plan.peak_bytes[1];
+  const Plan stored = plan_of(config_of(world, by_microbatch + Overrides{"memory.pinned=7MiB"}));
+  EXPECT_GT(pinned, 9 * kMiB);
+  EXPECT_EQ(stored.options.placement.partial_of(0), Tier::kStorage);
+  for (const Plan* other : {&auto_plan, &stored}) {
+    EXPECT_LE(other->bound_s, other->simulation.total_s * (1 + 1e-9));
+    const config::Config config = config_of(world, by_microbatch);
+    EXPECT_EQ(plan_of_rank(config, options_from_text(options_text(other->options)), 1)
+                  .ranks.front()
+                  .peak_bytes,
+              other->ranks[1].peak_bytes);
+  }
+}
+
+// Named by the configuration, the sums lie there and only their moves change.
+TEST(RankPlans, PartialSumsLieWhereTheyAreNamed) {
+  const World world{2, 2, 8, 4};
+  std::vector<TierBytes> peaks;
+  for (const char* place : {"device", "pinned", "storage"}) {
+    const Plan plan = plan_of(config_of(
+        world, few_choices() + Overrides{std::string("memory.place.partial=") + place,
+                                         "train.order=microbatch", "memory.place.gradient=pinned",
+                                         "memory.prefetch=0"}));
+    peaks.push_back(plan.peak_bytes);
+    const std::uint64_t sums = 2 * 4 * elems_of(plan);  // of one group that is complete, and one
+    const std::size_t tier = peaks.size() - 1;
+    EXPECT_GE(peaks[tier][tier], sums);
+  }
+  const auto more = [&](std::size_t tier, std::size_t other) {
+    return peaks[tier][tier] - peaks[other][tier];
+  };
+  EXPECT_GT(more(0, 1), 4 * kMiB);
+  EXPECT_GT(more(1, 2), 4 * kMiB);
+  EXPECT_GT(more(2, 1), 4 * kMiB);
+}
+
+TEST(RankPlans, RefuseAPlaceOfSumsThatNoRankHas) {
+  for (const World& world : {World{2, 3, 8, 1}, World{2, 3, 2, 2}}) {
+    const std::string words =
+        message_of<InputError>([&] { config_of(world, {"memory.place.partial=pinned"}); });
+    EXPECT_TRUE(holds(words, "memory.place.partial has no meaning")) << words;
+  }
+}
+
+// Shards of whole tensors: ranks together keep one rank's state, about evenly, and send the formulas'
+// bytes.
+TEST(RankPlans, OfRulesForWholeTensorsDivideTheirState) {
+  for (const char* rule :
+       {"optimizer.name=muon", "optimizer.name=adafactor", "optimizer.name=sm3"}) {
+    const Overrides settings = few_choices() + Overrides{rule, "model.layers=6"};
+    const Plan alone = plan_of(config_of({1, 0, 1, 1}, settings));
+    for (const std::int64_t ranks : {2, 3, 4, 8}) {
+      const World world{ranks, 3, ranks, 1};
+      SCOPED_TRACE(text_of(world) + ", " + rule);
+      const Plan plan = plan_of(config_of(world, settings));
+      std::uint64_t state = 0;
+      std::uint64_t gradients = 0;
+      std::uint64_t most = 0;
+      for (const RankFigures& rank : plan.ranks) {
+        state += rank.state_bytes;
+        gradients += rank.sent.gradients;
+        most = std::max(most, rank.state_bytes);
+      }
+      const std::uint64_t tied = plan.view.shards.back().back().end;
+      // Alone, the gradient of the tied use has a home of its own.
+      EXPECT_EQ(state, alone.state_bytes - 2 * tied);
+      EXPECT_EQ(gradients, static_cast<std::uint64_t>(ranks - 1) * 2 * elems_of(plan));
+      // The largest tensor, the embedding, is a sixth of the model.
+      EXPECT_LE(most, alone.state_bytes /
+                          static_cast<std::uint64_t>(std::min<std::int64_t>(ranks, 4)) * 5 / 4);
+    }
+  }
+}
+
+// A server's state and bytes, as the plan has them.
+TEST(RankPlans, OfAServerHaveItsState) {
+  const Overrides settings = few_choices() + Overrides{"parallel.server=true"};
+  const Plan plan = plan_of(config_of({4, 0, 4, 1}, settings));
+  const std::uint64_t tied = plan.view.shards.back().back().end;
+  const std::uint64_t psi = elems_of(plan) - tied;
+  for (const RankFigures& rank : plan.ranks) {
+    const bool serves = rank.rank == 0;
+    EXPECT_EQ(rank.state_bytes, serves ? 16 * psi : 2 * psi);
+    EXPECT_EQ(rank.sent.gradients, serves ? 0 : 2 * (psi + tied));
+    EXPECT_EQ(rank.sent.weights, serves ? 3 * 2 * psi : 0);
+  }
+  EXPECT_THROW(config_of({4, 1, 4, 1}, {"parallel.server=true"}), InputError);
+}
+
+TEST(RankPlans, OfARingSendTheBytesOfTheFormulas) {
+  const Overrides settings = few_choices() + Overrides{"parallel.reduction=ring"};
+  for (const World& world : {World{2, 0, 4, 1}, World{3, 0, 3, 1}, World{8, 0, 16, 1}}) {
+    SCOPED_TRACE(text_of(world));
+    const Plan plan = plan_of(config_of(world, settings));
+    EXPECT_EQ(plan.options.sum, schedule::GradientSum::kRing);
+    const std::uint64_t tied = plan.view.shards.back().back().end;
+    const std::uint64_t elems = elems_of(plan);
+    std::uint64_t sent = 0;
+    for (const RankFigures& rank : plan.ranks) sent += rank.sent.gradients;
+    EXPECT_EQ(sent, static_cast<std::uint64_t>(world.ranks - 1) * (4 * elems + 2 * (elems - tied)));
+    EXPECT_LE(plan.bound_s, plan.simulation.total_s * (1 + 1e-9));
+  }
+  for (const Overrides& wrong : {Overrides{"parallel.zero=1"}, Overrides{"train.fold_groups=2"},
+                                 Overrides{"parallel.server=true"}}) {
+    EXPECT_THROW(config_of({2, 0, 4, 1}, settings + wrong), InputError);
+  }
 }
 
 TEST(RankLinks, PriceACollectiveByLatencyBytesAndSharing) {

@@ -72,6 +72,9 @@ inline schedule::StepOptions world_options(const WorldCase& at, const schedule::
   options.update = at.update;
   options.fold_groups = at.fold_groups;
   options.exchange_lag = static_cast<std::int32_t>(at.seed % 3);
+  for (std::size_t unit = 0; unit < model.units.size() && at.seed % 4 != 0; ++unit) {
+    options.placement.partial.push_back(static_cast<Tier>((at.seed / 4 + unit) % kTierCount));
+  }
   place_for_stage(options.placement, at.zero_stage);
   return options;
 }
