@@ -159,10 +159,11 @@ struct Config {
 
   struct {
     std::int64_t data = 1, tensor = 1, pipeline = 1, context = 1;
-    std::int64_t zero = 0;  // ZeRO stage
-    bool server = false;    // rank 0 keeps all optimizer state and updates for all
+    std::int64_t zero = 0;        // ZeRO stage
+    bool server = false;          // rank 0 keeps all optimizer state and updates for all
+    std::int64_t node_ranks = 0;  // that sum among themselves first; 0: none do
     GradientSum reduction = GradientSum::kTree;
-    std::uint64_t bucket_bytes = 16 * kMiB;  // kRing: of fp32 sums that travel at once
+    std::uint64_t bucket_bytes = 16 * kMiB;  // plain data parallelism: of fp32 sums that travel at once
     PipelineSchedule schedule = PipelineSchedule::kPlain;
   } parallel;
 

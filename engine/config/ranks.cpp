@@ -1,5 +1,7 @@
 // Data-parallel ranks divide the micro-batches of a step evenly, and each rank folds whole subtrees
 // of the groups' tree (docs/design/ranks.md).
+#include <bit>
+
 #include "engine/config/config.hpp"
 #include "engine/schedule/rank_view.hpp"
 
@@ -56,6 +58,27 @@ std::optional<RanksProblem> plain_problem(const Config& config) {
   return std::nullopt;
 }
 
+// A node's groups must be a whole subtree of the groups' tree.
+std::optional<RanksProblem> node_problem(const Config& config) {
+  const std::int64_t node_ranks = config.parallel.node_ranks;
+  if (node_ranks < 2) return std::nullopt;
+  const std::string start = "parallel.node_ranks is " + std::to_string(node_ranks) + ", and ";
+  if (!std::has_single_bit(static_cast<std::uint64_t>(node_ranks)) ||
+      config.parallel.data % node_ranks != 0) {
+    return RanksProblem{"parallel.node_ranks",
+                        start + "must be 2, 4, 8, ... and divide parallel.data = " +
+                            std::to_string(config.parallel.data) +
+                            ", or the sums would have other bits"};
+  }
+  if (config.train.fold_groups > 1 && config.parallel.reduction == Config::GradientSum::kTree) {
+    return std::nullopt;
+  }
+  return RanksProblem{"parallel.node_ranks",
+                      start +
+                          "nodes can only sum before others with train.fold_groups above 1 and "
+                          "parallel.reduction = \"tree\"; leave it out"};
+}
+
 }  // namespace
 
 std::optional<RanksProblem> ranks_problem(const Config& config) {
@@ -80,6 +103,7 @@ std::optional<RanksProblem> ranks_problem(const Config& config) {
                             std::to_string(foldable_groups(groups, ranks))};
   }
   if (const auto problem = plain_problem(config)) return problem;
+  if (const auto problem = node_problem(config)) return problem;
   return partial_problem(config);
 }
 

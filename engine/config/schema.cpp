@@ -441,12 +441,19 @@ void add_run(Keys& keys) {
                "rank 0 is a parameter server: it sums all gradients, keeps all optimizer state, "
                "updates, and sends the weights; with parallel.zero = 0. Results are the same",
                SLUICE_FIELD(parallel.server)));
+  add(integer(
+      "parallel.node_ranks", SLUICE_FIELD(parallel.node_ranks), 0, kMaxRanks,
+      "consecutive ranks, 2, 4, 8, ..., that sum gradients among themselves before they "
+      "exchange with other nodes, with train.fold_groups above 1; 0: all exchange with each "
+      "other. Results are the same"));
   add(decisive(choice(
       "parallel.reduction", SLUICE_FIELD(parallel.reduction), {"tree", "ring"},
       "ring: the classical ring all-reduce, with parallel.zero = 0. Its bits depend on the number "
       "of ranks; those of tree do not")));
-  add(bytes("parallel.bucket", SLUICE_FIELD(parallel.bucket_bytes), 64 * 1024, 1 << 30,
-            "ring: fp32 sums that travel at once, of all ranks' parts"));
+  add(bytes(
+      "parallel.bucket", SLUICE_FIELD(parallel.bucket_bytes), 64 * 1024, 1 << 30,
+      "parallel.zero = 0: fp32 sums, or as many gradients, that travel at once, of all ranks' "
+      "parts"));
   add(choice("parallel.schedule", SLUICE_FIELD(parallel.schedule),
              {"plain", "gpipe", "1f1b", "interleaved", "vertical"}, "order of micro-batches"));
   add(derived(text("checkpoint.dir", SLUICE_FIELD(checkpoint.dir),

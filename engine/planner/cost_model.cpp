@@ -5,6 +5,7 @@
 #include "engine/planner/cost_model.hpp"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <string>
 
@@ -225,18 +226,39 @@ double CostModel::transfer_s(TimedOperation operation, std::uint64_t bytes) cons
                                            : hardware_.storage_write_bytes_per_s);
 }
 
-// Ranks send and receive at once, so the larger of both amounts counts. A part of the rank's own
-// stays where it is or is copied meanwhile.
+// Ranks send and receive at once, so the larger of both amounts counts on each kind of link. A part of
+// the rank's own stays where it is or is copied meanwhile.
 double CostModel::collective_s(const schedule::Schedule& schedule,
                                const schedule::Instruction& instruction) const {
   const std::int32_t self = schedule::world_rank_of(schedule, instruction.rank);
-  std::uint64_t received = 0;
-  for (const schedule::Use& part : instruction.writes) {
-    if (part.peer != self) received += bytes_of(schedule, part);
-  }
   const auto& group = schedule.groups[static_cast<std::size_t>(instruction.group)];
-  return world_.links.collective_s(static_cast<std::int32_t>(group.ranks.size()),
-                                   static_cast<double>(std::max(instruction.bytes, received)));
+  struct Bytes {
+    std::uint64_t sent = 0, received = 0;
+  };
+  std::map<std::int32_t, Bytes> peers;
+  for (const schedule::Use& part : instruction.writes) {
+    if (part.peer != self) peers[part.peer].received += bytes_of(schedule, part);
+  }
+  for (const schedule::Use& part : instruction.reads) {
+    if (part.peer >= 0) {
+      if (part.peer != self) peers[part.peer].sent += bytes_of(schedule, part);
+      continue;
+    }
+    for (const std::int32_t rank : group.ranks) {
+      if (rank != self) peers[rank].sent += bytes_of(schedule, part);
+    }
+  }
+  std::array<Bytes, 2> moved;  // inside the node, and between nodes
+  RankLinks::Messages messages;
+  for (const auto& [rank, bytes] : peers) {
+    const bool near = world_.links.share_node(self, rank);
+    ++(near ? messages.node_peers : messages.network_peers);
+    moved[near ? 0 : 1].sent += bytes.sent;
+    moved[near ? 0 : 1].received += bytes.received;
+  }
+  messages.node_bytes = static_cast<double>(std::max(moved[0].sent, moved[0].received));
+  messages.network_bytes = static_cast<double>(std::max(moved[1].sent, moved[1].received));
+  return world_.links.messages_s(static_cast<std::int32_t>(group.ranks.size()), messages);
 }
 
 double CostModel::instruction_s(const schedule::Schedule& schedule,

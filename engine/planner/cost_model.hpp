@@ -46,6 +46,7 @@ class CostModel {
   CostModel(const config::Config& config, const model::Model& model, const model::BatchShape& batch,
             const HardwareProfile& hardware);
 
+  const RankLinks& links() const { return world_.links; }
   StepRates rates();
   // Of one micro-batch.
   double recompute_s(const schedule::Recomputation& recompute);

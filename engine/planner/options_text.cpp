@@ -30,6 +30,7 @@ struct CountKey {
 constexpr CountKey kCounts[] = {
     {"microbatches", &StepOptions::microbatches, 1},
     {"fold_groups", &StepOptions::fold_groups, 1},
+    {"node_ranks", &StepOptions::node_ranks, 0},
     {"prefetch", &StepOptions::prefetch, 0},
     {"stream_lookahead", &StepOptions::stream_lookahead, 0},
     {"update_lookahead", &StepOptions::update_lookahead, 0},

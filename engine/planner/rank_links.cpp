@@ -23,14 +23,20 @@ std::int32_t RankLinks::ranks_of_node(std::int32_t ranks) const {
   return node_ranks > 0 ? std::min(node_ranks, ranks) : ranks;
 }
 
-double RankLinks::collective_s(std::int32_t ranks, double bytes) const {
+double RankLinks::messages_s(std::int32_t ranks, const Messages& messages) const {
   if (ranks < 2) return 0;
   const std::int32_t local = ranks_of_node(ranks);
-  const double near = local - 1;
-  const double far = ranks - local;
-  const double each = bytes / (near + far);
-  return std::max(near * (latency_s + each * node_byte_s(*this, local)),
-                  far * (network_latency_s + each * network_byte_s(*this, local)));
+  return std::max(messages.node_peers * latency_s + messages.node_bytes * node_byte_s(*this, local),
+                  messages.network_peers * network_latency_s +
+                      messages.network_bytes * network_byte_s(*this, local));
+}
+
+double RankLinks::collective_s(std::int32_t ranks, double bytes) const {
+  if (ranks < 2) return 0;
+  const std::int32_t near = ranks_of_node(ranks) - 1;
+  const std::int32_t far = ranks - 1 - near;
+  const double each = bytes / (ranks - 1);
+  return messages_s(ranks, {near, far, near * each, far * each});
 }
 
 double RankLinks::byte_s(std::int32_t ranks) const {

@@ -24,6 +24,16 @@ struct RankLinks {
 
   // Ranks of `ranks` that share a node.
   std::int32_t ranks_of_node(std::int32_t ranks) const;
+  bool share_node(std::int32_t rank, std::int32_t other) const {
+    return node_ranks == 0 || rank / node_ranks == other / node_ranks;
+  }
+  // The bytes that a rank moves in one collective, in the busier direction of each kind of link, and
+  // the ranks at the other end. One message for each of them goes out after the other.
+  struct Messages {
+    std::int32_t node_peers = 0, network_peers = 0;
+    double node_bytes = 0, network_bytes = 0;
+  };
+  double messages_s(std::int32_t ranks, const Messages& messages) const;
   // The duration of a collective in which a rank moves so many bytes in the busier direction, evenly
   // from or to all others. One message for each of them goes out after the other.
   double collective_s(std::int32_t ranks, double bytes) const;

@@ -56,6 +56,8 @@ void set_sums(const config::Config& config, schedule::StepOptions& options) {
       static_cast<std::int32_t>(ring ? config.parallel.data : config.train.fold_groups);
   options.sum = ring ? schedule::GradientSum::kRing : schedule::GradientSum::kInOrder;
   options.bucket_elems = config.parallel.bucket_bytes / sizeof(float);
+  options.node_ranks =
+      static_cast<std::int32_t>(config.parallel.data > 1 ? config.parallel.node_ranks : 0);
 }
 
 void check_options(const schedule::StepOptions& options, const config::Config& config,
@@ -69,10 +71,11 @@ void check_options(const schedule::StepOptions& options, const config::Config& c
   const bool shaped =
       options.microbatches == asked.microbatches && options.fold_groups == asked.fold_groups &&
       options.sum == asked.sum && options.bucket_elems == asked.bucket_elems &&
-      options.chunk_bytes == config.memory.chunk_bytes && per_unit(placement.weight, false) &&
-      per_unit(placement.gradient, false) && per_unit(placement.optimizer, false) &&
-      per_unit(placement.activation, true) && per_unit(placement.partial, true) &&
-      per_unit(options.recompute.units, true) && placement.saved.size() <= step.units.size();
+      options.node_ranks == asked.node_ranks && options.chunk_bytes == config.memory.chunk_bytes &&
+      per_unit(placement.weight, false) && per_unit(placement.gradient, false) &&
+      per_unit(placement.optimizer, false) && per_unit(placement.activation, true) &&
+      per_unit(placement.partial, true) && per_unit(options.recompute.units, true) &&
+      placement.saved.size() <= step.units.size();
   if (!shaped) throw InputError("the step options are not of this configuration");
   const schedule::RankView& view = step.view;
   const bool placed =

@@ -19,8 +19,8 @@ void check_rank_counts(const config::Config& config);
 // memory.place.* asks for another place.
 config::Config with_places_of_stage(config::Config config);
 
-// Sets how the gradients of the configuration's ranks are summed: microbatches, fold_groups, sum and
-// bucket_elems. A ring has a group for each rank.
+// Sets how the gradients of the configuration's ranks are summed: microbatches, fold_groups, sum,
+// bucket_elems and node_ranks. A ring has a group for each rank.
 void set_sums(const config::Config& config, schedule::StepOptions& options);
 
 // Throws InputError unless `options`, which another rank may have sent, are for the step of this

@@ -4,6 +4,7 @@
 #include "engine/planner/rank_traffic.hpp"
 
 #include <algorithm>
+#include <array>
 
 #include "engine/schedule/compile/rank_share.hpp"
 
@@ -25,20 +26,73 @@ Elems elems_of(const schedule::StepModel& model, std::size_t units) {
   return elems;
 }
 
-// What a rank sends around the ring or receives from it, the larger of the two: it does not send its
-// own shard, and does not receive that of the rank before it.
-double ring_elems(const schedule::StepModel& model) {
-  const schedule::RankView& view = model.view;
-  const std::int32_t before = (view.rank + view.ranks - 1) % view.ranks;
-  double sent = 0, received = 0;
+// The elements of all units, and of the tied use, that a rank owns.
+double owned_by(const schedule::StepModel& model, std::int32_t rank) {
+  double elems = 0;
   const std::size_t units = model.units.size() + (model.tied_elems > 0 ? 1 : 0);
   for (std::size_t at = 0; at < units; ++at) {
-    const auto unit = static_cast<std::int32_t>(at);
-    const auto all = static_cast<double>(schedule::unit_elems(model, unit));
-    sent += all - static_cast<double>(schedule::shard_of(model, unit, view.rank).elems());
-    received += all - static_cast<double>(schedule::shard_of(model, unit, before).elems());
+    elems +=
+        static_cast<double>(schedule::shard_of(model, static_cast<std::int32_t>(at), rank).elems());
   }
-  return std::max(sent, received);
+  return elems;
+}
+
+// Bytes in both directions, by kind of link.
+struct Moved {
+  explicit Moved(const schedule::StepModel& model, const RankLinks& links)
+      : self(model.view.rank), of(links) {}
+  void add(std::int32_t peer, double sent, double received) {
+    const std::size_t kind = of.share_node(self, peer) ? 0 : 1;
+    sent_bytes[kind] += sent;
+    received_bytes[kind] += received;
+  }
+  RankLinks::Messages busier() const {
+    return {0, 0, std::max(sent_bytes[0], received_bytes[0]),
+            std::max(sent_bytes[1], received_bytes[1])};
+  }
+
+  std::int32_t self;
+  const RankLinks& of;
+  std::array<double, 2> sent_bytes{}, received_bytes{};
+};
+
+// A rank does not send its own shard around the ring, and does not receive that of the rank before it.
+RankLinks::Messages ring_messages(const schedule::StepModel& model, double all,
+                                  const RankLinks& links) {
+  const schedule::RankView& view = model.view;
+  const std::int32_t before = (view.rank + view.ranks - 1) % view.ranks;
+  Moved moved(model, links);
+  moved.add((view.rank + 1) % view.ranks, sizeof(float) * (all - owned_by(model, view.rank)), 0);
+  moved.add(before, 0, sizeof(float) * (all - owned_by(model, before)));
+  return moved.busier();
+}
+
+// Each rank of the node gets the parts of its place's shards, and then the ranks of one place exchange
+// their sums (node_sum.cpp).
+RankLinks::Messages node_messages(const schedule::StepModel& model, std::int32_t node_ranks,
+                                  double partial_bytes, const RankLinks& links) {
+  const schedule::RankView& view = model.view;
+  const std::int32_t node = view.rank / node_ranks;
+  const std::int32_t place = view.rank % node_ranks;
+  const auto of_place = [&](std::int32_t at) {
+    double elems = 0;
+    for (std::int32_t rank = at; rank < view.ranks; rank += node_ranks) {
+      elems += owned_by(model, rank);
+    }
+    return elems;
+  };
+  Moved moved(model, links);
+  for (std::int32_t at = 0; at < node_ranks; ++at) {
+    if (at == place) continue;
+    moved.add(node * node_ranks + at, partial_bytes * of_place(at),
+              partial_bytes * of_place(place));
+  }
+  for (std::int32_t rank = place; rank < view.ranks; rank += node_ranks) {
+    if (rank == view.rank) continue;
+    moved.add(rank, sizeof(float) * owned_by(model, rank),
+              sizeof(float) * owned_by(model, view.rank));
+  }
+  return moved.busier();
 }
 
 }  // namespace
@@ -58,7 +112,8 @@ SentBytes sent_bytes(const schedule::Schedule& list) {
   return sent;
 }
 
-RankTraffic rank_traffic(const schedule::StepModel& model, const schedule::StepOptions& options) {
+RankTraffic rank_traffic(const schedule::StepModel& model, const schedule::StepOptions& options,
+                         const RankLinks& links) {
   const schedule::RankView& view = model.view;
   RankTraffic traffic;
   if (view.is_alone()) return traffic;
@@ -76,8 +131,9 @@ RankTraffic rank_traffic(const schedule::StepModel& model, const schedule::StepO
     return std::max(elems.all - elems.own, others * elems.own);
   };
   if (options.sum == schedule::GradientSum::kRing) {
-    // All shards but one go out, and all but one come in.
-    traffic.gradients = sizeof(float) * ring_elems(model);
+    traffic.uneven_gradients = ring_messages(model, with_tied.all, links);
+  } else if (options.node_ranks > 1 && options.node_ranks < view.ranks) {
+    traffic.uneven_gradients = node_messages(model, options.node_ranks, partial_bytes, links);
   } else {
     traffic.gradients = exchanges * partial_bytes * larger(with_tied);
   }

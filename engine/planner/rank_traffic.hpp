@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "engine/planner/rank_links.hpp"
 #include "engine/planner/tier_bytes.hpp"
 #include "engine/schedule/compile/step_model.hpp"
 
@@ -32,13 +33,17 @@ struct RankFigures {
 // The formulas. All are zero for a rank that is alone. Of what a rank sends and receives the larger
 // amount counts, since a link works in both directions at once.
 struct RankTraffic {
-  double gradients = 0;     // all exchanges of gradients, and of rounded ones
+  double gradients = 0;  // all exchanges of gradients, and of rounded ones
+  // In place of them, around a ring or with nodes that sum first: the busier direction of each kind of
+  // link. `gradients` then has the rounded ones alone.
+  RankLinks::Messages uneven_gradients;
   double norm = 0;          // partials of the norm
   double weights = 0;       // the gathers of updated weights, below ZeRO stage 3
   double weight_fetch = 0;  // stage 3: one gather of each unit
 };
-// Only microbatches, fold_groups and sum of the options count.
-RankTraffic rank_traffic(const schedule::StepModel& model, const schedule::StepOptions& options);
+// Only microbatches, fold_groups, sum and node_ranks of the options count.
+RankTraffic rank_traffic(const schedule::StepModel& model, const schedule::StepOptions& options,
+                         const RankLinks& links);
 
 // The part of all elements that the rank owns.
 double owned_share(const schedule::StepModel& model);

@@ -236,7 +236,7 @@ std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
   place_partials(placed, shape.partial, model_);
   const TierBytes partials = partial_bytes(model_, placed);
   const ModelBytes bytes = model_bytes(model_, step);
-  const RankTraffic traffic = rank_traffic(model_, step);
+  const RankTraffic traffic = rank_traffic(model_, step, costs_.links());
   const auto microbatches = static_cast<double>(schedule::own_microbatch_count(model_, step));
   const bool by_unit = shape.order == schedule::ComputeOrder::kUnit;
   const double fetches = by_unit ? 1 : microbatches;
@@ -288,6 +288,7 @@ std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
   const double arrivals = gradient_arrivals(model_, step);
   backward.download.add_rest(kGradient + kDevice, arrivals * bytes.gradient_part * rates_.copy_s);
   backward.comm.constant += (traffic.gradients + traffic.norm) * rates_.comm_s;
+  backward.comm.constant += costs_.links().messages_s(model_.view.ranks, traffic.uneven_gradients);
   const double share = owned_share(model_);
   const bool sums_at_home = sums && !schedule::rounds_gradients(model_, step);
   const double sums_made = sums_at_home ? share * step.microbatches : 0;

@@ -5,6 +5,7 @@
 #include <array>
 #include <set>
 #include <stdexcept>
+#include <tuple>
 
 #include "engine/planner/rank_settings.hpp"
 #include "tests/support/rank_sessions.hpp"
@@ -62,7 +63,9 @@ void expect_one_ranks_bits(const RanksCase& at) {
   Alone alone = train_alone(bench, at);
   alone.options.exchange_lag = at.exchange_lag;
   alone.options.placement.partial.assign(alone.options.placement.weight.size(), at.partial);
-  const RanksRun run = train_on_ranks(config_of(bench, at, at.ranks), alone.options, kSteps);
+  const config::Config config = config_of(bench, at, at.ranks);
+  planner::set_sums(config, alone.options);
+  const RanksRun run = train_on_ranks(config, alone.options, kSteps);
   for (const RanksRecord& rank : run.ranks) EXPECT_EQ(rank, alone.record);
   EXPECT_EQ(run.sent_bytes, run.planned_bytes);
 }
@@ -89,6 +92,7 @@ RanksCase ranks_case(std::size_t i) {
            "optimizer.name=adafactor"});
   pick(6, {"model.family=gpt2", "model.family=llama"});
   pick(11, {"train.clip=1.0", "train.clip=0"});
+  pick(13, {"parallel.bucket=16MiB", "parallel.bucket=64KiB"});
   switch (i % 5) {
     case 0:
       return at.settings = at.settings + places("device", "device", "device"), at;
@@ -136,6 +140,18 @@ TEST(Ranks, SumsOfGroupsWaitOnAnyTier) {
              partial});
         if (HasFatalFailure()) return;
       }
+    }
+  }
+}
+
+// Ranks that sum within their node first have the bits of the tree over all.
+TEST(Ranks, NodesThatSumFirstGiveOneRanksBits) {
+  for (const auto& [ranks, node, rounds] : {std::tuple(4, 2, 1), {8, 2, 1}, {8, 4, 2}}) {
+    for (const int zero : {0, 3}) {
+      RanksCase at{ranks, zero, ranks, ranks * rounds, 1, places("pinned", "pinned", "pinned")};
+      at.settings.push_back("parallel.node_ranks=" + std::to_string(node));
+      expect_one_ranks_bits(at);
+      if (HasFatalFailure()) return;
     }
   }
 }

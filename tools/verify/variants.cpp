@@ -17,7 +17,7 @@ Variant state_in(const std::string& tier, const std::string& words) {
 Variant ranks(int count, int zero) {
   return {std::to_string(count) + " ranks, ZeRO-" + std::to_string(zero),
           {"parallel.data=" + std::to_string(count), "parallel.zero=" + std::to_string(zero),
-           "parallel.server=false", "memory.backend=host"},
+           "parallel.server=false", "parallel.node_ranks=0", "memory.backend=host"},
           true};
 }
 

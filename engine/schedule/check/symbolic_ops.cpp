@@ -1,3 +1,5 @@
+// 530 lines because each op has its rule here, and they share their terms.
+//
 // Each op hashes the terms that it reads, together with its own name, into the terms that it
 // writes. Elementwise ops work on runs of elements and keep them apart, so that the cut into pieces
 // does not show. Reductions and passes fold all their input into one term.

@@ -1,4 +1,4 @@
-// 750 lines because one walk over the list feeds all of its checks.
+// 780 lines because one walk over the list feeds all of its checks.
 //
 // Part of validate: races, and the content of buffers.
 //

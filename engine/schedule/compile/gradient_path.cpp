@@ -1,4 +1,4 @@
-// 600 lines because all ways of a gradient to its home share their steps.
+// 480 lines because all ways of a gradient to its home share their steps.
 //
 // The way of a gradient from the window that BackwardWeight wrote to the gradient's home.
 //
@@ -6,7 +6,7 @@
 // window to it. Otherwise the window is downloaded in pieces, and the optimizer lane adds each
 // piece to the sum. The sum is the home in pinned memory, or pieces staged from storage: the
 // earlier sum is read, the gradient added, and the result written back. Additions go in micro-batch
-// order, as the arithmetic contract asks. After the last micro-batch the norm's partial sums of
+// order, as the arithmetic contract asks (host_gradient_path). After the last micro-batch the norm's partial sums of
 // squares are taken of each piece, while it is in memory.
 //
 // Several ranks first exchange a round of gradients, one micro-batch of each rank, as computed. Each
@@ -31,6 +31,8 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "engine/schedule/compile/host_gradient_path.hpp"
+#include "engine/schedule/compile/node_sum.hpp"
 #include "engine/schedule/compile/pipeline_pieces.hpp"
 #include "engine/schedule/compile/tied_stages.hpp"
 
@@ -92,141 +94,6 @@ void emit_device_path(StepBuilder& builder, std::int32_t unit,
   }
 }
 
-// The gradient of one unit on its way to a home in pinned memory or on storage: one micro-batch, or
-// the parts of one round. Pieces flow through three stages: bring() downloads the gradient and reads the earlier sum, add()
-// adds them, and put_back() writes the sum to storage.
-class HostGradientPath {
- public:
-  struct How {
-    bool adds =
-        false;  // the parts to a sum; else the only part is the gradient, as its home has it
-    bool begins = false;  // the first part begins the sum
-    bool ends = false;    // the home is complete with these parts
-    bool normed = false;  // and its norm is taken here
-  };
-  // sum: the pieces that hold the sum afterwards. If sums wait in pinned memory between
-  // micro-batches, it holds those of the previous micro-batch before.
-  HostGradientPath(StepBuilder& builder, std::int32_t unit, std::vector<GradientPart> parts,
-                   How how, std::vector<BufferId>& sum)
-      : builder_(builder),
-        unit_(unit),
-        parts_(std::move(parts)),
-        how_(how),
-        home_(builder.home(StateKind::kGradient, unit)),
-        on_storage_(builder.home_tier(StateKind::kGradient, unit) == Tier::kStorage),
-        waits_(builder.options().order == ComputeOrder::kUnit && how.adds),
-        pieces_(builder.pieces(builder.home_range(StateKind::kGradient, unit))),
-        incoming_(pieces_.size() * parts_.size(), kNoId),
-        sum_(sum) {
-    sum_.resize(pieces_.size(), kNoId);
-  }
-
-  void emit() {
-    pipeline_pieces(
-        pieces_.size(), static_cast<std::size_t>(builder_.options().stream_lookahead),
-        [this](std::size_t i) { bring(i); }, [this](std::size_t i) { add(i); },
-        [this](std::size_t i) { put_back(i); });
-  }
-
- private:
-  const StepModel& model() const { return builder_.model(); }
-
-  // The i-th piece of a part, in pinned memory.
-  BufferId& incoming(std::size_t i, std::size_t part) {
-    return incoming_[i * parts_.size() + part];
-  }
-
-  // Down from the device; the sum so far from storage.
-  void bring(std::size_t i) {
-    const ElemRange range = pieces_[i];
-    const auto piece = static_cast<std::int32_t>(i);
-    for (std::size_t k = 0; k < parts_.size(); ++k) {
-      const bool straight_home = !how_.adds && !on_storage_;
-      incoming(i, k) = straight_home
-                           ? home_
-                           : builder_.add_piece(Ring::kGradients, StateKind::kGradient, unit_,
-                                                range, model().dtype, builder_.gradient_version());
-      builder_.move(Op::kDownload, Lane::kD2H, unit_, parts_[k].microbatch, piece,
-                    builder_.part(parts_[k].buffer, range), builder_.part(incoming(i, k), range),
-                    range.elems() * dtype_bytes(model().dtype));
-    }
-    if (!how_.adds) {
-      sum_[i] = incoming(i, 0);
-    } else if (!on_storage_) {
-      sum_[i] = home_;
-    } else if (!waits_ || how_.begins) {
-      const Ring ring = waits_ ? Ring::kSums : Ring::kGradients;
-      sum_[i] = builder_.add_piece(ring, StateKind::kGradient, unit_, range, DType::kF32,
-                                   builder_.gradient_version());
-      if (!how_.begins) {
-        const std::int32_t first = parts_.front().microbatch;
-        builder_.move(Op::kStorageRead, Lane::kStorageRead, unit_, first, piece,
-                      builder_.part(home_, range), builder_.part(sum_[i], range),
-                      range.elems() * sizeof(float));
-      }
-    }
-  }
-
-  void add(std::size_t i) {
-    const ElemRange range = pieces_[i];
-    const auto piece = static_cast<std::int32_t>(i);
-    for (std::size_t k = 0; k < parts_.size() && how_.adds; ++k) {
-      const std::int32_t microbatch = parts_[k].microbatch;
-      Instruction& add = builder_.emit(Op::kAccumulateGrad, Lane::kOptimizer, unit_, microbatch);
-      add.chunk = piece;
-      add.reads.push_back(builder_.part(incoming(i, k), range));
-      if (!how_.begins || k > 0) add.reads.push_back(builder_.part(sum_[i], range));
-      add.writes.push_back(builder_.part(sum_[i], range));
-    }
-    if (how_.normed) emit_host_norm(builder_, unit_, sum_[i], range, piece);
-  }
-
-  void put_back(std::size_t i) {
-    if (!on_storage_ || (waits_ && !how_.ends)) return;
-    const ElemRange range = pieces_[i];
-    const Use home = builder_.part(home_, range);
-    builder_.move(Op::kStorageWrite, Lane::kStorageWrite, unit_, parts_.back().microbatch,
-                  static_cast<std::int32_t>(i), builder_.part(sum_[i], range), home, home.bytes);
-  }
-
-  StepBuilder& builder_;
-  std::int32_t unit_;
-  std::vector<GradientPart> parts_;
-  How how_;
-  BufferId home_;
-  bool on_storage_;
-  bool waits_;  // the sum, in pinned memory, from micro-batch to micro-batch
-  std::vector<ElemRange> pieces_;
-  std::vector<BufferId> incoming_;  // by piece and part, in 16 bits
-  std::vector<BufferId>& sum_;      // the content of the home afterwards
-};
-
-// Adds one micro-batch to a group's sum in pinned memory that lies beside the home.
-void add_beside_home(StepBuilder& builder, std::int32_t unit, GradientPart part, BufferId sum,
-                     bool begins) {
-  const std::vector<ElemRange> pieces =
-      builder.pieces(builder.home_range(StateKind::kGradient, unit));
-  std::vector<BufferId> incoming(pieces.size(), kNoId);
-  pipeline_pieces(
-      pieces.size(), static_cast<std::size_t>(builder.options().stream_lookahead),
-      [&](std::size_t i) {
-        incoming[i] = builder.add_piece(Ring::kGradients, StateKind::kGradient, unit, pieces[i],
-                                        builder.model().dtype, builder.gradient_version());
-        const Use from = builder.part(part.buffer, pieces[i]);
-        builder.move(Op::kDownload, Lane::kD2H, unit, part.microbatch, static_cast<std::int32_t>(i),
-                     from, builder.part(incoming[i], pieces[i]), from.bytes);
-      },
-      [&](std::size_t i) {
-        Instruction& add =
-            builder.emit(Op::kAccumulateGrad, Lane::kOptimizer, unit, part.microbatch);
-        add.chunk = static_cast<std::int32_t>(i);
-        add.reads.push_back(builder.part(incoming[i], pieces[i]));
-        if (!begins) add.reads.push_back(builder.part(sum, pieces[i]));
-        add.writes.push_back(builder.part(sum, pieces[i]));
-      },
-      [](std::size_t) {});
-}
-
 // Folds the sum `from`, which lies beside the home, into the home. waiting: pieces of the home's
 // content in pinned memory; empty if the content is at home.
 void fold_into_home(StepBuilder& builder, std::int32_t unit, BufferId from,
@@ -263,14 +130,6 @@ void fold_into_home(StepBuilder& builder, std::int32_t unit, BufferId from,
 }
 
 }  // namespace
-
-void emit_host_norm(StepBuilder& builder, std::int32_t unit, BufferId gradient, ElemRange range,
-                    std::int32_t piece) {
-  Instruction& norm = builder.emit(Op::kGradNorm, Lane::kOptimizer, unit, -1);
-  norm.chunk = piece;
-  norm.reads.push_back(builder.part(gradient, range));
-  norm.writes.push_back(builder.norm_partials_of(unit, range));
-}
 
 // Without sums and with a home on the device, kernels write the home directly.
 BufferId gradient_target(StepBuilder& builder, std::int32_t unit, std::int32_t microbatch) {
@@ -350,7 +209,7 @@ void GradientPath::add_round(std::int32_t unit, std::int32_t first,
 void GradientPath::emit_groups(std::int32_t unit, std::int32_t microbatch, BufferId window) {
   const RankView& view = builder_.view();
   if (view.is_alone()) return add_to_group(unit, microbatch, window);
-  const std::int32_t own = builder_.options().microbatches / view.ranks;
+  const std::int32_t own = builder_.own_microbatch_count();
   const bool last = microbatch == own * (view.rank + 1) - 1;
   if (own == 1 && builder_.options().sum == GradientSum::kRing) {
     // Sums that travel are fp32.
@@ -393,7 +252,7 @@ void GradientPath::add_to_group(std::int32_t unit, std::int32_t microbatch, Buff
                      waiting_[unit])
         .emit();
   } else {
-    add_beside_home(builder_, unit, {microbatch, window}, groups.top(), begins);
+    emit_add_on_host(builder_, unit, microbatch, window, groups.top(), begins);
   }
   if ((microbatch + 1) % size != 0) return;
   const bool waits = options.order == ComputeOrder::kUnit &&
@@ -413,17 +272,29 @@ void GradientPath::add_to_group(std::int32_t unit, std::int32_t microbatch, Buff
   });
 }
 
-// Exchanges the rank's sum of all its micro-batches.
+// Exchanges the rank's sum of all its micro-batches: around the ring, within nodes first, or between
+// all ranks.
 void GradientPath::fold_ranks(std::int32_t unit, BufferId partial) {
   if (builder_.options().sum == GradientSum::kRing) {
     auto ring = std::make_shared<RingSum>(builder_, unit, partial);
     ring->emit_step();
     return after_exchange([this, unit, ring] { pass_on(unit, ring); });
   }
-  const std::int32_t own_count = builder_.options().microbatches / builder_.view().ranks;
+  if (builder_.sums_within_nodes()) {
+    auto node = std::make_shared<NodeSum>(builder_, unit, partial);
+    node->emit_within_node();
+    return after_exchange([this, unit, node] {
+      node->emit_node_additions();
+      node->emit_across_nodes();
+      continue_path([this, unit, node] { finish_ranks(unit, node->emit_additions()); });
+    });
+  }
+  const std::int32_t own_count = builder_.own_microbatch_count();
   std::vector<GradientPart> parts =
       emit_exchange(builder_, unit, partial, own_count - 1, own_count);
-  after_exchange([this, unit, parts = std::move(parts)] { add_ranks(unit, parts); });
+  after_exchange([this, unit, parts = std::move(parts)] {
+    finish_ranks(unit, emit_fold_of_parts(builder_, unit, builder_.own_shard(unit), parts));
+  });
 }
 
 // Adds to the sums that came around the ring, and sends them on or ends with the rank's own shard.
@@ -433,29 +304,12 @@ void GradientPath::pass_on(std::int32_t unit, const std::shared_ptr<RingSum>& ri
     ring->emit_step();
     return continue_path([this, unit, ring] { pass_on(unit, ring); });
   }
-  if (ring->sum() != kNoId) sums_[unit] = ring->sum();
-  if (!folded_later(builder_, unit)) finish_rounded(unit);
+  finish_ranks(unit, ring->sum());
 }
 
-// Folds the sums of all ranks.
-void GradientPath::add_ranks(std::int32_t unit, const std::vector<GradientPart>& parts) {
-  const std::int32_t own_count = builder_.options().microbatches / builder_.view().ranks;
-  const ElemRange own = builder_.own_shard(unit);
-  GroupSums groups;
-  for (std::size_t k = 0; k < parts.size(); ++k) {
-    BufferId sum = parts[k].buffer;
-    if (own_count == 1) {
-      sum = builder_.add_received(StateKind::kGradient, unit, own, DType::kF32, -1,
-                                  builder_.gradient_version());
-      add_on_device(builder_, unit, own, {parts[k]}, sum, true);
-    }
-    groups.push(sum);
-    groups.complete(k + 1 == parts.size(), [&](BufferId into, BufferId from, std::size_t, bool) {
-      emit_fold(builder_, Lane::kCompute, unit, builder_.part(into, own), builder_.part(from, own),
-                -1);
-    });
-  }
-  if (!parts.empty()) sums_[unit] = groups.top();
+// The whole sum of this rank's shard is there.
+void GradientPath::finish_ranks(std::int32_t unit, BufferId sum) {
+  if (sum != kNoId) sums_[unit] = sum;
   if (!folded_later(builder_, unit)) finish_rounded(unit);
 }
 
@@ -467,7 +321,10 @@ void GradientPath::sum_on_device(std::int32_t unit, const std::vector<GradientPa
     sum->second = builder_.add_received(StateKind::kGradient, unit, own, DType::kF32, -1,
                                         builder_.gradient_version());
   }
-  add_on_device(builder_, unit, own, parts, sum->second, fresh);
+  // A bucket is added while the next one travels.
+  for (const ElemRange slice : bucket_slices(builder_, unit, builder_.view().rank)) {
+    if (slice.elems() > 0) add_on_device(builder_, unit, slice, parts, sum->second, fresh);
+  }
 }
 
 // Rounds the sum of the rank's shard. Without shards of the optimizer's state every rank applies the

@@ -33,11 +33,11 @@ class GradientPath {
   void continue_path(std::function<void()> rest);
   void end_paths(std::size_t left);
   void add_round(std::int32_t unit, std::int32_t first, const std::vector<GradientPart>& parts);
-  void add_ranks(std::int32_t unit, const std::vector<GradientPart>& parts);
   void fold_tied();
   void emit_groups(std::int32_t unit, std::int32_t microbatch, BufferId window);
   void add_to_group(std::int32_t unit, std::int32_t microbatch, BufferId window);
   void fold_ranks(std::int32_t unit, BufferId partial);
+  void finish_ranks(std::int32_t unit, BufferId sum);
   void pass_on(std::int32_t unit, const std::shared_ptr<RingSum>& ring);
   void sum_on_device(std::int32_t unit, const std::vector<GradientPart>& parts);
   void finish_rounded(std::int32_t unit);
@@ -55,10 +55,6 @@ class GradientPath {
   std::map<std::int32_t, GroupSums> groups_;  // by unit: of this rank
   PartialSums partials_;                      // the same, on lower tiers
 };
-// Emits the norm of a piece on the optimizer lane, while the piece is in pinned memory. gradient:
-// the buffer with the piece.
-void emit_host_norm(StepBuilder& builder, std::int32_t unit, BufferId gradient, ElemRange range,
-                    std::int32_t piece);
 // The window that BackwardWeight(unit, microbatch) writes.
 BufferId gradient_target(StepBuilder& builder, std::int32_t unit, std::int32_t microbatch);
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "engine/schedule/compile/gradient_path.hpp"
+#include "engine/schedule/compile/host_gradient_path.hpp"
 #include "engine/schedule/compile/link.hpp"
 #include "engine/schedule/compile/pack.hpp"
 #include "engine/schedule/compile/step_builder.hpp"

@@ -46,9 +46,10 @@ class PiecesOfSum {
   std::vector<BufferId> at_;  // the sum itself, or staged pieces of it
 };
 
-// Adds a gradient from the device to a sum that waits on the host.
-void add_on_host(StepBuilder& builder, std::int32_t unit, std::int32_t microbatch, BufferId window,
-                 BufferId sum, bool begins) {
+}  // namespace
+
+void emit_add_on_host(StepBuilder& builder, std::int32_t unit, std::int32_t microbatch,
+                      BufferId window, BufferId sum, bool begins) {
   const std::vector<ElemRange> pieces = builder.pieces({0, builder.unit_elems(unit)});
   PiecesOfSum sums(builder, unit, sum, pieces.size());
   std::vector<BufferId> incoming(pieces.size(), kNoId);
@@ -71,8 +72,6 @@ void add_on_host(StepBuilder& builder, std::int32_t unit, std::int32_t microbatc
       },
       [&](std::size_t i) { sums.put_back(i, pieces[i]); });
 }
-
-}  // namespace
 
 void emit_add_on_device(StepBuilder& builder, std::int32_t unit, ElemRange range, BufferId gradient,
                         std::int32_t microbatch, BufferId sum, bool begins) {
@@ -103,7 +102,7 @@ void PartialSums::add(std::int32_t unit, std::int32_t microbatch, BufferId windo
   GroupSums& groups = groups_[unit];
   const bool begins = begins_group(microbatch);
   if (begins) groups.push(builder_.add_sum(builder_.partial_tier(unit), unit, microbatch));
-  add_on_host(builder_, unit, microbatch, window, groups.top(), begins);
+  emit_add_on_host(builder_, unit, microbatch, window, groups.top(), begins);
   if (!ends_group(microbatch)) return;
   groups.complete(false, [&](BufferId into, BufferId from, std::size_t, bool) {
     fold_on_host(unit, into, from);

@@ -39,6 +39,10 @@ class PartialSums {
 // sum.
 void emit_add_on_device(StepBuilder& builder, std::int32_t unit, ElemRange range, BufferId gradient,
                         std::int32_t microbatch, BufferId sum, bool begins);
+// Adds a micro-batch's gradient of the whole unit from the device to a sum in pinned memory or on
+// storage.
+void emit_add_on_host(StepBuilder& builder, std::int32_t unit, std::int32_t microbatch,
+                      BufferId window, BufferId sum, bool begins);
 // `into` += `from`, where both are sums.
 void emit_fold(StepBuilder& builder, Lane lane, std::int32_t unit, Use into, Use from,
                std::int32_t piece);

@@ -3,6 +3,12 @@
 // use names the other rank, so an executor needs no knowledge of the partition.
 #include "engine/schedule/compile/rank_exchange.hpp"
 
+#include <algorithm>
+
+#include "base/units.hpp"
+#include "engine/schedule/compile/group_sums.hpp"
+#include "engine/schedule/compile/partial_sums.hpp"
+
 namespace sluice::schedule {
 namespace {
 
@@ -38,6 +44,26 @@ void emit_gather(StepBuilder& builder, std::int32_t unit, BufferId from, BufferI
   }
 }
 
+std::vector<ElemRange> bucket_slices(const StepBuilder& builder, std::int32_t unit,
+                                     std::int32_t rank) {
+  const RankView& view = builder.view();
+  const ElemRange all = builder.shard(unit, rank);
+  if (view.shards_optimizer()) return {all};
+  const std::uint64_t slice =
+      round_up(ceil_div(builder.options().bucket_elems, static_cast<std::uint64_t>(view.ranks)),
+               kLawBlockElems);
+  std::uint64_t largest = 0;
+  for (std::int32_t of = 0; of < view.ranks; ++of) {
+    largest = std::max(largest, builder.shard(unit, of).elems());
+  }
+  std::vector<ElemRange> slices;
+  for (std::uint64_t begin = 0; begin < largest; begin += slice) {
+    slices.push_back(
+        {std::min(all.begin + begin, all.end), std::min(all.begin + begin + slice, all.end)});
+  }
+  return slices;
+}
+
 std::vector<GradientPart> emit_exchange(StepBuilder& builder, std::int32_t unit, BufferId window,
                                         std::int32_t first, std::int32_t stride) {
   const RankView& view = builder.view();
@@ -53,20 +79,50 @@ std::vector<GradientPart> emit_exchange(StepBuilder& builder, std::int32_t unit,
     }
     parts.push_back({first + rank * stride, part});
   }
-  Instruction& exchange = emit_collective(builder, Op::kAllToAll, unit, first + view.rank * stride);
+  std::vector<std::vector<ElemRange>> slices;
   for (std::int32_t rank = 0; rank < view.ranks; ++rank) {
-    if (rank == view.rank) continue;
-    const ElemRange theirs = builder.shard(unit, rank);
-    if (theirs.elems() > 0) {
-      exchange.reads.push_back(with_rank(builder, builder.part(window, theirs), rank));
-      exchange.bytes += exchange.reads.back().bytes;
-    }
-    if (own.elems() > 0) {
-      const BufferId part = parts[static_cast<std::size_t>(rank)].buffer;
-      exchange.writes.push_back(with_rank(builder, builder.part(part, own), rank));
+    slices.push_back(bucket_slices(builder, unit, rank));
+  }
+  for (std::size_t bucket = 0; bucket < slices.front().size(); ++bucket) {
+    Instruction& exchange =
+        emit_collective(builder, Op::kAllToAll, unit, first + view.rank * stride);
+    if (slices.front().size() > 1) exchange.chunk = static_cast<std::int32_t>(bucket);
+    const ElemRange taken = slices[static_cast<std::size_t>(view.rank)][bucket];
+    for (std::int32_t rank = 0; rank < view.ranks; ++rank) {
+      if (rank == view.rank) continue;
+      const ElemRange theirs = slices[static_cast<std::size_t>(rank)][bucket];
+      if (theirs.elems() > 0) {
+        exchange.reads.push_back(with_rank(builder, builder.part(window, theirs), rank));
+        exchange.bytes += exchange.reads.back().bytes;
+      }
+      if (taken.elems() > 0) {
+        const BufferId part = parts[static_cast<std::size_t>(rank)].buffer;
+        exchange.writes.push_back(with_rank(builder, builder.part(part, taken), rank));
+      }
     }
   }
   return parts;
+}
+
+BufferId emit_fold_of_parts(StepBuilder& builder, std::int32_t unit, ElemRange range,
+                            const std::vector<GradientPart>& parts) {
+  GroupSums groups;
+  for (std::size_t k = 0; k < parts.size(); ++k) {
+    BufferId sum = parts[k].buffer;
+    // Only a micro-batch that was never added to a sum has a number.
+    const bool single = builder.own_microbatch_count() == 1 && parts[k].microbatch >= 0;
+    if (single) {
+      sum = builder.add_received(StateKind::kGradient, unit, range, DType::kF32, -1,
+                                 builder.gradient_version());
+      emit_add_on_device(builder, unit, range, parts[k].buffer, parts[k].microbatch, sum, true);
+    }
+    groups.push(sum);
+    groups.complete(k + 1 == parts.size(), [&](BufferId into, BufferId from, std::size_t, bool) {
+      emit_fold(builder, Lane::kCompute, unit, builder.part(into, range), builder.part(from, range),
+                -1);
+    });
+  }
+  return parts.empty() ? kNoId : groups.top();
 }
 
 namespace {

@@ -19,12 +19,24 @@ struct GradientPart {
 // rank's shard: the window itself, or a home of the shard on the device.
 void emit_gather(StepBuilder& builder, std::int32_t unit, BufferId from, BufferId window);
 
+// The slices of a rank's shard that travel one after another, as many for every rank; some may be
+// empty. Plain data parallelism (stage 0) has buckets of a fixed size, which are equal slices of all
+// shards; else the unit is one bucket.
+std::vector<ElemRange> bucket_slices(const StepBuilder& builder, std::int32_t unit,
+                                     std::int32_t rank);
+
 // Exchanges the unit's gradients, or sums of them, that each rank has in its `window`. The
 // micro-batches of the ranks, or the last ones of their sums, follow each other: that of rank r is
 // `first` + r * `stride`. Returns the N parts of this rank's shard in their order, its own in the
 // window. Empty if its shard is.
 std::vector<GradientPart> emit_exchange(StepBuilder& builder, std::int32_t unit, BufferId window,
                                         std::int32_t first, std::int32_t stride);
+
+// Folds parts of one range, which follow each other in the order of groups, by the balanced tree on
+// the device. Parts in the gradients' own dtype are single micro-batches and become fp32 first.
+// Returns the sum; kNoId: there are no parts.
+BufferId emit_fold_of_parts(StepBuilder& builder, std::int32_t unit, ElemRange range,
+                            const std::vector<GradientPart>& parts);
 
 // Completes the partials of the norm, of which each rank has computed those of its shards: first
 // between the data-parallel ranks of its units, then between the ranks of the pipeline.

@@ -2,37 +2,19 @@
 // this rank stands there all the same, so that no rank waits for a shard that has nothing to bring.
 #include "engine/schedule/compile/ring_sum.hpp"
 
-#include <algorithm>
+#include <utility>
 
-#include "base/error.hpp"
-#include "base/units.hpp"
 #include "engine/schedule/compile/partial_sums.hpp"
+#include "engine/schedule/compile/rank_exchange.hpp"
 
 namespace sluice::schedule {
 
 RingSum::RingSum(StepBuilder& builder, std::int32_t unit, BufferId partial)
-    : builder_(&builder), unit_(unit), partial_(partial) {
-  const auto ranks = static_cast<std::uint64_t>(builder.view().ranks);
-  slice_elems_ = round_up(ceil_div(builder.options().bucket_elems, ranks), kLawBlockElems);
-  for (std::int32_t rank = 0; rank < builder.view().ranks; ++rank) {
-    const std::uint64_t elems = builder.shard(unit, rank).elems();
-    buckets_ = std::max<std::size_t>(buckets_, ceil_div(elems, slice_elems_));
-  }
-}
+    : builder_(&builder), unit_(unit), partial_(partial) {}
 
 std::int32_t RingSum::before(std::int32_t back) const {
   const RankView& view = builder_->view();
   return (view.rank + 2 * view.ranks - back) % view.ranks;
-}
-
-std::vector<ElemRange> RingSum::slices(std::int32_t shard) const {
-  const ElemRange all = builder_->shard(unit_, shard);
-  std::vector<ElemRange> list;
-  for (std::size_t bucket = 0; bucket < buckets_; ++bucket) {
-    list.push_back({std::min(all.begin + bucket * slice_elems_, all.end),
-                    std::min(all.begin + (bucket + 1) * slice_elems_, all.end)});
-  }
-  return list;
 }
 
 // The last step brings slices of this rank's own shard.
@@ -47,10 +29,10 @@ BufferId RingSum::target(ElemRange slice) {
 }
 
 void RingSum::emit_step() {
-  const std::vector<ElemRange> sent = slices(before(1 + step_));
-  const std::vector<ElemRange> received = slices(before(2 + step_));
-  std::vector<BufferId> arriving(buckets_, kNoId);
-  for (std::size_t bucket = 0; bucket < buckets_; ++bucket) {
+  const std::vector<ElemRange> sent = bucket_slices(*builder_, unit_, before(1 + step_));
+  const std::vector<ElemRange> received = bucket_slices(*builder_, unit_, before(2 + step_));
+  std::vector<BufferId> arriving(sent.size(), kNoId);
+  for (std::size_t bucket = 0; bucket < sent.size(); ++bucket) {
     const bool takes = received[bucket].elems() > 0;
     if (takes) arriving[bucket] = target(received[bucket]);
     Instruction& exchange = builder_->emit(Op::kAllToAll, Lane::kComm, unit_, -1);
@@ -72,8 +54,8 @@ void RingSum::emit_step() {
 }
 
 void RingSum::emit_additions() {
-  const std::vector<ElemRange> received = slices(before(2 + step_));
-  for (std::size_t bucket = 0; bucket < buckets_; ++bucket) {
+  const std::vector<ElemRange> received = bucket_slices(*builder_, unit_, before(2 + step_));
+  for (std::size_t bucket = 0; bucket < received.size(); ++bucket) {
     if (arrived_[bucket] == kNoId) continue;
     emit_fold(*builder_, Lane::kCompute, unit_, builder_->part(arrived_[bucket], received[bucket]),
               builder_->part(partial_, received[bucket]), static_cast<std::int32_t>(bucket));

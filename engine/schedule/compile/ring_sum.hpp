@@ -34,8 +34,6 @@ class RingSum {
  private:
   // The rank `back` places before this one.
   std::int32_t before(std::int32_t back) const;
-  // The parts of a shard that travel at once, as many for every shard.
-  std::vector<ElemRange> slices(std::int32_t shard) const;
   // The buffer that receives a slice.
   BufferId target(ElemRange slice);
 
@@ -43,8 +41,6 @@ class RingSum {
   std::int32_t unit_;
   BufferId partial_;
   std::int32_t step_ = 0;
-  std::size_t buckets_ = 0;
-  std::uint64_t slice_elems_ = 0;
   std::vector<BufferId> arrived_;  // by bucket, in the last step; kNoId: an empty slice
   BufferId sum_ = kNoId;
 };

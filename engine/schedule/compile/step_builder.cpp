@@ -1,4 +1,4 @@
-// 507 lines because homes, transients and releases are one table.
+// 525 lines because homes, transients and releases are one table.
 //
 // Bookkeeping under the parts of a step. Homes come first in the list of buffers, in the same order
 // for every schedule of a run, so that they have the same ids and places in all of them. At the end
@@ -6,6 +6,7 @@
 #include "engine/schedule/compile/step_builder.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <numeric>
 
 #include "base/dtype.hpp"
@@ -41,6 +42,10 @@ StepBuilder::StepBuilder(const StepModel& model, const StepOptions& options,
                  pipeline().is_alone());
     schedule_.folds_in_ring = true;
   }
+  SLUICE_CHECK(!sums_within_nodes() ||
+               (options.sum == GradientSum::kInOrder && options.fold_groups > 1 &&
+                view().ranks % options.node_ranks == 0 &&
+                std::has_single_bit(static_cast<unsigned>(options.node_ranks))));
   if (model.unit_optimizers.empty() && kernels::needs_whole_tensors(model.optimizer)) {
     for (const UnitFootprint& unit : model.units) {
       schedule_.tensor_borders.push_back(unit.tensor_borders);

@@ -87,6 +87,12 @@ class StepBuilder {
   // Whether the homes of gradients that several ranks sum hold them rounded, in the gradients' own
   // dtype. Their sums are transient buffers on the device.
   bool rounds_gradients() const;
+  // Whether the ranks of a node add their sums before those of other nodes.
+  bool sums_within_nodes() const {
+    return options_.node_ranks > 1 && options_.node_ranks < view().ranks;
+  }
+  // The number of micro-batches that this rank computes.
+  std::int32_t own_microbatch_count() const { return options_.microbatches / view().ranks; }
   std::int32_t weight_version() const { return weight_version_; }
   std::int32_t gradient_version() const { return weight_version_ + 1; }
   const Buffer& buffer(BufferId id) const { return schedule_.buffers[id]; }

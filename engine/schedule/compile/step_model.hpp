@@ -124,7 +124,11 @@ struct StepOptions {
   std::int32_t fold_groups = 1;
   // kRing: stage 0 only, and a group for each rank.
   GradientSum sum = GradientSum::kInOrder;
-  std::uint64_t bucket_elems = 4 << 20;  // kRing: of sums that travel at once, of all shards
+  // Stage 0: elements of all shards that travel at once (rank_exchange.hpp).
+  std::uint64_t bucket_elems = 4 << 20;
+  // Groups, and not a ring: ranks that add their sums before those of other nodes (node_sum.hpp), a
+  // power of two that divides the ranks. 0 and 1: all ranks exchange with each other.
+  std::int32_t node_ranks = 0;
   ComputeOrder order = ComputeOrder::kMicrobatch;
   UpdatePlacement update = UpdatePlacement::kAfterBackward;
   Recomputation recompute;

@@ -414,6 +414,31 @@ TEST(RankPlans, OfAServerHaveItsState) {
   EXPECT_THROW(config_of({4, 1, 4, 1}, {"parallel.server=true"}), InputError);
 }
 
+// Nodes that sum first send less over a slow network, and the plan knows it.
+TEST(RankPlans, OfNodesThatSumFirstAreFasterOverASlowNetwork) {
+  HardwareProfile hardware;
+  hardware.rank_links = RankLinks{};
+  hardware.rank_links->node_ranks = 4;
+  hardware.rank_links->network_bytes_per_s = 1e6;
+  std::vector<double> seconds;
+  for (const char* node : {"parallel.node_ranks=0", "parallel.node_ranks=4"}) {
+    const config::Config config =
+        config_of({8, 2, 16, 8}, few_choices() + Overrides{node, "train.order=microbatch"});
+    const std::unique_ptr<kernels::Kernels> kernels = kernels::make_host_kernels({1});
+    const auto result =
+        make_plan(config, model::Model(config::model_shape(config)), *kernels, hardware);
+    const Plan& plan = std::get<Plan>(result);
+    EXPECT_LE(plan.bound_s, plan.simulation.total_s * (1 + 1e-9));
+    seconds.push_back(plan.simulation.total_s);
+  }
+  EXPECT_LT(seconds[1], 0.8 * seconds[0]);
+  for (const Overrides& wrong :
+       {Overrides{"parallel.node_ranks=3"}, Overrides{"parallel.node_ranks=16"},
+        Overrides{"train.fold_groups=1", "parallel.node_ranks=4"}}) {
+    EXPECT_THROW(config_of({8, 2, 16, 8}, wrong), InputError);
+  }
+}
+
 TEST(RankPlans, OfARingSendTheBytesOfTheFormulas) {
   const Overrides settings = few_choices() + Overrides{"parallel.reduction=ring"};
   for (const World& world : {World{2, 0, 4, 1}, World{3, 0, 3, 1}, World{8, 0, 16, 1}}) {

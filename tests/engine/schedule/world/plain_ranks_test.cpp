@@ -60,6 +60,35 @@ TEST(ServerRank, SendsTheBytesOfTheFormulas) {
   }
 }
 
+// Within its node a rank sends the parts of other places, and then the sums of its own place to other
+// nodes: of a shard one part for each node crosses the network.
+TEST(NodeSum, SendsTheBytesOfTheFormulas) {
+  const StepModel model = example_model(3, true, DType::kBF16);
+  const std::uint64_t gradients = gradient_elems(model);
+  for (const auto& [ranks, node] : {std::pair(4, 2), {8, 2}, {8, 4}}) {
+    for (const std::int32_t rounds : {1, 2}) {
+      StepOptions options = example_options(model, Tier::kPinned, Tier::kPinned, Tier::kPinned);
+      options.microbatches = ranks * rounds;
+      options.fold_groups = ranks;
+      options.node_ranks = node;
+      const Schedule world = world_of(model, options, StepKind::kTraining, ranks, 3);
+      std::uint64_t within = 0;
+      std::uint64_t across = 0;
+      for (const Instruction& instruction : world.instructions) {
+        if (instruction.op != Op::kAllToAll) continue;
+        for (const Use& part : instruction.reads) {
+          const bool near = part.peer / node == instruction.rank / node;
+          (near ? within : across) += part.bytes;
+        }
+      }
+      const auto inside = static_cast<std::uint64_t>(node - 1);
+      const auto nodes = static_cast<std::uint64_t>(ranks / node);
+      EXPECT_EQ(within, inside * nodes * gradients * (rounds == 1 ? 2 : 4));
+      EXPECT_EQ(across, (nodes - 1) * gradients * 4);
+    }
+  }
+}
+
 struct RingCase {
   std::int32_t ranks = 2;
   std::int32_t rounds = 1;

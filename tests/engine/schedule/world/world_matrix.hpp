@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <string>
 #include <vector>
@@ -75,6 +76,12 @@ inline schedule::StepOptions world_options(const WorldCase& at, const schedule::
   for (std::size_t unit = 0; unit < model.units.size() && at.seed % 4 != 0; ++unit) {
     options.placement.partial.push_back(static_cast<Tier>((at.seed / 4 + unit) % kTierCount));
   }
+  // Nodes of two or four ranks sum first where there are several nodes and groups.
+  const std::int32_t node = std::array{0, 2, 4}[at.seed % 3];
+  if (at.fold_groups > 1 && node < at.ranks && at.ranks % std::max(node, 1) == 0) {
+    options.node_ranks = node;
+  }
+  if (at.seed % 2 == 0) options.bucket_elems = 4096 * static_cast<std::uint64_t>(at.ranks);
   place_for_stage(options.placement, at.zero_stage);
   return options;
 }
