@@ -505,6 +505,48 @@ TEST(ResultSettings, ChangeOnlyWithSettingsThatDetermineResults) {
             result_settings(parse(kSmall, {constant, "train.steps=7"})));
 }
 
+// Sums around a ring have the bits of one number of ranks; all other ways to divide a step among ranks
+// have those of one.
+TEST(ResultSettings, OnlyARingBelongsToItsNumberOfRanks) {
+  const std::vector<std::string> step{"train.accumulate=8"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.end(), step.begin(), step.end());
+    return result_settings(parse(kSmall, more));
+  };
+  const std::string ring = "parallel.reduction=ring";
+  for (const std::vector<std::string>& same : {std::vector<std::string>{"parallel.data=4"},
+                                               {"parallel.data=2", "parallel.zero=3"},
+                                               {"parallel.data=2", "parallel.server=true"},
+                                               {ring}}) {
+    EXPECT_EQ(with(same), with({}));
+  }
+  EXPECT_NE(with({ring, "parallel.data=2"}), with({"parallel.data=2"}));
+  EXPECT_NE(with({ring, "parallel.data=2"}), with({ring, "parallel.data=4"}));
+  EXPECT_EQ(with({ring, "parallel.data=2", "parallel.bucket=64KiB"}),
+            with({ring, "parallel.data=2"}));
+  const std::vector<std::string> groups{"train.fold_groups=4", "parallel.data=4"};
+  std::vector<std::string> nodes = groups;
+  nodes.emplace_back("parallel.node_ranks=2");
+  EXPECT_EQ(with(nodes), with(groups));
+}
+
+// The ring, the server and nodes that sum first stand only where they have a meaning.
+TEST(Config, WaysToDivideAStepThatDoNotGoTogetherAreRefused) {
+  const std::string data = "parallel.data=4";
+  const std::string step = "train.accumulate=8";
+  expect_refusals(
+      {{{data, step, "parallel.server=true", "parallel.zero=2"}, "needs parallel.zero = 0"},
+       {{data, step, "parallel.reduction=ring", "parallel.zero=1"}, "needs parallel.zero = 0"},
+       {{data, step, "parallel.reduction=ring", "parallel.server=true"}, "no parallel.server"},
+       {{data, step, "parallel.reduction=ring", "train.fold_groups=4"},
+        "train.fold_groups must be 1"},
+       {{data, step, "parallel.node_ranks=2"}, "train.fold_groups above 1"},
+       {{data, step, "train.fold_groups=4", "parallel.node_ranks=3"}, "must be 2, 4, 8"},
+       {{data, step, "memory.place.partial=pinned"}, "memory.place.partial has no meaning"},
+       {{data, "train.accumulate=4", "train.fold_groups=4", "memory.place.partial=pinned"},
+        "one micro-batch for each rank"}});
+}
+
 // Keys that the rule, or the precision, does not read refuse no resume.
 TEST(ResultSettings, HoldTheKeysThatAreRead) {
   const std::string fp16 = "train.precision=fp16";
