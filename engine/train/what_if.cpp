@@ -147,6 +147,15 @@ std::vector<planner::OtherChange> changes_that_fit(const Prepared& refused) {
     if (config.parallel.server) settings.emplace_back("parallel.server", "false");
     if (fits(settings)) found.push_back({settings, false});
   }
+  // One sum in the order of micro-batches is of shards alone, so no rank keeps sums of whole units.
+  if (config.parallel.data > 1 && config.train.fold_groups > 1) {
+    Settings settings{{"train.fold_groups", "1"}};
+    if (config.parallel.node_ranks > 0) settings.emplace_back("parallel.node_ranks", "0");
+    if (config.memory.place.partial != config::Config::Place::kAuto) {
+      settings.emplace_back("memory.place.partial", "auto");
+    }
+    if (fits(settings)) found.push_back({settings, true});
+  }
   // The largest of smaller micro-batches. The batch stays, but its gradients are rounded once for
   // each micro-batch.
   for (std::int64_t size = config.train.micro_batch; size % 2 == 0;) {

@@ -361,6 +361,22 @@ TEST(RankPlans, PartialSumsLieWhereTheyAreNamed) {
   }
 }
 
+// Another number of groups changes bits, so a refusal only advises it.
+TEST(RankPlans, ARefusalForSumsOfGroupsAdvisesOneSum) {
+  const config::Config config =
+      config_of({2, 3, 8, 2}, {"model.layers=12", "memory.device=14MiB", "recompute.policy=unit",
+                               "train.order=microbatch", "memory.place.partial=device"});
+  const train::Prepared prepared =
+      train::prepare(config, HardwareProfile{}, train::PlannedMachine::kThis);
+  ASSERT_NE(prepared.refusal(), nullptr);
+  const auto& changes = prepared.refusal()->other_changes;
+  const auto advised = std::find_if(changes.begin(), changes.end(), [](const OtherChange& change) {
+    return change.settings.front() == std::pair<std::string, std::string>{"train.fold_groups", "1"};
+  });
+  ASSERT_NE(advised, changes.end());
+  EXPECT_TRUE(advised->changes_results);
+}
+
 TEST(RankPlans, RefuseAPlaceOfSumsThatNoRankHas) {
   for (const World& world : {World{2, 3, 8, 1}, World{2, 3, 2, 2}}) {
     const std::string words =
