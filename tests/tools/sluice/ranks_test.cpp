@@ -27,6 +27,9 @@ TEST_F(Ranks, GiveOneRanksBits) {
       {4, 3, {"train.fold_groups=4", "memory.place.optimizer=pinned"}},
       {2, 3, {"train.precision=fp16", "optimizer.placement=speculative"}},
       {2, 3, {"checkpoint.mode=durable", "checkpoint.every=2"}},
+      {2, 0, {"parallel.server=true", "memory.place.optimizer=pinned"}},
+      {4, 3, {"optimizer.name=muon", "memory.place.optimizer=storage"}},
+      {2, 2, {"train.fold_groups=2", "memory.place.partial=storage"}},
   };
   std::map<Words, std::vector<std::string>> alone;
   for (std::size_t i = 0; i < cases.size(); ++i) {

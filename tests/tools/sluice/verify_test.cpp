@@ -33,6 +33,19 @@ TEST_F(Verify, WhatCannotRunIsSkippedWithItsReason) {
   EXPECT_TRUE(holds(outcome.err, "train.accumulate is 3"));
 }
 
+// The ring is outside law 1, and verify says so instead of comparing it with other numbers of ranks.
+TEST_F(Verify, ARingIsNotComparedWithOtherNumbersOfRanks) {
+  const ChildOutcome outcome =
+      succeed({"verify", "config.toml", "--steps", "1", "--set", "parallel.data=3",
+               "parallel.reduction=ring", "train.accumulate=3"});
+  EXPECT_TRUE(holds(outcome.err,
+                    "skipped  2 ranks, ZeRO-3: parallel.reduction = \"ring\" is "
+                    "outside law 1: its bits are those of 3 ranks"))
+      << outcome.err;
+  EXPECT_TRUE(holds(outcome.err, "same     every unit recomputed")) << outcome.err;
+  EXPECT_FALSE(holds(outcome.err, "DIFFERS")) << outcome.err;
+}
+
 // A variant that planned its own micro-batches would round otherwise.
 TEST_F(Verify, AllRunsHaveTheMicroBatchesOfTheFirst) {
   const ChildOutcome outcome =
