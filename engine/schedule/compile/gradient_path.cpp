@@ -1,5 +1,3 @@
-// 480 lines because all ways of a gradient to its home share their steps.
-//
 // The way of a gradient from the window that BackwardWeight wrote to the gradient's home.
 //
 // A home on the device is easy: the window is the home, or an addition on the compute lane adds the
