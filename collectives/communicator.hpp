@@ -7,7 +7,8 @@
 //
 // The caller passes all buffers and workspaces (256-byte aligned). Calls are ordered on a stream if
 // the implementation has one; otherwise they are complete on return. All ranks of the group make
-// the same calls in the same order, one at a time. Parts may be empty or differ in size: `counts`
+// the same calls in the same order, one at a time. send, receive and exchange are calls of the ranks
+// that they name alone. In host memory one thread may send while another receives. Parts may be empty or differ in size: `counts`
 // holds the elements of each rank's part, the same on all ranks, and parts lie one behind the other
 // in rank order.
 //
@@ -52,6 +53,9 @@ class CommunicationError : public Error {
 struct ByteCounts {
   std::uint64_t sent = 0;
   std::uint64_t received = 0;
+  ByteCounts operator-(const ByteCounts& less) const {
+    return {sent - less.sent, received - less.received};
+  }
 };
 
 // One transfer of an exchange.

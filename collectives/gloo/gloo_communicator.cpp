@@ -204,29 +204,32 @@ class GlooCommunicator final : public Communicator {
   }
 
  private:
-  // The buffers of the call under way, for abort().
+  // The buffers of a call under way, for abort(). One thread may send while another receives.
   class Waiting {
    public:
-    Waiting(GlooCommunicator& group, const Buffers& buffers) : group_(group) {
+    Waiting(GlooCommunicator& group, const Buffers& buffers) : group_(group), buffers_(buffers) {
       const MutexLock lock(group_.mutex_);
-      group_.waiting_ = &buffers;
+      group_.waiting_.push_back(&buffers_);
       if (group_.reason_.is_set()) group_.wake_waiters();
     }
     ~Waiting() {
       const MutexLock lock(group_.mutex_);
-      group_.waiting_ = nullptr;
+      std::erase(group_.waiting_, &buffers_);
     }
     Waiting(const Waiting&) = delete;
     Waiting& operator=(const Waiting&) = delete;
 
    private:
     GlooCommunicator& group_;
+    const Buffers& buffers_;
   };
 
   void wake_waiters() SLUICE_REQUIRES(mutex_) {
-    for (const auto& buffer : *waiting_) {
-      buffer->abortWaitRecv();
-      buffer->abortWaitSend();
+    for (const Buffers* const buffers : waiting_) {
+      for (const auto& buffer : *buffers) {
+        buffer->abortWaitRecv();
+        buffer->abortWaitSend();
+      }
     }
   }
 
@@ -235,7 +238,7 @@ class GlooCommunicator final : public Communicator {
     const BlockedSigpipe blocked;
     {
       const MutexLock lock(mutex_);
-      if (waiting_ != nullptr) wake_waiters();
+      wake_waiters();
     }
     // The peers notice now, not at their deadlines.
     context_->closeConnections();
@@ -291,7 +294,7 @@ class GlooCommunicator final : public Communicator {
   std::shared_ptr<::gloo::rendezvous::Context> context_;
   AbortReason reason_;
   Mutex mutex_;
-  const Buffers* waiting_ SLUICE_GUARDED_BY(mutex_) = nullptr;
+  std::vector<const Buffers*> waiting_ SLUICE_GUARDED_BY(mutex_);
 };
 
 }  // namespace

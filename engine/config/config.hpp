@@ -64,7 +64,17 @@ struct Config {
     kSqrt,
     kAuto
   };
-  enum class PipelineSchedule : std::uint8_t { kPlain, kGPipe, k1F1B, kInterleaved, kVertical };
+  // As schedule::OrderKind, and an order from a file.
+  enum class PipelineSchedule : std::uint8_t {
+    kGPipe,
+    k1F1B,
+    kInterleaved,
+    kZbH1,
+    kZbH2,
+    kZbV,
+    kVertical,
+    kCsv
+  };
   enum class GradientSum : std::uint8_t { kTree, kRing };
   enum class CheckpointMode : std::uint8_t { kScratch, kDurable };
   enum class Order : std::uint8_t { kAuto, kMicrobatch, kUnit };
@@ -164,7 +174,9 @@ struct Config {
     std::int64_t node_ranks = 0;  // that sum among themselves first; 0: none do
     GradientSum reduction = GradientSum::kTree;
     std::uint64_t bucket_bytes = 16 * kMiB;  // plain data parallelism: of fp32 sums that travel at once
-    PipelineSchedule schedule = PipelineSchedule::kPlain;
+    PipelineSchedule schedule = PipelineSchedule::k1F1B;
+    std::string schedule_file;        // kCsv
+    std::int64_t virtual_stages = 0;  // stages of a pipeline rank; derived from the schedule
   } parallel;
 
   struct {
@@ -195,7 +207,7 @@ std::string default_checkpoint_dir(const std::string& log_dir);
 // Refuses (InputError) values that are valid but that this version cannot run yet.
 void check_supported(const Config& config);
 
-// A setting that parallel.data ranks cannot run: its key, and a sentence that names what would be
+// A setting that the ranks of parallel.* cannot run: its key, and a sentence that names what would be
 // right. Loading refuses it; the planner asks again, since it may choose train.accumulate.
 struct RanksProblem {
   std::string key;

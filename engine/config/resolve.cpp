@@ -28,6 +28,13 @@ void require_keys(const Config& config, const ConfigOrigins& origins) {
   }
 }
 
+std::int64_t usual_virtual_stages(Config::PipelineSchedule schedule) {
+  using Schedule = Config::PipelineSchedule;
+  const bool several = schedule == Schedule::kInterleaved || schedule == Schedule::kVertical ||
+                       schedule == Schedule::kZbV;
+  return several ? 2 : 1;
+}
+
 void derive_defaults(Config& config, const ConfigOrigins& origins) {
   auto& model = config.model;
   const bool llama = model.family == Config::Family::kLlama;
@@ -45,6 +52,9 @@ void derive_defaults(Config& config, const ConfigOrigins& origins) {
   }
   if (!origins.given("optimizer.momentum") && optimizer.name == kernels::OptimizerRule::kMuon) {
     optimizer.momentum = 0.95;
+  }
+  if (!origins.given("parallel.virtual_stages")) {
+    config.parallel.virtual_stages = usual_virtual_stages(config.parallel.schedule);
   }
   if (config.memory.storage_paths.empty()) {
     config.memory.storage_paths = {config.log.dir + "/storage"};
@@ -257,6 +267,32 @@ void check_placement(const Config& config, const ConfigOrigins& origins) {
   }
 }
 
+void check_pipeline(const Config& config, const ConfigOrigins& origins) {
+  using Schedule = Config::PipelineSchedule;
+  const auto& parallel = config.parallel;
+  const std::string key = "parallel.virtual_stages";
+  const std::int64_t usual = usual_virtual_stages(parallel.schedule);
+  const bool any =
+      parallel.schedule == Schedule::kInterleaved || parallel.schedule == Schedule::kVertical;
+  if (origins.given(key) && !any && parallel.virtual_stages != usual) {
+    throw InputError(origins.of(key) + ": parallel.virtual_stages is " +
+                     text_of(parallel.virtual_stages) +
+                     (parallel.schedule == Schedule::kCsv
+                          ? ", and the file of parallel.schedule says the stages of each rank; "
+                          : ", and each rank of this parallel.schedule has " + text_of(usual) +
+                                "; ") +
+                     "leave it out, or use \"interleaved\" or \"vertical\"");
+  }
+  if (parallel.pipeline == 1) return;
+  if (config.train.order == Config::Order::kUnit) {
+    throw InputError(origins.of("train.order") +
+                     ": train.order = \"unit\" is an order of one rank; with parallel.pipeline = " +
+                     text_of(parallel.pipeline) +
+                     " parallel.schedule says the order (\"vertical\" is the nearest); leave "
+                     "train.order out");
+  }
+}
+
 // A place that nothing takes would be taken for a setting that works.
 void check_saved_places(const Config& config, const ConfigOrigins& origins) {
   if (config.recompute.policy != Config::Recompute::kUnit) return;
@@ -333,6 +369,7 @@ void resolve_config(Config& config, const ConfigOrigins& origins) {
   check_storage_paths(config, origins);
   check_storage_shares(config, origins);
   check_storage_engine(config, origins);
+  check_pipeline(config, origins);
 }
 
 }  // namespace sluice::config

@@ -23,6 +23,7 @@ constexpr std::int64_t kMaxVocab = 1 << 24;
 constexpr std::int64_t kMaxSeq = 1 << 20;
 constexpr std::int64_t kMaxBatch = 1 << 20;
 constexpr std::int64_t kMaxRanks = 1 << 20;
+constexpr std::int64_t kMaxVirtualStages = 1 << 12;  // as many as layers
 constexpr std::int64_t kMaxBudget = std::int64_t{1} << 50;  // 1 PiB
 constexpr std::int64_t kMaxChunk = std::int64_t{1} << 30;
 
@@ -160,6 +161,27 @@ ConfigKey recompute_policy() {
     if (!text.starts_with(counted)) return assign(config, value);
     config.recompute.policy = Config::Recompute::kEvery;
     config.recompute.every = std::stoll(text.substr(counted.size()));
+  };
+  return key;
+}
+
+// A choice of which one has a file: "csv:order.csv".
+ConfigKey pipeline_schedule() {
+  ConfigKey key = choice(
+      "parallel.schedule", [](auto& c) -> auto& { return c.parallel.schedule; },
+      {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "vertical", "csv:FILE"},
+      "order of a pipeline's passes. csv: the order in a file of torch's pipelining format");
+  const std::string named = "csv:";
+  key.read = [read = key.read, named](const Config& config) {
+    if (config.parallel.schedule != Config::PipelineSchedule::kCsv) return read(config);
+    return ConfigValue(named + config.parallel.schedule_file);
+  };
+  key.assign = [assign = key.assign, named](Config& config, const ConfigValue& value) {
+    const auto& text = std::get<std::string>(value);
+    config.parallel.schedule_file.clear();
+    if (!text.starts_with(named)) return assign(config, value);
+    config.parallel.schedule = Config::PipelineSchedule::kCsv;
+    config.parallel.schedule_file = text.substr(named.size());
   };
   return key;
 }
@@ -433,7 +455,7 @@ void add_run(Keys& keys) {
   add(integer("parallel.tensor", SLUICE_FIELD(parallel.tensor), 1, kMaxRanks,
               "tensor-parallel ranks"));
   add(integer("parallel.pipeline", SLUICE_FIELD(parallel.pipeline), 1, kMaxRanks,
-              "pipeline stages"));
+              "ranks of a pipeline, each with a part of the layers"));
   add(integer("parallel.context", SLUICE_FIELD(parallel.context), 1, kMaxRanks,
               "context-parallel ranks"));
   add(integer("parallel.zero", SLUICE_FIELD(parallel.zero), 0, 3, "ZeRO stage"));
@@ -454,8 +476,11 @@ void add_run(Keys& keys) {
       "parallel.bucket", SLUICE_FIELD(parallel.bucket_bytes), 64 * 1024, 1 << 30,
       "parallel.zero = 0: fp32 sums, or as many gradients, that travel at once, of all ranks' "
       "parts"));
-  add(choice("parallel.schedule", SLUICE_FIELD(parallel.schedule),
-             {"plain", "gpipe", "1f1b", "interleaved", "vertical"}, "order of micro-batches"));
+  add(pipeline_schedule());
+  add(derived(integer("parallel.virtual_stages", SLUICE_FIELD(parallel.virtual_stages), 1,
+                      kMaxVirtualStages,
+                      "stages of each pipeline rank; interleaved and vertical take any number"),
+              "1; interleaved, vertical and zb-v: 2"));
   add(derived(text("checkpoint.dir", SLUICE_FIELD(checkpoint.dir),
                    "where checkpoints go; if set, each run has its own directory there"),
               "log.dir + \"/checkpoints\""));

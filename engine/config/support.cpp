@@ -23,10 +23,7 @@ const std::vector<Unavailable>& unavailable() {
       {"train.reduction", "= \"sequential\"",
        [](C c) { return c.train.reduction == Config::Reduction::kSequential; }},
       {"parallel.tensor", "above 1", [](C c) { return c.parallel.tensor > 1; }},
-      {"parallel.pipeline", "above 1", [](C c) { return c.parallel.pipeline > 1; }},
       {"parallel.context", "above 1", [](C c) { return c.parallel.context > 1; }},
-      {"parallel.schedule", "other than \"plain\"",
-       [](C c) { return c.parallel.schedule != Config::PipelineSchedule::kPlain; }},
   };
   return table;
 }

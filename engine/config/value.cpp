@@ -114,8 +114,14 @@ bool real_in_range(const ConfigKey& key, double value) {
 }
 
 // Whether `text` is this choice. A choice that ends in ":K" stands for one with a count in the key's
-// range.
+// range, and one that ends in ":FILE" for one with a path.
 bool is_choice(const ConfigKey& key, std::string_view choice, std::string_view text) {
+  constexpr std::string_view kFile = ":FILE";
+  if (choice.ends_with(kFile)) {
+    const std::string_view start = choice.substr(0, choice.size() - kFile.size() + 1);
+    return text.starts_with(start) && text.size() > start.size() && text != choice &&
+           text.find('\0') == std::string_view::npos;
+  }
   if (!choice.ends_with(":K")) return text == choice;
   const std::string_view start = choice.substr(0, choice.size() - 1);
   if (!text.starts_with(start)) return false;

@@ -73,7 +73,7 @@ struct HostSession::Sealed {
         operations(space.space(), table, DType::kF32),
         runner(space, table, operations, *kernels),
         executor(engine.device(), memory.storage(), runner, engine.options().deadline_s),
-        store(engine.device(), memory, plan.update, {model.view, *alone}),
+        store(engine.device(), memory, plan.update, {model.view, model.pipeline, *alone}),
         files(space.space(), table, store) {
     executor.prepare(program);
   }

@@ -274,6 +274,7 @@ std::array<std::uint64_t, kTierCount> home_bytes(const schedule::StepModel& mode
   for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
     const bool twice = speculates && static_cast<std::int32_t>(unit) >= carried;
     const std::uint64_t versions = twice ? 2 : 1;
+    if (!model.pipeline.owns(static_cast<std::int32_t>(unit))) continue;
     const auto add = [&](StateKind kind, const std::vector<Tier>& tiers, std::uint64_t elem_bytes) {
       const auto at = static_cast<std::int32_t>(unit);
       bytes[static_cast<std::size_t>(tiers[unit])] +=
@@ -298,7 +299,7 @@ std::array<std::uint64_t, kTierCount> resting_bytes(const schedule::StepModel& m
   for (std::size_t i = 0; i < model.units.size(); ++i) {
     const schedule::UnitFootprint& footprint = model.units[i];
     const auto unit = static_cast<std::int32_t>(i);
-    if (footprint.is_head) continue;
+    if (footprint.is_head || !model.pipeline.owns(unit)) continue;
     const auto add = [&](Tier tier, std::uint64_t more) {
       bytes[static_cast<std::size_t>(tier)] += live * more;
     };

@@ -56,8 +56,8 @@ std::uint64_t weight_slots_of_all(const schedule::StepModel& model, std::uint64_
 std::uint64_t updated_elems(const schedule::StepModel& model, std::size_t unit);
 // Bytes of a unit's optimizer state of all kinds that the rank keeps.
 std::uint64_t optimizer_state_bytes(const schedule::StepModel& model, std::size_t unit);
-// Bytes that the rank's model state takes of each tier between steps. No plan with this placement
-// needs less.
+// Bytes that the rank's model state takes of each tier between steps, without a copy of tied weights. No
+// plan with this placement needs less.
 std::array<std::uint64_t, kTierCount> home_bytes(const schedule::StepModel& model,
                                                  const schedule::StepOptions& options);
 // Home bytes, those of partial sums, and those of activations that wait between forward and backward in the tier of their

@@ -36,6 +36,10 @@ std::int64_t elems_of(const schedule::Schedule& schedule, const schedule::Use& u
   return static_cast<std::int64_t>(elems_in(dtype, bytes_of(schedule, use)));
 }
 
+std::int32_t ranks_of(const config::Config& config) {
+  return static_cast<std::int32_t>(config.parallel.data * config.parallel.pipeline);
+}
+
 // Ranks of one node keep no more cores busy than there are, so each gets its share of them.
 int threads_of_rank(const config::Config& config, const HardwareProfile& hardware,
                     double node_ranks) {
@@ -59,9 +63,9 @@ CostModel::CostModel(const config::Config& config, const model::Model& model,
       batch_(batch),
       hardware_(hardware),
       device_(on_gpu() ? hardware.gpu_or_default() : hardware),
-      world_{hardware.rank_links_or_default(), static_cast<std::int32_t>(config.parallel.data),
-             static_cast<double>(hardware.rank_links_or_default().ranks_of_node(
-                 static_cast<std::int32_t>(config.parallel.data)))},
+      world_{
+          hardware.rank_links_or_default(), ranks_of(config),
+          static_cast<double>(hardware.rank_links_or_default().ranks_of_node(ranks_of(config)))},
       threads_(threads_of_rank(config, hardware, world_.of_node)),
       table_(parameter_table(config, model)),
       kernels_(device_, on_gpu() ? device_.cores : threads_),
@@ -122,6 +126,14 @@ double CostModel::pass_s(const schedule::Schedule& schedule, const schedule::Ins
   const schedule::PartMask remade =
       schedule::saved_parts_written(schedule, pass, layer.saves(batch_, kernels_));
   return pass_s(pass.unit, pass.op, remade, makes_output);
+}
+
+double CostModel::unit_s(std::int32_t unit) {
+  const model::Unit& of = model_.units()[static_cast<std::size_t>(unit)];
+  double seconds = pass_s(unit, of.is_head ? schedule::Op::kLoss : schedule::Op::kForward, 0, true) +
+                   pass_s(unit, schedule::Op::kBackwardWeight, 0, true);
+  if (of.has_input) seconds += pass_s(unit, schedule::Op::kBackwardInput, 0, true);
+  return seconds;
 }
 
 double CostModel::recompute_s(const schedule::Recomputation& recompute) {
@@ -292,6 +304,9 @@ double CostModel::instruction_s(const schedule::Schedule& schedule,
     case schedule::Op::kAllReduce:
     case schedule::Op::kAllToAll:
       return collective_s(schedule, instruction);
+    case schedule::Op::kSendForward:
+    case schedule::Op::kSendBackward:
+      return world_.links.message_s(world_.ranks, static_cast<double>(instruction.bytes));
     case schedule::Op::kRelease:
       return 0.0;
     default:
@@ -405,7 +420,9 @@ schedule::SimulationModel CostModel::simulation_model() const {
   use(schedule::Lane::kStorageRead, 0.1);
   use(schedule::Lane::kStorageWrite, 0.1);
   // A transfer over TCP keeps a core busy for a fifth of its time, as measured on the loopback.
-  if (!on_gpu() && world_.ranks > 1) use(schedule::Lane::kComm, 0.2);
+  if (!on_gpu() && world_.ranks > 1) {
+    for (const schedule::Lane lane : {schedule::Lane::kComm, schedule::Lane::kSend}) use(lane, 0.2);
+  }
   model.storage_read_bytes_per_s = hardware_.storage_read_bytes_per_s / world_.of_node;
   model.storage_write_bytes_per_s = hardware_.storage_write_bytes_per_s / world_.of_node;
   model.storage_overlap = hardware_.storage_overlap;

@@ -42,12 +42,14 @@ class CostModel {
  public:
   // All arguments must outlive it. config.train.threads = 0 stands for the profile's cores. For
   // memory.backend = "cuda" the device's figures are hardware.gpu, or those of a small GPU.
-  // config.parallel.data ranks share the cores and the storage of a node, and the links between them.
+  // The ranks of config.parallel share the cores and the storage of a node, and the links between them.
   CostModel(const config::Config& config, const model::Model& model, const model::BatchShape& batch,
             const HardwareProfile& hardware);
 
   const RankLinks& links() const { return world_.links; }
   StepRates rates();
+  // All passes of one micro-batch through the unit.
+  double unit_s(std::int32_t unit);
   // Of one micro-batch.
   double recompute_s(const schedule::Recomputation& recompute);
   // For one micro-batch and unit; includes the output if all parts are made.

@@ -28,7 +28,10 @@ constexpr int kLookback = 64;
 class Walk {
  public:
   Walk(const schedule::Schedule& schedule, const std::vector<InstructionTimes>& times)
-      : schedule_(schedule), times_(times), before_(times.size(), kNoId) {
+      : schedule_(schedule),
+        times_(times),
+        before_(times.size(), kNoId),
+        waits_for_ranks_(schedule::world_ranks_of(schedule) > 1) {
     std::array<InstructionId, schedule::kLaneCount> last;
     last.fill(kNoId);
     for (const Instruction& instruction : schedule.instructions) {
@@ -45,6 +48,11 @@ class Walk {
     // Each step goes to an earlier instruction of the list.
     while (at != kNoId) {
       at = holder(at);
+      // Nothing of this rank runs while it waits for the message of another.
+      if (waits_for_ranks_ && times_[at].retired_s < now_s) {
+        path.seconds[static_cast<std::size_t>(Resource::kComm)] += now_s - times_[at].retired_s;
+        now_s = times_[at].retired_s;
+      }
       const double begin_s = std::min(now_s, times_[at].begin_s);
       const Instruction& instruction = schedule_.instructions[at];
       path.seconds[static_cast<std::size_t>(resource_of(instruction.lane))] += now_s - begin_s;
@@ -123,6 +131,7 @@ class Walk {
   const schedule::Schedule& schedule_;
   const std::vector<InstructionTimes>& times_;
   std::vector<InstructionId> before_;  // the instruction before it in its lane
+  bool waits_for_ranks_;
 };
 
 }  // namespace

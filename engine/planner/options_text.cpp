@@ -75,7 +75,7 @@ constexpr std::array<std::string_view, 2> kOrders{"microbatch", "unit"};
 constexpr std::array<std::string_view, 2> kSums{"in_order", "ring"};
 constexpr std::array<std::string_view, 4> kUpdates{"after_backward", "in_backward", "next_forward",
                                                    "speculative"};
-constexpr std::size_t kOtherKeys = 5;  // order, sum, update, recompute, saved
+constexpr std::size_t kOtherKeys = 6;  // order, sum, update, recompute, saved, stages
 constexpr std::size_t kKeys =
     std::size(kCounts) + std::size(kSizes) + std::size(kFlags) + std::size(kTierLists) + kOtherKeys;
 
@@ -158,6 +158,21 @@ std::vector<schedule::UnitRecompute> recompute_units(const json& object) {
   return units;
 }
 
+// The end of each stage. Stages have at least one unit each, and cover the model.
+std::vector<schedule::UnitRange> stage_ranges(const json& object, std::size_t units) {
+  constexpr const char* kKey = "stages";
+  std::vector<schedule::UnitRange> stages;
+  std::int32_t begin = 0;
+  for (const json& entry : list(object, kKey, units)) {
+    stages.push_back({begin, count(entry, kKey, begin + 1)});
+    begin = stages.back().end;
+  }
+  if (!stages.empty() && static_cast<std::size_t>(begin) != units) {
+    refuse(kKey, "must end at " + std::to_string(units) + ", the number of units");
+  }
+  return stages;
+}
+
 // Lists by unit agree on the number of units, and numbers that divide others do.
 void check_consistent(const StepOptions& options) {
   const std::size_t units = options.placement.weight.size();
@@ -193,6 +208,8 @@ std::string options_text(const StepOptions& options) {
   for (const schedule::UnitRecompute& unit : options.recompute.units) {
     recompute.push_back({unit.parts, unit.output_run, unit.parts_run});
   }
+  json& stages = object["stages"] = json::array();
+  for (const schedule::UnitRange& stage : options.stages) stages.push_back(stage.end);
   json& saved = object["saved"] = json::array();
   for (const std::vector<Tier>& parts : options.placement.saved) saved.push_back(letters_of(parts));
   return object.dump();
@@ -228,6 +245,7 @@ StepOptions options_from_text(const std::string& text) {
   for (const json& parts : list(object, "saved", kMostUnits)) {
     options.placement.saved.push_back(tiers(parts, "saved", schedule::kMostParts));
   }
+  options.stages = stage_ranges(object, options.placement.weight.size());
   // All keys were found, so a longer object has one that is unknown.
   if (object.size() != kKeys) throw InputError("step options: there is a key that is unknown");
   check_consistent(options);

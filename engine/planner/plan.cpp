@@ -12,20 +12,20 @@
 #include "engine/checkpoint/model_state.hpp"
 #include "engine/config/shapes.hpp"
 #include "engine/parallel/partition.hpp"
+#include "engine/parallel/stages.hpp"
 #include "engine/planner/candidates.hpp"
 #include "engine/planner/cost_model.hpp"
 #include "engine/planner/footprint.hpp"
 #include "engine/planner/outlook.hpp"
+#include "engine/planner/pipeline_choice.hpp"
+#include "engine/planner/pipeline_search.hpp"
 #include "engine/planner/policy_search.hpp"
+#include "engine/planner/rank_plans.hpp"
 #include "engine/planner/rank_settings.hpp"
 #include "engine/planner/search.hpp"
 #include "engine/planner/step_size.hpp"
 #include "engine/planner/unit_need.hpp"
 #include "engine/runtime/durable_state.hpp"
-#include "engine/runtime/state_store.hpp"
-#include "engine/schedule/check/validate.hpp"
-#include "engine/schedule/compile/generate.hpp"
-#include "engine/schedule/merge.hpp"
 
 namespace sluice::planner {
 namespace {
@@ -43,7 +43,7 @@ std::uint64_t log_bytes(const config::Config& config, const schedule::StepModel&
   std::vector<std::string> paths = config.memory.storage_paths;
   paths.push_back(config.checkpoint.dir);
   // Homes of shards have a line more.
-  const std::size_t lines = model.view.is_alone() ? 1 : 2;
+  const std::size_t lines = ranks_of(model) == 1 ? 1 : 2;
   return offload::StateLog::file_bytes(runtime::state_record_bytes(
       lines * model.units.size() * kStateKindCount, config::result_settings(config), paths));
 }
@@ -52,8 +52,7 @@ std::uint64_t log_bytes(const config::Config& config, const schedule::StepModel&
 std::array<TierBytes, kStateKindCount> kind_bytes(const schedule::Schedule& training) {
   std::array<TierBytes, kStateKindCount> bytes{};
   for (const schedule::Buffer& buffer : training.buffers) {
-    if (buffer.persistent && buffer.role == schedule::BufferRole::kState && !buffer.log_copy &&
-        buffer.shadow_of == schedule::kNoId) {
+    if (is_state_home(buffer)) {
       bytes[static_cast<std::size_t>(buffer.kind)][static_cast<std::size_t>(buffer.tier)] +=
           buffer.bytes;
     }
@@ -79,6 +78,7 @@ Plan finish_plan(Compiled compiled, const schedule::StepModel& step, const model
   Plan plan;
   plan.options = std::move(compiled.options);
   plan.view = step.view;
+  plan.pipeline = step.pipeline;
   plan.schedules = std::move(compiled.schedules);
   const auto moved = [&](StepKind kind) { return schedule::link_bytes(plan.schedules[kind]); };
   if (plan.speculates()) {
@@ -121,7 +121,7 @@ void add_verbs(Plan& plan, const config::Config& config, const model::Model& mod
                              (converts ? checkpoint::huggingface_bytes(model.shape(), weight) : 0);
   }
   plan.verb_peaks = verb_peaks(plan.schedules, plan.options, plan.need,
-                               converts && config.checkpoint.final, plan.view);
+                               converts && config.checkpoint.final, plan.view, plan.pipeline);
 }
 
 }  // namespace
@@ -132,19 +132,6 @@ std::uint64_t Plan::state_bytes_of(StateKind kind) const {
   return std::accumulate(by_tier.begin(), by_tier.end(), std::uint64_t{0});
 }
 
-namespace {
-
-// A breach is a mistake in the passes that made the schedule, never the user's. So it is an
-// internal error, thrown before any memory or file is touched.
-void check_schedule(const schedule::Schedule& schedule, const TierBytes& budgets) {
-  const std::vector<std::string> problems = schedule::validate(schedule, budgets);
-  if (problems.empty()) return;
-  throw InternalError("internal error: the schedule breaks a rule: " + problems.front() +
-                      "; nothing was changed; please report this with the configuration");
-}
-
-}  // namespace
-
 void check_schedules(const schedule::StepSchedules& schedules, const schedule::StepOptions& options,
                      const TierBytes& budgets) {
   for (const schedule::Schedule* schedule : schedules.of(options)) {
@@ -154,82 +141,51 @@ void check_schedules(const schedule::StepSchedules& schedules, const schedule::S
 
 namespace {
 
+// The step of the first rank, before its pipeline is cut into stages.
 schedule::StepModel step_model_of(const config::Config& config, const model::Model& model,
                                   const kernels::Kernels& kernels,
-                                  const kernels::Kernels* host_kernels, std::int32_t rank = 0) {
+                                  const kernels::Kernels* host_kernels) {
   schedule::StepModel step =
       make_step_model(model, batch_shape(config), parameter_table(config, model), kernels,
                       host_kernels == nullptr ? kernels : *host_kernels);
   const auto ranks = static_cast<std::int32_t>(config.parallel.data);
   step.view = config.parallel.server
-                  ? parallel::make_server_view(step, rank, ranks)
-                  : parallel::make_rank_view(step, rank, ranks,
+                  ? parallel::make_server_view(step, 0, ranks)
+                  : parallel::make_rank_view(step, 0, ranks,
                                              static_cast<std::int32_t>(config.parallel.zero));
   return step;
 }
 
-schedule::StepModel of_rank(schedule::StepModel step, std::int32_t rank) {
-  step.view.rank = rank;
-  return step;
+void cut_into_stages(schedule::StepModel& step, const config::Config& config, CostModel& costs) {
+  if (config.parallel.pipeline == 1) return;
+  schedule::PipelineOrder order = choose_order(config);
+  std::vector<schedule::UnitRange> stages =
+      choose_stages(config, order, step.units.size(), costs);
+  step.pipeline = parallel::make_stage_view(order, std::move(stages), 0);
 }
 
-// The same step of one rank of each other size of shards.
-std::vector<schedule::StepModel> other_ranks(const schedule::StepModel& step) {
-  std::vector<schedule::StepModel> others;
-  for (const std::int32_t rank : parallel::ranks_of_each_size(step.view)) {
-    if (rank > 0) others.push_back(of_rank(step, rank));
+// Proves the schedules of the choice, and makes the plan of them.
+Plan settle_plan(Compiled fastest, const schedule::StepModel& step, const config::Config& config,
+                 const model::Model& model, const HardwareProfile& hardware, CostModel& costs) {
+  costs.apply(fastest.schedules[StepKind::kRedo]);
+  std::vector<RankFigures> ranks;
+  if (ranks_of(step) == 1) {
+    check_schedules(fastest.schedules, fastest.options, budgets_of(config));
+  } else {
+    ranks = check_ranks(step, fastest, budgets_of(config), costs);
   }
-  return others;
+  Plan plan = finish_plan(std::move(fastest), step, model, hardware, costs.simulation_model());
+  plan.ranks = std::move(ranks);
+  add_verbs(plan, config, model);
+  return plan;
 }
 
-std::uint64_t state_bytes(const schedule::Schedule& training) {
-  std::uint64_t sum = 0;
-  for (const TierBytes& tiers : kind_bytes(training)) {
-    sum = std::accumulate(tiers.begin(), tiers.end(), sum);
-  }
-  return sum;
-}
-
-RankFigures figures_of(const schedule::Schedule& training) {
-  RankFigures figures;
-  figures.rank = training.first_rank;
-  figures.sent = sent_bytes(training);
-  const auto comm = static_cast<std::size_t>(schedule::Lane::kComm);
-  figures.received_bytes = schedule::message_bytes(training, 0)[comm].received;
-  figures.state_bytes = state_bytes(training);
-  return figures;
-}
-
-// Proves the steps of a world with these schedules on rank 0, and returns the figures of each of
-// its ranks. One kind of step at a time, since the lists of all ranks take memory.
-std::vector<RankFigures> check_ranks(const schedule::StepModel& step, const Compiled& first,
-                                     const TierBytes& budgets) {
-  const auto ranks = static_cast<std::size_t>(step.view.ranks);
-  std::vector<RankFigures> figures(ranks);
-  std::vector<runtime::MemoryNeed> needs(ranks);
-  for (const StepKind kind : schedule::kStepKinds) {
-    if (!schedule::has_step(first.options, kind)) continue;
-    std::vector<schedule::Schedule> lists{first.schedules[kind]};
-    for (std::int32_t rank = 1; rank < step.view.ranks; ++rank) {
-      lists.push_back(schedule::compile(of_rank(step, rank), first.options, kind));
-    }
-    for (std::size_t rank = 0; rank < ranks; ++rank) {
-      const std::array<const schedule::Schedule*, 1> list{&lists[rank]};
-      const auto need = runtime::memory_need(list, runtime::StateStore::kWindowBytes);
-      if (kind == StepKind::kTraining) {
-        needs[rank] = need;
-        figures[rank] = figures_of(lists[rank]);
-      } else {
-        needs[rank].include(need);
-      }
-    }
-    check_schedule(schedule::merge(lists), budgets);
-  }
-  for (std::size_t rank = 0; rank < ranks; ++rank) {
-    needs[rank].log_bytes = first.need.log_bytes;
-    figures[rank].peak_bytes = needs[rank].peak_bytes();
-  }
-  return figures;
+// A refusal names the unit that no plan can hold.
+Refusal with_largest_unit(Refusal refusal, const config::Config& config,
+                          const schedule::StepModel& step) {
+  UnitNeed largest = largest_unit_need(step, config.memory.chunk_bytes);
+  if (largest.device_bytes > budgets_of(config).front()) refusal.too_large = std::move(largest);
+  return refusal;
 }
 
 }  // namespace
@@ -239,11 +195,15 @@ double least_step_s(const config::Config& given, const model::Model& model,
                     const kernels::Kernels* host_kernels) {
   const config::Config config = with_places_of_stage(given);
   const model::BatchShape batch = batch_shape(config);
-  const schedule::StepModel step_model = step_model_of(config, model, kernels, host_kernels);
+  schedule::StepModel step_model = step_model_of(config, model, kernels, host_kernels);
   const TierBytes budgets = budgets_of(config);
   CostModel costs(config, model, batch, hardware);
+  cut_into_stages(step_model, config, costs);
   std::vector<CandidateGroup> groups = plan_candidates(config, step_model);
   if (groups.empty()) return 0;
+  if (!step_model.pipeline.is_alone()) {
+    return least_pipeline_s(step_model, groups.front().front(), costs);
+  }
   Trials trials(step_model, costs, 0);
   return Search(config, step_model, budgets, costs, trials, std::move(groups)).least_step_s();
 }
@@ -254,7 +214,13 @@ Plan plan_rank(const config::Config& config, const model::Model& model,
                const kernels::Kernels* host_kernels) {
   check_rank_counts(config);
   const model::BatchShape batch = batch_shape(config);
-  const schedule::StepModel step = step_model_of(config, model, kernels, host_kernels, rank);
+  schedule::StepModel step = step_model_of(config, model, kernels, host_kernels);
+  if (config.parallel.pipeline > 1) {
+    schedule::PipelineOrder order = choose_order(config);
+    check_stages(options.stages, order, step.units.size());
+    step.pipeline = parallel::make_stage_view(order, options.stages, 0);
+  }
+  step = step_of_rank(std::move(step), rank);
   check_options(options, config, step);
   CostModel costs(config, model, batch, hardware);
   const Trials trials(step, costs, log_bytes(config, step));
@@ -275,10 +241,19 @@ std::variant<Plan, Refusal> make_plan(const config::Config& given, const model::
   check_rank_counts(given);
   const config::Config config = with_places_of_stage(given);
   const model::BatchShape batch = batch_shape(config);
-  const schedule::StepModel step_model = step_model_of(config, model, kernels, host_kernels);
+  schedule::StepModel step_model = step_model_of(config, model, kernels, host_kernels);
   const TierBytes budgets = budgets_of(config);
   CostModel costs(config, model, batch, hardware);
-  std::vector<CandidateGroup> groups = plan_candidates(config, step_model);
+  cut_into_stages(step_model, config, costs);
+  const bool is_pipeline = !step_model.pipeline.is_alone();
+  std::vector<CandidateGroup> groups =
+      is_pipeline ? pipeline_candidates(config, step_model, step_model.pipeline.units)
+                  : plan_candidates(config, step_model);
+  if (groups.empty() && is_pipeline && !plan_candidates(config, step_model).empty()) {
+    throw InputError(
+        "checkpoint.mode = \"durable\" with a pipeline and tied embeddings needs weights that are "
+        "not on storage; set memory.place.weight = \"pinned\" or \"device\"");
+  }
   if (groups.empty()) {
     throw InputError(
         "memory.place.optimizer = \"device\" needs memory.place.weight and "
@@ -298,26 +273,23 @@ std::variant<Plan, Refusal> make_plan(const config::Config& given, const model::
                      (config.train.batch > 0 ? "train.batch" : "train.accumulate") +
                      " or model.layers");
   }
-  Trials trials(step_model, costs, log_bytes(config, step_model), other_ranks(step_model));
+  Trials trials(step_model, costs, log_bytes(config, step_model), other_ranks(step_model),
+                ranks_of_pipeline(step_model));
+  if (is_pipeline) {
+    auto found = search_pipeline(config, step_model, budgets, trials, std::move(groups));
+    if (auto* refusal = std::get_if<Refusal>(&found)) {
+      return with_largest_unit(std::move(*refusal), config, step_model);
+    }
+    Plan plan = settle_plan(std::move(std::get<Compiled>(found)), step_model, config, model,
+                            hardware, costs);
+    plan.bound_s = least_pipeline_s(step_model, plan.options, costs);
+    return plan;
+  }
   Search search(config, step_model, budgets, costs, trials, std::move(groups));
-  if (!search.fits()) {
-    Refusal refusal = search.refusal();
-    UnitNeed largest = largest_unit_need(step_model, config.memory.chunk_bytes);
-    if (largest.device_bytes > budgets.front()) refusal.too_large = std::move(largest);
-    return refusal;
-  }
-  Compiled fastest = search_policies(search, config, step_model, budgets, costs, trials);
-  costs.apply(fastest.schedules[StepKind::kRedo]);
-  std::vector<RankFigures> ranks;
-  if (step_model.view.is_alone()) {
-    check_schedules(fastest.schedules, fastest.options, budgets);
-  } else {
-    ranks = check_ranks(step_model, fastest, budgets);
-  }
+  if (!search.fits()) return with_largest_unit(search.refusal(), config, step_model);
   Plan plan =
-      finish_plan(std::move(fastest), step_model, model, hardware, costs.simulation_model());
-  plan.ranks = std::move(ranks);
-  add_verbs(plan, config, model);
+      settle_plan(search_policies(search, config, step_model, budgets, costs, trials), step_model,
+                  config, model, hardware, costs);
   plan.bound_s = search.bound_s();
   plan.tried = search.tried();
   return plan;

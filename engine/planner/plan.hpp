@@ -27,7 +27,12 @@ namespace sluice::planner {
 
 struct Plan {
   schedule::StepOptions options;
-  schedule::RankView view;         // whose step it is
+  // Whose step it is: among data-parallel ranks, and in a pipeline.
+  schedule::RankView view;
+  schedule::StageView pipeline;
+  std::int32_t world_ranks() const { return view.ranks * pipeline.ranks(); }
+  std::int32_t world_rank() const { return schedule::world_rank(view, pipeline.rank, view.rank); }
+  bool is_alone() const { return world_ranks() == 1; }
   std::vector<RankFigures> ranks;  // of a plan for several ranks, by rank; plan_rank: this one's
   schedule::StepSchedules schedules;
   const schedule::Schedule& training() const { return schedules[schedule::StepKind::kTraining]; }
@@ -66,9 +71,9 @@ struct Plan {
 // Deterministic in its arguments. kernels: the device's. host_kernels: the optimizer lane's, if
 // they differ. Every schedule of the plan has passed validate().
 //
-// With several ranks (config.parallel.data) the plan is that of rank 0, which has the largest shards.
-// Its options fit the budgets of every rank, and the merged schedules of all ranks have passed
-// validate().
+// With several ranks (config.parallel.data and pipeline) the plan is that of rank 0. Of the ranks of its
+// stage it has the largest shards. Its options fit the budgets of every rank, and the merged
+// schedules of all ranks have passed validate(). With a pipeline the simulation is that of all ranks.
 // Throws InputError if no schedule exists for the placement or the ranks cannot divide the step,
 // InternalError if a schedule breaks a rule.
 std::variant<Plan, Refusal> make_plan(const config::Config& config, const model::Model& model,
@@ -83,7 +88,7 @@ double least_step_s(const config::Config& config, const model::Model& model,
                     const kernels::Kernels* host_kernels = nullptr);
 
 // The plan of one rank of a world with the step options that rank 0 chose. No bound, and no search.
-// rank: below config.parallel.data. Its schedules are a part of the world's, which make_plan() has
+// rank: of the world. Its schedules are a part of the world's, which make_plan() has
 // proved on rank 0. Throws InputError if the options are not of this configuration.
 Plan plan_rank(const config::Config& config, const model::Model& model,
                const kernels::Kernels& kernels, const HardwareProfile& hardware,

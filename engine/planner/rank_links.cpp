@@ -39,6 +39,12 @@ double RankLinks::collective_s(std::int32_t ranks, double bytes) const {
   return messages_s(ranks, {near, far, near * each, far * each});
 }
 
+double RankLinks::message_s(std::int32_t ranks, double bytes) const {
+  const std::int32_t local = ranks_of_node(ranks);
+  const double near = latency_s + bytes / bytes_per_s;
+  return local == ranks ? near : std::max(near, network_latency_s + bytes / network_bytes_per_s);
+}
+
 double RankLinks::byte_s(std::int32_t ranks) const {
   if (ranks < 2) return 0;
   RankLinks fast = *this;

@@ -1,4 +1,4 @@
-// The links between data-parallel ranks, as a plan prices their collectives.
+// The links between ranks, as a plan prices their collectives and messages.
 #pragma once
 
 #include <cstdint>
@@ -37,6 +37,9 @@ struct RankLinks {
   // The duration of a collective in which a rank moves so many bytes in the busier direction, evenly
   // from or to all others. One message for each of them goes out after the other.
   double collective_s(std::int32_t ranks, double bytes) const;
+  // The duration of one message between neighbours of `ranks` ranks, on the slowest link that any two
+  // neighbours have.
+  double message_s(std::int32_t ranks, double bytes) const;
   // The same for one byte of a very large collective.
   double byte_s(std::int32_t ranks) const;
 };

@@ -21,8 +21,12 @@ bool all_on_device(const std::vector<Tier>& tiers) {
 }  // namespace
 
 void check_rank_counts(const config::Config& config) {
-  if (config.parallel.data > kMostPlannedRanks) {
-    throw InputError("parallel.data is " + std::to_string(config.parallel.data) +
+  if (config.parallel.data * config.parallel.pipeline > kMostPlannedRanks) {
+    const std::string stages =
+        config.parallel.pipeline == 1
+            ? std::string()
+            : " and parallel.pipeline " + std::to_string(config.parallel.pipeline);
+    throw InputError("parallel.data is " + std::to_string(config.parallel.data) + stages +
                      ", and a plan proves the steps of at most " +
                      std::to_string(kMostPlannedRanks) + " ranks in this version");
   }

@@ -100,8 +100,9 @@ RankLinks::Messages node_messages(const schedule::StepModel& model, std::int32_t
 SentBytes sent_bytes(const schedule::Schedule& list) {
   SentBytes sent;
   for (const schedule::Instruction& instruction : list.instructions) {
-    if (instruction.lane != schedule::Lane::kComm) continue;
     if (instruction.op == schedule::Op::kRelease) continue;
+    if (instruction.lane == schedule::Lane::kSend) sent.activations += instruction.bytes;
+    if (instruction.lane != schedule::Lane::kComm) continue;
     const auto& uses = instruction.reads.empty() ? instruction.writes : instruction.reads;
     if (uses.empty()) continue;
     const schedule::Buffer& buffer = list.buffers[uses.front().buffer];

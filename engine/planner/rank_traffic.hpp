@@ -1,5 +1,5 @@
-// The bytes that a data-parallel rank exchanges with others in one step (docs/design/ranks.md):
-// counted in a schedule, or by formula before there is one.
+// The bytes that a rank exchanges with others in one step (docs/design/ranks.md): counted in a schedule,
+// or, between data-parallel ranks, by formula before there is one.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,9 @@ namespace sluice::planner {
 struct SentBytes {
   std::uint64_t gradients = 0;
   std::uint64_t weights = 0;
-  std::uint64_t norm = 0;  // partials
+  std::uint64_t norm = 0;         // partials
+  std::uint64_t activations = 0;  // between stages: outputs, and their gradients
+  // In collectives.
   std::uint64_t total() const { return gradients + weights + norm; }
   bool operator==(const SentBytes&) const = default;
 };
@@ -25,9 +27,15 @@ SentBytes sent_bytes(const schedule::Schedule& list);
 struct RankFigures {
   std::int32_t rank = 0;
   SentBytes sent;
-  std::uint64_t received_bytes = 0;
+  std::uint64_t received_bytes = 0;         // in collectives
+  std::uint64_t received_stages_bytes = 0;  // from other stages
   std::uint64_t state_bytes = 0;
   TierBytes peak_bytes{};
+  // Pipelines only. Of one simulated step: the time from the rank's first pass to the end of its
+  // last, and the part of it in which it computes.
+  double span_s = 0;
+  double compute_s = 0;
+  double bubble_s() const { return span_s - compute_s; }
 };
 
 // The formulas. All are zero for a rank that is alone. Of what a rank sends and receives the larger

@@ -17,6 +17,7 @@
 #include "engine/schedule/compile/pack.hpp"
 #include "engine/schedule/compile/rank_share.hpp"
 #include "engine/schedule/compile/step_builder.hpp"
+#include "engine/schedule/merge.hpp"
 
 namespace sluice::planner {
 namespace {
@@ -53,6 +54,7 @@ std::string key_of(const schedule::StepOptions& options) {
   add(options.carried_units);
   add(options.exchange_lag);
   add(options.shares_device);
+  for (const schedule::UnitRange& stage : options.stages) add(stage.end);
   const auto add_all = [&](const std::vector<Tier>& tiers) {
     for (const Tier tier : tiers) add(tier);
     key.push_back('|');
@@ -137,6 +139,7 @@ const Trial& Trials::coarse(const schedule::StepOptions& options) {
 }
 
 const TierBytes& Trials::coarse_need(const schedule::StepOptions& options) {
+  if (!pipeline_.empty()) return exact_need(options);
   const auto [found, fresh] = known_needs_.try_emplace(key_of(options));
   if (fresh) found->second = measure_need(options);
   return found->second;
@@ -199,7 +202,26 @@ TierBytes Trials::measure_need(const schedule::StepOptions& options) const {
   return need_of_all(options, need_of(training), few, kEffort);
 }
 
+schedule::Schedule Trials::priced_world(const schedule::StepOptions& options) const {
+  std::vector<schedule::Schedule> lists;
+  for (const schedule::StepModel& rank : pipeline_) {
+    lists.push_back(schedule::compile(rank, options, schedule::StepKind::kTraining));
+  }
+  schedule::Schedule world = schedule::merge(lists);
+  costs_.apply(world);
+  return world;
+}
+
+Trial Trials::measure_pipeline(const schedule::StepOptions& options) {
+  Trial trial{exact_need(options), 0};
+  const schedule::Schedule world = priced_world(options);
+  instructions_ += world.instructions.size();
+  trial.seconds = schedule::simulate(world, costs_.simulation_model()).total_s;
+  return trial;
+}
+
 Trial Trials::measure(const schedule::StepOptions& options) {
+  if (!pipeline_.empty()) return measure_pipeline(options);
   constexpr auto kEffort = packing::PackingEffort::kCoarse;
   const bool by_unit = options.order == schedule::ComputeOrder::kUnit;
   const std::int32_t few =
@@ -271,8 +293,20 @@ Compiled Trials::exact(const schedule::StepOptions& options) const {
 void Trials::simulate(Compiled& compiled) const {
   schedule::Schedule& training = compiled.schedules[schedule::StepKind::kTraining];
   costs_.apply(training);
+  if (pipeline_.empty()) {
+    compiled.simulation =
+        schedule::simulate(training, costs_.simulation_model(), nullptr, 0, &compiled.times);
+    return;
+  }
+  const schedule::Schedule world = priced_world(compiled.options);
+  std::vector<schedule::InstructionTimes> times;
   compiled.simulation =
-      schedule::simulate(training, costs_.simulation_model(), nullptr, 0, &compiled.times);
+      schedule::simulate(world, costs_.simulation_model(), nullptr, 0, &times);
+  // The merge keeps the order of each rank's list.
+  compiled.times.clear();
+  for (const schedule::Instruction& instruction : world.instructions) {
+    if (instruction.rank == 0) compiled.times.push_back(times[instruction.id]);
+  }
 }
 
 }  // namespace sluice::planner

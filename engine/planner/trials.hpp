@@ -5,7 +5,8 @@
 // Times and bytes of the missing micro-batches are added. An exact trial confirms a coarse one
 // before a plan is taken.
 //
-// With several ranks one is tried, the one with the largest shards. Exact needs are those of all.
+// With several ranks one is tried, the one with the largest shards. Exact needs are those of all. The
+// ranks of a pipeline wait for each other, so their trials are exact, and simulate all of them.
 #pragma once
 
 #include <cstdint>
@@ -42,10 +43,16 @@ struct Trial {
 class Trials {
  public:
   // model and costs must outlive it. log_bytes: the size of a durable run's log of commits; 0 for
-  // other runs. other_ranks: the same step of one rank of each other size of shards.
+  // other runs. other_ranks: the same step of one rank of each other size of shards, and in a
+  // pipeline of each stage. pipeline: the step of every rank, by number; empty: there is none.
   Trials(const schedule::StepModel& model, CostModel& costs, std::uint64_t log_bytes,
-         std::vector<schedule::StepModel> other_ranks = {})
-      : model_(model), costs_(costs), log_bytes_(log_bytes), other_ranks_(std::move(other_ranks)) {}
+         std::vector<schedule::StepModel> other_ranks = {},
+         std::vector<schedule::StepModel> pipeline = {})
+      : model_(model),
+        costs_(costs),
+        log_bytes_(log_bytes),
+        other_ranks_(std::move(other_ranks)),
+        pipeline_(std::move(pipeline)) {}
 
   // The need is up to a few percent above the exact one, since packings are coarse too.
   const Trial& coarse(const schedule::StepOptions& options);
@@ -64,6 +71,8 @@ class Trials {
 
  private:
   Trial measure(const schedule::StepOptions& options);
+  Trial measure_pipeline(const schedule::StepOptions& options);
+  schedule::Schedule priced_world(const schedule::StepOptions& options) const;
   TierBytes measure_need(const schedule::StepOptions& options) const;
   // rounds: the micro-batches of each rank.
   schedule::Schedule coarse_step(const schedule::StepOptions& options, std::int32_t rounds) const;
@@ -80,6 +89,7 @@ class Trials {
   CostModel& costs_;
   std::uint64_t log_bytes_;
   std::vector<schedule::StepModel> other_ranks_;
+  std::vector<schedule::StepModel> pipeline_;
   std::uint64_t instructions_ = 0;
   std::map<std::string, Trial> known_;
   std::map<std::string, TierBytes> known_needs_;

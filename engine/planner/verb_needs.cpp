@@ -40,7 +40,8 @@ MemoryNeed need_of(const schedule::StepSchedules& schedules, const schedule::Ste
 }  // namespace
 
 VerbPeaks verb_peaks(const schedule::StepSchedules& schedules, const schedule::StepOptions& options,
-                     const MemoryNeed& whole, bool converts, const schedule::RankView& view) {
+                     const MemoryNeed& whole, bool converts, const schedule::RankView& view,
+                     const schedule::StageView& pipeline) {
   const schedule::Schedule& training = schedules[StepKind::kTraining];
   const std::uint64_t homes_end = runtime::persistent_pinned_bytes(training);
   const MemoryNeed resting = runtime::resting_need(training);
@@ -53,7 +54,8 @@ VerbPeaks verb_peaks(const schedule::StepSchedules& schedules, const schedule::S
   const bool all = passes_window(training, [](StateKind kind) {
     return kind != StateKind::kGradient;  // made anew by each step
   });
-  const bool weights = view.shards_weights() || passes_window(training, [](StateKind kind) {
+  const bool has_stages = !pipeline.is_alone();
+  const bool weights = view.shards_weights() || has_stages || passes_window(training, [](StateKind kind) {
                          return kind == StateKind::kWeight;
                        });
   VerbPeaks peaks{};
@@ -68,7 +70,7 @@ VerbPeaks verb_peaks(const schedule::StepSchedules& schedules, const schedule::S
       need.include(
           moves_state(converts, checkpoint::export_piece_bytes(whole.pinned_bytes - homes_end)));
     } else {
-      const bool gathers = verb == Verb::kSave && view.shards_optimizer();
+      const bool gathers = verb == Verb::kSave && (view.shards_optimizer() || has_stages);
       need.include(moves_state(all || gathers, window));
     }
     need.log_bytes = whole.log_bytes;

@@ -18,6 +18,7 @@
 
 #include "engine/planner/tier_bytes.hpp"
 #include "engine/runtime/run_memory.hpp"
+#include "engine/schedule/compile/stage_view.hpp"
 #include "engine/schedule/compile/step_kind.hpp"
 #include "engine/schedule/rank_view.hpp"
 
@@ -61,10 +62,10 @@ constexpr Verb verb_of(schedule::StepKind kind) {
 // By verb.
 using VerbPeaks = std::array<TierBytes, kVerbCount>;
 
-// whole: the need of the run. converts: the export also makes the directory for transformers. view:
-// of the rank; it gathers shards through the I/O window.
+// whole: the need of the run. converts: the export also makes the directory for transformers. view and
+// pipeline: of the rank; it gathers shards, and the state of other stages, through the I/O window.
 VerbPeaks verb_peaks(const schedule::StepSchedules& schedules, const schedule::StepOptions& options,
                      const runtime::MemoryNeed& whole, bool converts,
-                     const schedule::RankView& view);
+                     const schedule::RankView& view, const schedule::StageView& pipeline);
 
 }  // namespace sluice::planner

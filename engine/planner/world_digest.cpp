@@ -6,6 +6,7 @@
 #include "base/digest.hpp"
 #include "base/posix_file.hpp"
 #include "engine/planner/options_text.hpp"
+#include "engine/schedule/orders/order_csv.hpp"
 
 namespace sluice::planner {
 namespace {
@@ -19,13 +20,16 @@ void add_signed(Digest& digest, std::int32_t value) {
   digest.update_u64(static_cast<std::uint64_t>(static_cast<std::int64_t>(value)));
 }
 
-void add_collectives(Digest& digest, const schedule::Schedule& list) {
+void add_groups(Digest& digest, const schedule::Schedule& list) {
   digest.update_u64(list.groups.size());
   for (const schedule::Group& group : list.groups) {
     digest.update_u64(static_cast<std::uint64_t>(group.dimension));
     digest.update_u64(group.ranks.size());
     for (const std::int32_t rank : group.ranks) add_signed(digest, rank);
   }
+}
+
+void add_collectives(Digest& digest, const schedule::Schedule& list) {
   for (const schedule::Instruction& instruction : list.instructions) {
     if (!is_collective(instruction.op)) continue;
     digest.update_u64(static_cast<std::uint64_t>(instruction.op));
@@ -47,10 +51,13 @@ std::string world_digest(const Plan& plan, const config::Config& config) {
   add_signed(digest, plan.view.ranks);
   add_signed(digest, plan.view.zero_stage);
   digest.update_text(options_text(plan.options));
+  digest.update_text(schedule::order_to_csv(plan.pipeline.order));
   for (const schedule::StepKind kind : schedule::kStepKinds) {
     if (!schedule::has_step(plan.options, kind)) continue;
     digest.update_u64(static_cast<std::uint64_t>(kind));
-    add_collectives(digest, plan.schedules[kind]);
+    add_groups(digest, plan.schedules[kind]);
+    // The ranks of different stages have lists of their own, which follow from the order and the cut.
+    if (plan.pipeline.is_alone()) add_collectives(digest, plan.schedules[kind]);
   }
   return digest.finish().hex();
 }

@@ -33,16 +33,40 @@ std::size_t most_parts(const Parts& parts) {
 }  // namespace
 
 void CollectiveRunner::run(const Program& program, const schedule::Instruction& instruction) {
-  const auto ranks = static_cast<std::size_t>(ranks_.size());
-  const auto own = static_cast<std::size_t>(ranks_.rank());
+  try {
+    if (instruction.lane == schedule::Lane::kComm) return exchange(program, instruction);
+    pass_on(program, instruction);
+  } catch (const collectives::CommunicationError& error) {
+    throw error.in(describe(instruction));
+  }
+}
+
+// Messages of one pair and tag match in the order of the lists.
+void CollectiveRunner::pass_on(const Program& program, const schedule::Instruction& instruction) {
+  if (instruction.lane == schedule::Lane::kSend) {
+    const Place& value = program.reads(instruction.id).front();
+    return groups_.messages.send(value.data, value.bytes, instruction.peer, instruction.tag);
+  }
+  SLUICE_CHECK(instruction.lane == schedule::Lane::kReceive);
+  const Place& value = program.writes(instruction.id).front();
+  groups_.messages.receive(value.data, value.bytes, instruction.peer, instruction.tag);
+}
+
+void CollectiveRunner::exchange(const Program& program, const schedule::Instruction& instruction) {
+  const auto ranks = static_cast<std::size_t>(groups_.comm.size());
+  const auto own = static_cast<std::size_t>(groups_.comm.rank());
   const std::vector<Place>& reads = program.reads(instruction.id);
   Parts from = parts_by_peer(instruction.writes, program.writes(instruction.id), ranks);
   Parts to = parts_by_peer(instruction.reads, reads, ranks);
   const bool gathers = instruction.op == schedule::Op::kGather;
   SLUICE_CHECK(gathers || instruction.op == schedule::Op::kAllToAll);
   if (gathers) {
+    const schedule::Group& group =
+        program.schedule().groups[static_cast<std::size_t>(instruction.group)];
     for (const Place& place : reads) {
-      for (auto& parts : to) parts.push_back(&place);
+      for (const std::int32_t member : group.ranks) {
+        to[static_cast<std::size_t>(member)].push_back(&place);
+      }
     }
     // This rank's part, where the window is not its home.
     for (std::size_t i = 0; i < from[own].size(); ++i) {
@@ -67,11 +91,7 @@ void CollectiveRunner::run(const Program& program, const schedule::Instruction& 
         incoming.push_back({peer, from[rank][round]->data, from[rank][round]->bytes});
       }
     }
-    try {
-      ranks_.exchange(call.c_str(), outgoing, incoming);
-    } catch (const collectives::CommunicationError& error) {
-      throw error.in(describe(instruction));
-    }
+    groups_.comm.exchange(call.c_str(), outgoing, incoming);
   }
 }
 

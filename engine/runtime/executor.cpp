@@ -26,7 +26,9 @@ Executor::Streams::Streams(device::Device& device)
     : compute(device.create_stream("compute")),
       h2d(device.create_stream("h2d")),
       d2h(device.create_stream("d2h")),
-      comm(device.create_stream("comm")) {}
+      comm(device.create_stream("comm")),
+      send(device.create_stream("send")),
+      receive(device.create_stream("receive")) {}
 
 Executor::Executor(device::Device& device, offload::TaggedSpace& storage, OperationRunner& runner,
                    double deadline_seconds, DurableState* durable)
@@ -117,9 +119,11 @@ void Executor::run_lane(Pass& pass, schedule::Lane lane) {
       return storage_write_.run(pass);
     case schedule::Lane::kComm:
       return run_device_lane(pass, lane, *streams_.comm);
-    case schedule::Lane::kInner:
     case schedule::Lane::kSend:
+      return run_device_lane(pass, lane, *streams_.send);
     case schedule::Lane::kReceive:
+      return run_device_lane(pass, lane, *streams_.receive);
+    case schedule::Lane::kInner:
       SLUICE_CHECK_MSG(pass.program().lane(lane).empty(), "this lane is for later versions");
       return;
   }

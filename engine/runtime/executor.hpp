@@ -1,7 +1,7 @@
 // Runs a Program: one thread per lane, in lane order, across lanes as `deps` say.
 //
-// Lanes compute, h2d, d2h and comm are streams of the device: their threads only queue, and order
-// among themselves by events. The optimizer lane works on its own thread. The storage lanes submit to the
+// Lanes compute, h2d, d2h, comm, send and receive are streams of the device: their threads only queue,
+// and order among themselves by events. The optimizer lane works on its own thread. The storage lanes submit to the
 // storage engine and keep several transfers in flight; their completions are published in lane
 // order. A failure anywhere stops every lane; run() returns only when all queues are empty, and
 // then throws the failure.
@@ -29,7 +29,7 @@ namespace sluice::runtime {
 class OperationRunner {
  public:
   virtual ~OperationRunner() = default;
-  // Queues the instruction's work on `stream` (compute and comm lanes).
+  // Queues the instruction's work on `stream` (compute and the lanes of messages).
   virtual void run_on_device(const Program& program, const schedule::Instruction& instruction,
                              device::Stream& stream) = 0;
   // Does it before returning (optimizer lane). how: of an update.
@@ -81,7 +81,7 @@ class Executor {
   EventPool events_;
   struct Streams {
     explicit Streams(device::Device& device);
-    std::unique_ptr<device::Stream> compute, h2d, d2h, comm;
+    std::unique_ptr<device::Stream> compute, h2d, d2h, comm, send, receive;
   };
   Streams streams_;
   StorageLane storage_read_;

@@ -45,14 +45,14 @@ std::vector<device::MemoryAccess> accesses_of(const Program& program, schedule::
 ModelRunner::ModelRunner(const model::Model& model, const model::BatchShape& batch,
                          std::int32_t microbatches, const model::ParameterTable& parameters,
                          kernels::Kernels& device_kernels, kernels::Kernels& host_kernels,
-                         collectives::Communicator& ranks)
+                         const LaneGroups& groups)
     : model_(model),
       batch_(batch),
       microbatches_(microbatches),
       state_(model, parameters, microbatches > 1 ? batch.dtype : DType::kF32),
       device_kernels_(device_kernels),
       host_kernels_(host_kernels),
-      collectives_(ranks) {}
+      collectives_(groups) {}
 
 model::PassBuffers ModelRunner::pass_buffers(const Program& program,
                                              const schedule::Instruction& instruction) const {
@@ -126,6 +126,10 @@ void ModelRunner::run_on_device(const Program& program, const schedule::Instruct
           accesses);
     case schedule::Op::kGather:
     case schedule::Op::kAllToAll:
+    case schedule::Op::kSendForward:
+    case schedule::Op::kRecvForward:
+    case schedule::Op::kSendBackward:
+    case schedule::Op::kRecvBackward:
       return stream.launch(
           [this, &program, &instruction] { collectives_.run(program, instruction); }, accesses);
     default:

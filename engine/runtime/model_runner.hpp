@@ -21,10 +21,10 @@ class ModelRunner final : public OperationRunner {
  public:
   // device_kernels run inside the compute stream; host_kernels on the optimizer lane's thread.
   // parameters: of the model. microbatches: of the training step; losses are means over all of its
-  // tokens. ranks: the step's data-parallel group.
+  // tokens. groups: of the step's ranks.
   ModelRunner(const model::Model& model, const model::BatchShape& batch, std::int32_t microbatches,
               const model::ParameterTable& parameters, kernels::Kernels& device_kernels,
-              kernels::Kernels& host_kernels, collectives::Communicator& ranks);
+              kernels::Kernels& host_kernels, const LaneGroups& groups);
 
   // Compute that a host framework does (Op::kExternal). The framework starts the instruction's
   // work, on any thread, and calls `signal` once when the work is done, with an exception if it

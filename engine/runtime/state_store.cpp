@@ -89,44 +89,58 @@ void StateStore::visit(std::span<const StateKind> kinds, std::int32_t unit, std:
   }
 }
 
-// The bytes of each rank's part of elements [begin, end). Sums of whole tensors have a numbering and
+// The bytes that each rank of the world brings of elements [begin, end): the ranks of the unit's
+// stage bring their shards, or the first of them all. Sums of whole tensors have a numbering and
 // shards of their own.
 std::vector<std::uint64_t> StateStore::part_bytes(StateKind kind,
                                                   const kernels::StateLayout& layout,
                                                   std::int32_t unit, std::uint64_t begin,
                                                   std::uint64_t end) const {
   const schedule::RankView& view = sharing_.view;
-  std::vector<std::uint64_t> parts;
+  std::vector<std::uint64_t> parts(static_cast<std::size_t>(sharing_.group.size()));
+  const std::int32_t stage_rank = sharing_.pipeline.rank_of(unit);
+  if (!is_sharded(kind)) {
+    parts[world_rank(stage_rank, 0)] = bytes_of(layout.dtype, end - begin);
+    return parts;
+  }
   const bool per_tensor = layout.extent == kernels::StateExtent::kPerTensor;
   const auto at = static_cast<std::size_t>(unit);
-  for (const schedule::ElemRange& shard : per_tensor ? view.sums[at] : view.shards[at]) {
+  const std::vector<schedule::ElemRange>& shards = per_tensor ? view.sums[at] : view.shards[at];
+  for (std::int32_t rank = 0; rank < view.ranks; ++rank) {
+    const schedule::ElemRange& shard = shards[static_cast<std::size_t>(rank)];
     const std::uint64_t elems =
         std::clamp(shard.end, begin, end) - std::clamp(shard.begin, begin, end);
-    parts.push_back(bytes_of(layout.dtype, elems));
+    parts[world_rank(stage_rank, rank)] = bytes_of(layout.dtype, elems);
   }
-  SLUICE_CHECK(range(kind, unit).elems() == 0 || parts.size() > 1);
   return parts;
+}
+
+bool StateStore::is_sharded(StateKind kind) const {
+  return kind == StateKind::kWeight ? sharing_.view.shards_weights()
+                                    : sharing_.view.shards_optimizer();
 }
 
 // The window has room for four pieces of fp32: the first holds this rank's part of a piece, the
 // second all of it.
 void StateStore::visit_whole(StateKind kind, const kernels::StateLayout& layout, std::int32_t unit,
                              std::uint64_t begin, std::uint64_t end, const Visitor& visitor) {
-  const schedule::RankView& view = sharing_.view;
-  const bool sharded = kind == StateKind::kWeight ? view.shards_weights() : view.shards_optimizer();
   const std::array<StateKind, 1> kinds{kind};
-  if (!sharded) return visit(kinds, unit, begin, end, Access::kRead, visitor);
+  if (!is_sharded(kind) && sharing_.pipeline.is_alone()) {
+    return visit(kinds, unit, begin, end, Access::kRead, visitor);
+  }
   std::byte* const own = memory_.io_window(window_offset_, kWindowBytes).data();
   std::byte* const whole = own + kWindowElems * sizeof(float);
   for (std::uint64_t cursor = begin; cursor < end; cursor += kWindowElems) {
     const std::uint64_t piece_end = std::min(cursor + kWindowElems, end);
     const std::vector<std::uint64_t> parts = part_bytes(kind, layout, unit, cursor, piece_end);
-    visit(kinds, unit, cursor, piece_end, Access::kRead,
-          [&](std::uint64_t, std::uint64_t, std::span<std::byte* const> data) {
-            // A home in pinned memory is visited in place.
-            if (data[0] == own) return;
-            std::memcpy(own, data[0], parts[static_cast<std::size_t>(view.rank)]);
-          });
+    const std::uint64_t own_bytes = parts[own_rank()];
+    if (own_bytes > 0) {
+      visit(kinds, unit, cursor, piece_end, Access::kRead,
+            [&](std::uint64_t, std::uint64_t, std::span<std::byte* const> data) {
+              // A home in pinned memory is visited in place.
+              if (data[0] != own) std::memcpy(own, data[0], own_bytes);
+            });
+    }
     try {
       sharing_.group.all_gather(own, whole, parts, DType::kU8);
     } catch (const collectives::CommunicationError& error) {

@@ -2,8 +2,8 @@
 //
 // Homes in pinned memory are visited where they lie; those on the device and on storage go through
 // the pinned I/O window, a piece at a time, so no more than the window is ever held. Not for use
-// while a schedule runs. A rank among others has homes of its own ranges (schedule/rank_view.hpp), and
-// only these are visited. Movement here is counted by the device and the storage engine like any
+// while a schedule runs. A rank among others has homes of its own ranges (schedule/rank_view.hpp) of its
+// own stages' units, and only these are visited. Movement here is counted by the device and the storage engine like any
 // other.
 #pragma once
 
@@ -17,6 +17,7 @@
 #include "device/device.hpp"
 #include "engine/runtime/durable_state.hpp"
 #include "engine/runtime/run_memory.hpp"
+#include "engine/schedule/compile/stage_view.hpp"
 #include "engine/schedule/rank_view.hpp"
 #include "kernels/optimizer.hpp"
 
@@ -33,10 +34,11 @@ class StateStore {
   using Visitor =
       std::function<void(std::uint64_t begin, std::uint64_t end, std::span<std::byte* const> data)>;
 
-  // The ranks that share the state, and how. Both must outlive the store.
+  // The ranks that share the state, and how. All must outlive the store.
   struct Sharing {
     const schedule::RankView& view;
-    collectives::Communicator& group;
+    const schedule::StageView& pipeline;
+    collectives::Communicator& group;  // of all ranks
   };
 
   // `schedule`: any of the run's packed schedules (they share the homes). durable: of a durable
@@ -49,7 +51,7 @@ class StateStore {
   void flip() { flipped_ = !flipped_; }
 
   // Whether this rank writes files of the whole state: the first of all.
-  bool writes_files() const { return sharing_.view.rank == 0; }
+  bool writes_files() const { return own_rank() == 0; }
 
   // The elements of the unit that this rank's home holds; empty if it has no home of them. State of
   // whole tensors: its own elements.
@@ -71,10 +73,17 @@ class StateStore {
                    std::uint64_t begin, std::uint64_t end, const Visitor& visitor);
 
  private:
+  // The number of a data-parallel rank of a pipeline rank in the world.
+  std::size_t world_rank(std::int32_t pipeline_rank, std::int32_t data_rank) const {
+    return static_cast<std::size_t>(
+        schedule::world_rank(sharing_.view, pipeline_rank, data_rank));
+  }
+  std::size_t own_rank() const { return world_rank(sharing_.pipeline.rank, sharing_.view.rank); }
   const schedule::Buffer* home(StateKind kind, std::int32_t unit) const;
   void move(const schedule::Buffer& home, std::uint64_t begin, std::uint64_t end, std::byte* window,
             Access access);
 
+  bool is_sharded(StateKind kind) const;
   std::vector<std::uint64_t> part_bytes(StateKind kind, const kernels::StateLayout& layout,
                                         std::int32_t unit, std::uint64_t begin,
                                         std::uint64_t end) const;

@@ -121,13 +121,40 @@ RunEvent state_json(const planner::Plan& plan) {
 }
 
 RunEvent sent_json(const planner::SentBytes& sent) {
-  return {{"gradients", sent.gradients}, {"weights", sent.weights}, {"norm", sent.norm}};
+  RunEvent json{{"gradients", sent.gradients}, {"weights", sent.weights}, {"norm", sent.norm}};
+  if (sent.activations > 0) json["activations"] = sent.activations;
+  return json;
 }
 
-// The ranks of the plan, and the bytes between them, all along the data dimension.
+// The pipeline: its stages, the micro-batches in flight on each of its ranks, and the largest bubble
+// with its share of the rank's span.
+RunEvent pipeline_json(const planner::Plan& plan) {
+  RunEvent stages = RunEvent::array();
+  for (std::size_t stage = 0; stage < plan.pipeline.units.size(); ++stage) {
+    const schedule::UnitRange& units = plan.pipeline.units[stage];
+    stages.push_back({{"rank", plan.pipeline.order.rank_of(static_cast<std::int32_t>(stage))},
+                      {"units", {units.begin, units.end}}});
+  }
+  RunEvent json{{"ranks", plan.pipeline.ranks()},
+                {"stages", stages},
+                {"in_flight", schedule::most_in_flight(plan.pipeline.order)}};
+  double bubble_s = 0, share = 0;
+  for (const planner::RankFigures& rank : plan.ranks) {
+    if (rank.bubble_s() < bubble_s || rank.span_s <= 0) continue;
+    bubble_s = rank.bubble_s();
+    share = bubble_s / rank.span_s;
+  }
+  json["bubble_s"] = bubble_s;
+  json["bubble_share"] = share;
+  return json;
+}
+
+// The ranks of the plan, and the bytes between them by mesh dimension.
 void add_ranks(const planner::Plan& plan, RunEvent& event) {
-  if (plan.view.is_alone()) return;
-  event["ranks"] = plan.view.ranks;
+  if (plan.is_alone()) return;
+  const bool has_stages = !plan.pipeline.is_alone();
+  event["ranks"] = plan.world_ranks();
+  if (has_stages) event["pipeline"] = pipeline_json(plan);
   event["zero"] = plan.view.zero_stage;
   event["fold_groups"] = plan.options.fold_groups;
   event["server"] = plan.view.has_server;
@@ -142,9 +169,17 @@ void add_ranks(const planner::Plan& plan, RunEvent& event) {
                    {"received", figures.received_bytes},
                    {"state_bytes", figures.state_bytes},
                    {"peak_bytes", tier_bytes_json(figures.peak_bytes)}});
-    if (figures.rank != plan.view.rank) continue;
-    event["bytes_moved"]["sent"] = {{"data", figures.sent.total()}};
-    event["bytes_moved"]["received"] = {{"data", figures.received_bytes}};
+    if (has_stages) {
+      all.back()["compute_s"] = figures.compute_s;
+      all.back()["bubble_s"] = figures.bubble_s();
+    }
+    if (figures.rank != plan.world_rank()) continue;
+    RunEvent& moved = event["bytes_moved"];
+    moved["sent"] = {{"data", figures.sent.total()}};
+    moved["received"] = {{"data", figures.received_bytes}};
+    if (!has_stages) continue;
+    moved["sent"]["pipeline"] = figures.sent.activations;
+    moved["received"]["pipeline"] = figures.received_stages_bytes;
   }
 }
 

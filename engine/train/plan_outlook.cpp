@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "engine/config/schema.hpp"
 #include "engine/config/shapes.hpp"
 #include "engine/planner/outlook.hpp"
 #include "engine/train/events.hpp"
@@ -59,6 +60,10 @@ RunEvent prepared_event(const Prepared& prepared) {
   const config::Config& config = prepared.config;
   RunEvent event = plan_event(std::get<planner::Plan>(prepared.result));
   add_device(event, prepared.backend, measured_peak_flops(prepared.hardware, config));
+  if (event.contains("pipeline")) {
+    const config::ConfigKey& key = *config::find_config_key("parallel.schedule");
+    event["pipeline"]["order"] = std::get<std::string>(key.read(config));
+  }
   RunEvent& batch = event["batch"];
   batch = {{"samples", config.train.micro_batch * config.train.accumulate},
            {"micro_batch", config.train.micro_batch},
@@ -86,7 +91,7 @@ RunEvent outlook_json(const Prepared& prepared) {
       {"tokens_per_s", tokens / step_s},
       {"flops_per_s", flops_per_s},
       {"peak_flops_per_s", or_null(peak)},
-      {"mfu", peak ? RunEvent(flops_per_s / (*peak * plan.view.ranks)) : RunEvent(nullptr)},
+      {"mfu", peak ? RunEvent(flops_per_s / (*peak * plan.world_ranks())) : RunEvent(nullptr)},
       {"critical_path_s", path_json(plan.critical_path)},
       {"memory", memory_json(plan)}};
   outlook["bound_s"] = plan.bound_s > 0 ? RunEvent(plan.bound_s) : RunEvent(nullptr);
@@ -99,7 +104,7 @@ RunEvent outlook_json(const Prepared& prepared) {
       planner::wear(plan.step_bytes.storage_write, step_s, prepared.hardware.storage_tbw);
   outlook["wear"] = {{"bytes_per_day", wear.bytes_per_day},
                      {"days_to_endurance", or_null(wear.days_to_endurance)}};
-  if (!plan.view.is_alone()) outlook["rank_links"] = links_json(prepared.hardware);
+  if (!plan.is_alone()) outlook["rank_links"] = links_json(prepared.hardware);
   return outlook;
 }
 

@@ -19,7 +19,9 @@ constexpr double kDeadlinePerPlannedStep = 20.0;
 
 // A pass that takes far longer than planned is taken for hung. Short plans get the default.
 double deadline_seconds(const planner::Plan& plan) {
-  return std::max(kDefaultDeadlineSeconds, kDeadlinePerPlannedStep * plan.simulation.total_s);
+  // Ranks other than the first one of a pipeline have simulated their own part alone.
+  const double step_s = plan.simulation.total_s * plan.pipeline.ranks();
+  return std::max(kDefaultDeadlineSeconds, kDeadlinePerPlannedStep * step_s);
 }
 
 // The plan is exact: the device is asked for no byte more.
@@ -89,7 +91,8 @@ runtime::LossScaleRule loss_scale_rule(const config::Config& config) {
 Session::Ranks::Ranks(const RankLinks& links)
     : alone(collectives::make_single_communicator()),
       data(links.data == nullptr ? *alone : *links.data),
-      control(links.control == nullptr ? *alone : *links.control) {}
+      control(links.control == nullptr ? *alone : *links.control),
+      messages(links.messages == nullptr ? *alone : *links.messages) {}
 
 // Members are made in the order of the header. The log comes before the storage files that it
 // names, and memory before the programs that map their windows into it.
@@ -113,12 +116,14 @@ Session::Session(const config::Config& config, const model::Model& model, const 
                     : nullptr),
       loss_scaler_(loss_scale_rule(config)),
       runner_(model, batch(), plan.options.microbatches, parameters_, *backend.device_kernels,
-              *backend.host_kernels, ranks_.data),
+              *backend.host_kernels, {ranks_.data, ranks_.messages}),
       executor_(*device_, memory_.storage(), runner_, deadline_seconds(plan), durable_.get()),
-      store_(*device_, memory_, plan.training(), {plan.view, ranks_.control}, durable_.get()),
+      store_(*device_, memory_, plan.training(), {plan.view, plan.pipeline, ranks_.control},
+             durable_.get()),
       state_(model, parameters_, store_),
       use_(resting_need(plan)) {
-  SLUICE_CHECK(ranks_.data.size() == plan.view.ranks && ranks_.data.rank() == plan.view.rank);
+  SLUICE_CHECK(ranks_.data.size() == plan.world_ranks() && ranks_.data.rank() == plan.world_rank());
+  SLUICE_CHECK(plan.pipeline.is_alone() || ranks_.messages.size() == plan.world_ranks());
   if (durable_) {
     files_->watch(memory_.storage().space().file_paths());
     files_->watch({files_->log_path()});
@@ -152,12 +157,12 @@ const schedule::Buffer& Session::host_buffer(schedule::BufferRole role,
   throw InternalError("the schedule has no such buffer");
 }
 
-// A rank has buffers for the tokens of its own micro-batches only.
-std::vector<std::int64_t> Session::own_microbatches() const {
+// A rank has buffers for the tokens and losses of its own micro-batches only, and only if its stages
+// read tokens or have the head.
+std::vector<std::int64_t> Session::own_microbatches(schedule::BufferRole role) const {
   std::vector<std::int64_t> own;
   for (const schedule::Buffer& buffer : plan_.training().buffers) {
-    if (buffer.persistent && buffer.role == schedule::BufferRole::kTokens)
-      own.push_back(buffer.microbatch);
+    if (buffer.persistent && buffer.role == role) own.push_back(buffer.microbatch);
   }
   return own;
 }
@@ -305,9 +310,10 @@ StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& 
                                 const checkpoint::CheckpointManifest* commits) {
   const schedule::LinkBytes before = moved_bytes();
   const collectives::ByteCounts messages_before = message_bytes();
+  const collectives::ByteCounts stage_messages_before = stage_message_bytes();
   const double tagged_before = tag_counters().hash_seconds;
   const double drain_s = commits != nullptr ? drain() : 0;
-  for (const std::int64_t mb : own_microbatches()) {
+  for (const std::int64_t mb : own_microbatches(schedule::BufferRole::kTokens)) {
     fill(mb, tokens_of(mb), tokens_of(mb) + batch().rows());
   }
   kernels::UpdateScalars update;
@@ -332,8 +338,8 @@ StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& 
   outcome.overflowed_tensor = runner_.results().overflowed_tensor;
   if (plan_.speculates()) settle(outcome, scalars);
   outcome.moved = moved_bytes() - before;
-  outcome.messages = {message_bytes().sent - messages_before.sent,
-                      message_bytes().received - messages_before.received};
+  outcome.messages = message_bytes() - messages_before;
+  outcome.stage_messages = stage_message_bytes() - stage_messages_before;
   outcome.tag_seconds = tag_counters().hash_seconds - tagged_before;
   outcome.seconds = drain_s + statistics.seconds + outcome.redo_seconds;
   if (outcome.stalls)
@@ -347,26 +353,38 @@ StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& 
   return outcome;
 }
 
-// Ranks exchange the losses of their micro-batches, and each adds all of them in the step's order.
+// Ranks exchange the losses of their micro-batches, and each adds all of them in the step's order. In
+// a pipeline only the ranks with the head have losses.
 double Session::summed_loss() {
   const auto ranks = static_cast<std::size_t>(ranks_.control.size());
-  const std::vector<std::int64_t> microbatches = own_microbatches();
+  const auto total = static_cast<std::size_t>(plan_.options.microbatches);
+  const auto data_ranks = static_cast<std::size_t>(plan_.view.ranks);
   std::vector<double> own;
-  for (const std::int64_t mb : microbatches) {
+  for (const std::int64_t mb : own_microbatches(schedule::BufferRole::kLoss)) {
     own.push_back(static_cast<double>(mb));
     own.push_back(loss_of(mb));
   }
-  std::vector<double> all(own.size() * ranks);
+  std::vector<std::uint64_t> counts(ranks);
+  for (std::size_t rank = 0; rank < data_ranks; ++rank) {
+    counts[first_head_rank() + rank] = 2 * total / data_ranks;
+  }
+  std::vector<double> all(2 * total);
   try {
-    ranks_.control.all_gather(own.data(), all.data(), own.size(), DType::kF64);
+    ranks_.control.all_gather(own.data(), all.data(), counts, DType::kF64);
   } catch (const collectives::CommunicationError& error) {
     throw error.in("the exchange of losses");
   }
-  std::vector<double> losses(microbatches.size() * ranks);
+  std::vector<double> losses(total);
   for (std::size_t i = 0; i < losses.size(); ++i) {
     losses.at(static_cast<std::size_t>(all[2 * i])) = all[2 * i + 1];
   }
   return std::accumulate(losses.begin(), losses.end(), 0.0);
+}
+
+std::size_t Session::first_head_rank() const {
+  const auto units = static_cast<std::int32_t>(plan_.options.placement.weight.size());
+  return static_cast<std::size_t>(
+      schedule::world_rank(plan_.view, plan_.pipeline.rank_of(units - 1), 0));
 }
 
 // A speculative step has made its update beside the state that it found. The update stands, or is
@@ -396,10 +414,13 @@ double Session::drain() {
 // Evaluation uses the buffers of the rank's first micro-batch.
 double Session::evaluate(const FillTokens& fill) {
   drain();
-  const std::int64_t first = own_microbatches().front();
-  fill(0, tokens_of(first), tokens_of(first) + batch().rows());
+  const std::vector<std::int64_t> read = own_microbatches(schedule::BufferRole::kTokens);
+  if (!read.empty()) {
+    fill(0, tokens_of(read.front()), tokens_of(read.front()) + batch().rows());
+  }
   pass(schedule::StepKind::kEvaluation, nullptr);
-  return loss_of(first) / static_cast<double>(batch().rows());
+  const std::vector<std::int64_t> made = own_microbatches(schedule::BufferRole::kLoss);
+  return made.empty() ? 0 : loss_of(made.front()) / static_cast<double>(batch().rows());
 }
 
 planner::TierBytes Session::peak_bytes() const {

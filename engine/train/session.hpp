@@ -28,11 +28,12 @@ namespace sluice::train {
 using StorageWrapper =
     std::function<std::unique_ptr<offload::StorageEngine>(std::unique_ptr<offload::StorageEngine>)>;
 
-// The other ranks of a run. Both groups have all ranks of the world, and each is used by one thread
-// at a time. Null: the rank is alone.
+// The other ranks of a run. Each group has all ranks of the world, and is used by one thread at a
+// time, but `messages` by one that sends and one that receives. Null: the rank is alone.
 struct RankLinks {
-  collectives::Communicator* data = nullptr;     // the collectives of the schedules
-  collectives::Communicator* control = nullptr;  // calls of the host between steps
+  collectives::Communicator* data = nullptr;      // the collectives of the schedules
+  collectives::Communicator* control = nullptr;   // calls of the host between steps
+  collectives::Communicator* messages = nullptr;  // between stages; null: there are none
 };
 
 struct StepOutcome {
@@ -44,6 +45,7 @@ struct StepOutcome {
   double tag_seconds = 0;            // of CPU, to hash the bytes written to and read from storage
   schedule::LinkBytes moved;         // as the device and the storage engine counted
   collectives::ByteCounts messages;  // with other ranks, in the collectives of the schedules
+  collectives::ByteCounts stage_messages;  // and between stages
   double loss_scale = 1;             // of this step
   bool overflow = false;          // a gradient was not finite: the update was skipped (fp16 only)
   std::string overflowed_tensor;  // the first such
@@ -80,13 +82,18 @@ class Session {
   // Durable runs only: makes the state durable as it is now. Precondition: a step since the last
   // commit. Returns the bytes that this moved. Drains.
   schedule::LinkBytes commit(const checkpoint::CheckpointManifest& manifest);
-  // Mean loss of one evaluation batch; each rank has one of its own. All ranks call it. Drains.
+  // Mean loss of one evaluation batch; each data-parallel rank has one of its own, and the ranks of its
+  // pipeline have the same. Only the rank with the model's head knows the loss; the others return 0.
+  // All ranks call it. Drains.
   double evaluate(const FillTokens& fill);
   // Drains.
   checkpoint::ModelState& state() {
     drain();
     return state_;
   }
+
+  // The first rank of the world that has the model's head; its data-parallel ranks follow it.
+  std::size_t first_head_rank() const;
 
   // Loads the state of an earlier durable run, which check_homes() has accepted. Throws IoError.
   void load(const checkpoint::DurableFound& found);
@@ -112,6 +119,8 @@ class Session {
   schedule::LinkBytes moved_bytes() const;
   // Exchanged with other ranks so far, in the collectives of the schedules.
   collectives::ByteCounts message_bytes() const { return ranks_.data.bytes(); }
+  // And between stages.
+  collectives::ByteCounts stage_message_bytes() const { return ranks_.messages.bytes(); }
   offload::TagCounters tag_counters() { return memory_.storage().counters(); }
   // Driver, pinned and file-space allocations so far: constant once training has begun (law 9).
   std::uint64_t allocation_calls() const;
@@ -120,8 +129,8 @@ class Session {
   std::string storage_engine_name() const { return storage_ ? storage_->name() : "none"; }
 
  private:
-  // The micro-batches of this rank, in the numbering of the step.
-  std::vector<std::int64_t> own_microbatches() const;
+  // The micro-batches of which this rank has host buffers of the role, in the numbering of the step.
+  std::vector<std::int64_t> own_microbatches(schedule::BufferRole role) const;
   double summed_loss();
   std::function<void()> wait_for_commits();
   void load_part(const checkpoint::DurableFound& part);
@@ -163,6 +172,7 @@ class Session {
     std::unique_ptr<collectives::Communicator> alone;  // where there are no links
     collectives::Communicator& data;
     collectives::Communicator& control;
+    collectives::Communicator& messages;
   };
   Ranks ranks_;
   std::unique_ptr<device::Device> device_;

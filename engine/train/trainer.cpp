@@ -52,7 +52,7 @@ Trainer::Trainer(const TrainingContext& context)
       data_fingerprint_(context.data.fingerprint()),
       session_(context.config, context.model, context.plan, context.backend,
                context.options.wrap_storage, context.run_id,
-               {context.world.data(), context.world.host()}),
+               {context.world.data(), context.world.host(), context.world.messages()}),
       lr_(lr_schedule(context.config)) {}
 
 void Trainer::start(const std::optional<run::ResumePoint>& found) {
@@ -269,7 +269,7 @@ void Trainer::report(const StepOutcome& outcome, double lr, std::int64_t last, b
     }
     if (!context_.world.alone()) {
       event["ranks"] = context_.world.size();
-      add_messages(event["bytes_moved"], outcome.messages);
+      add_messages(event["bytes_moved"], message_counts(outcome.messages, outcome.stage_messages));
     }
     if (durable()) event["commits"] = commits;
     if (outcome.stalls) {
@@ -285,6 +285,11 @@ void Trainer::report(const StepOutcome& outcome, double lr, std::int64_t last, b
   }
   if (outcome.overflow) note_overflow(outcome);
   if (context_.world.is_first()) context_.observe(report);
+}
+
+MessageCounts Trainer::message_counts(const collectives::ByteCounts& data,
+                                      const collectives::ByteCounts& stages) const {
+  return {data, context_.plan.pipeline.is_alone() ? std::nullopt : std::optional(stages)};
 }
 
 void Trainer::evaluate() {
@@ -303,22 +308,23 @@ void Trainer::evaluate() {
   emit({{"event", "eval"}, {"step", step_}, {"loss", sum / static_cast<double>(batches)}});
 }
 
-// Ranks without a batch compute the last one, because every rank has a part in the gathers.
+// Ranks without a batch compute the last one, because every rank has a part in the gathers. In a
+// pipeline the ranks of one data-parallel rank compute one batch together.
 std::vector<double> Trainer::evaluate_round(std::int64_t first, std::int64_t batches) {
-  const auto ranks = static_cast<std::int64_t>(context_.world.size());
-  const std::int64_t own = std::min(first + context_.world.rank(), batches - 1);
+  const std::int64_t ranks = context_.plan.view.ranks;
+  const std::int64_t own = std::min(first + context_.plan.view.rank, batches - 1);
   const double loss =
       session_.evaluate([&](std::int64_t, std::int32_t* tokens, std::int32_t* targets) {
         read_data([&] { context_.data.fill_eval(own, tokens, targets); });
       });
-  std::vector<double> losses(static_cast<std::size_t>(ranks));
+  std::vector<double> all(static_cast<std::size_t>(context_.world.size()));
   try {
-    session_.communicator().all_gather(&loss, losses.data(), 1, DType::kF64);
+    session_.communicator().all_gather(&loss, all.data(), 1, DType::kF64);
   } catch (const collectives::CommunicationError& error) {
     throw error.in("the exchange of an evaluation's losses");
   }
-  losses.resize(static_cast<std::size_t>(std::min(ranks, batches - first)));
-  return losses;
+  const auto head = all.begin() + static_cast<std::ptrdiff_t>(session_.first_head_rank());
+  return {head, head + static_cast<std::ptrdiff_t>(std::min(ranks, batches - first))};
 }
 
 void Trainer::drain() {
@@ -403,7 +409,8 @@ void Trainer::finish() {
   }
   if (!huggingface.empty()) done["huggingface"] = huggingface;
   if (!context_.world.alone()) {
-    add_messages(done["bytes_moved"], session_.message_bytes());
+    add_messages(done["bytes_moved"],
+                 message_counts(session_.message_bytes(), session_.stage_message_bytes()));
     add_ranks_to_done(done, context_.world,
                       {{"rank", context_.world.rank()},
                        {"peak_bytes", done["peak_bytes"]},

@@ -13,6 +13,7 @@
 #include "engine/train/session.hpp"
 #include "engine/train/training_run.hpp"
 #include "engine/train/world.hpp"
+#include "engine/train/world_events.hpp"
 
 namespace sluice::train {
 
@@ -75,6 +76,8 @@ class Trainer {
   static std::string scale_text(double scale);
   // commits: the step also made the state durable.
   void report(const StepOutcome& outcome, double lr, std::int64_t last, bool commits);
+  MessageCounts message_counts(const collectives::ByteCounts& data,
+                               const collectives::ByteCounts& stages) const;
   void evaluate();
   // The loss of the batches first, first + 1, ..., of which each rank computes one.
   std::vector<double> evaluate_round(std::int64_t first, std::int64_t batches);

@@ -131,7 +131,7 @@ void check_found(const run::ResumePoint& found, const Prepared& prepared, const 
   const planner::Plan& plan = std::get<planner::Plan>(prepared.result);
   run::check_resume_point(found, prepared.config, prepared.model, data.fingerprint(),
                           Session::homes(plan.schedules[schedule::StepKind::kEvaluation]),
-                          plan.view.is_alone());
+                          plan.is_alone());
   if (!accept_other_arithmetic) {
     checkpoint::check_arithmetic(found.manifest(), found.where(),
                                  prepared.backend.device_kernels->arithmetic());
@@ -249,7 +249,7 @@ void Start::check_ranks_and_data() {
     check_ranks(given_, world_.size());
   });
   if (!world_.alone()) world_.check_equal("the start", facts_of_start(given_), kOneStart);
-  world_.connect();
+  world_.connect(given_.parallel.pipeline > 1);
   world_.agree("the directories", [&] {
     if (world_.is_first()) place();
   });
@@ -335,7 +335,7 @@ void Start::take_files_of_first(const std::string& message) {
   const planner::Plan& plan = *prepared_->plan();
   checkpoint::check_homes(*found_->durable,
                           Session::homes(plan.schedules[schedule::StepKind::kEvaluation]),
-                          plan.view.is_alone());
+                          plan.is_alone());
 }
 
 void Start::agree_with_files(const std::string& name, const std::function<void()>& body) {

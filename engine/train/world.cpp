@@ -114,7 +114,7 @@ void World::check_equal(const std::string& name, const Facts& facts, const std::
   }
 }
 
-void World::connect() {
+void World::connect(bool has_stages) {
   if (alone() || data_) return;
   const collectives::MessageExchange exchange = [plane = plane_.get()](const std::string& message,
                                                                        Deadline deadline) {
@@ -128,6 +128,9 @@ void World::connect() {
   host_ = options_.make_group(options_.place, exchange);
   plane_->watch(data_);
   plane_->watch(host_);
+  if (!has_stages) return;
+  messages_ = options_.make_group(options_.place, exchange);
+  plane_->watch(messages_);
 }
 
 // Few steps end with a fault, so its text travels only then.

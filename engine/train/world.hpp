@@ -1,5 +1,5 @@
-// The ranks of a training job, as one of them sees it: the control plane, and the two groups that
-// its session uses.
+// The ranks of a training job, as one of them sees it: the control plane, and the groups that its
+// session uses.
 //
 // Before the first step the ranks agree. agree() runs a part of the start on every rank; if it fails
 // on one of them, all throw the same error, and one rank prints it. From then on a fault ends the
@@ -77,11 +77,13 @@ class World {
   using Facts = std::vector<std::pair<std::string, std::string>>;
   void check_equal(const std::string& name, const Facts& facts, const std::string& advice);
 
-  // Makes the groups, the first time. All ranks call it.
-  void connect();
-  // Both are null if this rank is alone.
+  // Makes the groups, the first time. All ranks call it. has_stages: the ranks are those of a
+  // pipeline.
+  void connect(bool has_stages);
+  // All are null if this rank is alone, and `messages` if there are no stages.
   collectives::Communicator* data() const { return data_.get(); }
   collectives::Communicator* host() const { return host_.get(); }
+  collectives::Communicator* messages() const { return messages_.get(); }
 
   // A reason to stop after the step: a signal (0: none), and a fault of a rank's files.
   struct StopVote {
@@ -103,7 +105,7 @@ class World {
   WorldOptions options_;
   // The groups go first: the plane aborts them.
   std::unique_ptr<collectives::ControlPlane> plane_;
-  std::shared_ptr<collectives::Communicator> data_, host_;
+  std::shared_ptr<collectives::Communicator> data_, host_, messages_;
   int stop_signal_ = 0;
 };
 

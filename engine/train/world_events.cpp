@@ -34,9 +34,12 @@ RunEvent gather_json(World& world, const std::string& name, const RunEvent& own)
 
 }  // namespace
 
-void add_messages(RunEvent& bytes_moved, const collectives::ByteCounts& counts) {
-  bytes_moved["sent"] = {{"data", counts.sent}};
-  bytes_moved["received"] = {{"data", counts.received}};
+void add_messages(RunEvent& bytes_moved, const MessageCounts& counts) {
+  bytes_moved["sent"] = {{"data", counts.data.sent}};
+  bytes_moved["received"] = {{"data", counts.data.received}};
+  if (!counts.stages) return;
+  bytes_moved["sent"]["pipeline"] = counts.stages->sent;
+  bytes_moved["received"]["pipeline"] = counts.stages->received;
 }
 
 void add_places(RunEvent& event, World& world) {

@@ -1,6 +1,7 @@
 // The part of a run's events that is about its ranks. A run of one rank has none.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "collectives/communicator.hpp"
@@ -13,8 +14,13 @@ namespace sluice::train {
 std::string host_name();
 std::string usable_processors();
 
-// Adds the bytes that the rank sent and received to "bytes_moved", by mesh dimension.
-void add_messages(RunEvent& bytes_moved, const collectives::ByteCounts& counts);
+// Adds the bytes that the rank sent and received to "bytes_moved", by mesh dimension: "data" for all
+// collectives, "pipeline" for the messages between stages.
+struct MessageCounts {
+  collectives::ByteCounts data;
+  std::optional<collectives::ByteCounts> stages;  // of a pipeline
+};
+void add_messages(RunEvent& bytes_moved, const MessageCounts& counts);
 
 // Adds "places" to a plan event: where each rank runs. All ranks call it.
 void add_places(RunEvent& event, World& world);

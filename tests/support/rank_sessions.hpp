@@ -1,4 +1,4 @@
-// Sessions of several data-parallel ranks, each on a thread of its own, that train the same model.
+// Sessions of several ranks, each on a thread of its own, that train the same model.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -59,24 +59,25 @@ inline RanksRecord train_session(train::Session& session, const config::Config& 
 
 struct RanksRun {
   std::vector<RanksRecord> ranks;
-  std::vector<std::uint64_t> sent_bytes;     // by rank, as its communicator counted
+  std::vector<std::uint64_t> sent_bytes;     // by rank, as its communicators counted
   std::vector<std::uint64_t> planned_bytes;  // by rank, of the same steps
 };
 
 // Called on the thread of a rank that fails, while the others still run.
 using RankFailure = std::function<void(int rank, const std::exception& error)>;
 
-// options: of one rank alone; the placement is changed as the ZeRO stage asks. config.parallel says
-// how many ranks there are. failing_rank: its data cannot be read in the second step; -1: none.
+// options: of one rank alone, and the stages of a pipeline; the placement is changed as the ZeRO stage
+// asks. config.parallel says how many ranks there are. failing_rank: its data cannot be read in the second step; -1: none.
 inline RanksRun train_on_ranks(const config::Config& config, schedule::StepOptions options,
                                std::int64_t steps, const RankFailure& failure = {},
                                int failing_rank = -1) {
-  const auto ranks = static_cast<int>(config.parallel.data);
+  const auto ranks = static_cast<int>(config.parallel.data * config.parallel.pipeline);
   const std::int32_t stage =
       config.parallel.server ? kServerStage : static_cast<std::int32_t>(config.parallel.zero);
-  place_for_stage(options.placement, stage);
+  if (config.parallel.data > 1) place_for_stage(options.placement, stage);
   auto data = collectives::make_local_group(ranks, 60);
   auto control = collectives::make_local_group(ranks, 60);
+  auto messages = collectives::make_local_group(ranks, 60);
   const model::Model model(config::model_shape(config));
   std::vector<train::Backend> backends;
   std::vector<planner::Plan> plans;
@@ -98,20 +99,23 @@ inline RanksRun train_on_ranks(const config::Config& config, schedule::StepOptio
     const auto at = static_cast<std::size_t>(rank);
     try {
       train::Session session(config, model, plans[at], backends[at], {}, make_run_id(),
-                             {data[at].get(), control[at].get()});
+                             {data[at].get(), control[at].get(), messages[at].get()});
       run.ranks[at] = train_session(session, config, steps, rank == failing_rank);
     } catch (const std::exception& error) {
       if (failure) failure(rank, error);
       // As when a process ends: the others find this rank gone.
       data[at].reset();
       control[at].reset();
+      messages[at].reset();
       throw;
     }
-    run.sent_bytes[at] = data[at]->bytes().sent;
+    run.sent_bytes[at] = data[at]->bytes().sent + messages[at]->bytes().sent;
     const auto sent = [&](schedule::StepKind kind) {
-      return schedule::message_bytes(plans[at].schedules[kind],
-                                     0)[static_cast<std::size_t>(schedule::Lane::kComm)]
-          .sent;
+      std::uint64_t bytes = 0;
+      for (const auto& lane : schedule::message_bytes(plans[at].schedules[kind], 0)) {
+        bytes += lane.sent;
+      }
+      return bytes;
     };
     using schedule::StepKind;
     const auto count = static_cast<std::uint64_t>(steps);

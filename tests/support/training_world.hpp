@@ -20,9 +20,10 @@ class RankWorlds {
   explicit RankWorlds(int ranks)
       : listener_(collectives::listen_at("127.0.0.1", 0)),
         data_(collectives::make_local_group(ranks, 60)),
-        host_(collectives::make_local_group(ranks, 60)) {}
+        host_(collectives::make_local_group(ranks, 60)),
+        messages_(collectives::make_local_group(ranks, 60)) {}
 
-  int size() const { return static_cast<int>(data_.size()); }
+  int size() const { return static_cast<int>(host_.size()); }
   // On the rank's own thread: waits for the others.
   std::unique_ptr<train::World> join(int rank) {
     train::WorldOptions options;
@@ -33,7 +34,8 @@ class RankWorlds {
     options.place.job = "threads";
     const auto at = static_cast<std::size_t>(rank);
     options.make_group = [this, at](const auto&, const auto&) {
-      return data_[at] != nullptr ? std::move(data_[at]) : std::move(host_[at]);
+      if (data_[at] != nullptr) return std::move(data_[at]);
+      return host_[at] != nullptr ? std::move(host_[at]) : std::move(messages_[at]);
     };
     options.control.start_seconds = 60;
     return std::make_unique<train::World>(options);
@@ -41,14 +43,14 @@ class RankWorlds {
 
  private:
   collectives::Socket listener_;
-  std::vector<std::unique_ptr<collectives::Communicator>> data_, host_;
+  std::vector<std::unique_ptr<collectives::Communicator>> data_, host_, messages_;
 };
 
 // Runs the configuration on all ranks of its job. Returns the first rank's record. options.world is
 // not read.
 inline TrainingRecord train_in_world(const config::Config& config,
                                      const train::TrainingOptions& options = {}) {
-  RankWorlds worlds(static_cast<int>(config.parallel.data));
+  RankWorlds worlds(static_cast<int>(config.parallel.data * config.parallel.pipeline));
   if (worlds.size() == 1) return TrainingBench::run(config, options);
   TrainingRecord record;
   run_in_threads(worlds.size(), [&](int rank) {

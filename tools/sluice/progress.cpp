@@ -154,6 +154,41 @@ std::string range_text(const std::vector<std::uint64_t>& bytes) {
   return text == format_bytes(*most) ? text : text + " to " + format_bytes(*most);
 }
 
+// The units of a pipeline rank's stages: "0-3", or "0-1 and 6-7".
+std::string units_text(const train::RunEvent& pipeline, int pipeline_rank) {
+  std::string text;
+  for (const train::RunEvent& stage : pipeline["stages"]) {
+    if (stage["rank"].get<int>() != pipeline_rank) continue;
+    const auto begin = stage["units"][0].get<int>(), last = stage["units"][1].get<int>() - 1;
+    text += (text.empty() ? "" : " and ") + std::to_string(begin) +
+            (last > begin ? "-" + std::to_string(last) : "");
+  }
+  return text;
+}
+
+// Only for pipelines: the order and its bubble, and a line for each rank. Of the first rank alone the
+// plan knows the simulated step of all.
+void print_pipeline(const train::RunEvent& plan) {
+  if (!plan.contains("pipeline")) return;
+  const train::RunEvent& pipeline = plan["pipeline"];
+  const auto ranks = pipeline["ranks"].get<int>();
+  std::fprintf(stderr, "pipeline %s on %d ranks, %zu stages; bubble %s, %.1f%% of a rank's span\n",
+               pipeline["order"].get<std::string>().c_str(), ranks, pipeline["stages"].size(),
+               format_seconds(pipeline["bubble_s"].get<double>()).c_str(),
+               100 * pipeline["bubble_share"].get<double>());
+  const int data_ranks = plan["ranks"].get<int>() / ranks;
+  for (const train::RunEvent& rank : plan["per_rank"]) {
+    const auto number = rank["rank"].get<int>();
+    std::fprintf(stderr,
+                 "rank %-3d units %s; %s; sends %s of activations a step; computes %s, bubble %s\n",
+                 number, units_text(pipeline, number / data_ranks).c_str(),
+                 tier_line(rank["peak_bytes"]).c_str(),
+                 format_bytes(rank["sent"].value("activations", std::uint64_t{0})).c_str(),
+                 format_seconds(rank["compute_s"].get<double>()).c_str(),
+                 format_seconds(rank["bubble_s"].get<double>()).c_str());
+  }
+}
+
 // Only for several ranks: their number and stage, and the bytes that each keeps and sends.
 void print_ranks(const train::RunEvent& plan) {
   if (!plan.contains("ranks")) return;
@@ -230,6 +265,7 @@ void Progress::plan(const train::RunEvent& plan) {
                plan["order"].get<std::string>().c_str(), update.c_str(),
                shares ? ", weights and activations share the device" : "");
   print_ranks(plan);
+  print_pipeline(plan);
   print_split(plan["batch"]);
   const std::string verbs = verbs_line(plan);
   if (!verbs.empty()) std::fprintf(stderr, "verbs    %s\n", verbs.c_str());

@@ -61,7 +61,7 @@ class StorageDirectories {
 
 std::vector<train::Prepared> prepare_ranks(const config::Config& config) {
   config::check_supported(config);
-  const auto ranks = static_cast<int>(config.parallel.data);
+  const auto ranks = static_cast<int>(config.parallel.data * config.parallel.pipeline);
   train::check_ranks(config, ranks);
   std::vector<train::Prepared> prepared;
   prepared.push_back(
@@ -113,6 +113,7 @@ Figures train_together(const std::vector<train::Prepared>& ranks, const data::Da
   const auto count = static_cast<int>(ranks.size());
   Group data_group = collectives::make_local_group(count);
   Group host_group = collectives::make_local_group(count);
+  Group stage_group = collectives::make_local_group(count);
   std::vector<Figures> figures(ranks.size());
   std::vector<std::exception_ptr> errors(ranks.size());
   {
@@ -120,12 +121,14 @@ Figures train_together(const std::vector<train::Prepared>& ranks, const data::Da
     for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
       threads.push_back(start_thread("rank", [&, rank] {
         try {
-          figures[rank] = train_rank(ranks[rank], {data_group[rank].get(), host_group[rank].get()},
-                                     data, steps);
+          const train::RankLinks links{data_group[rank].get(), host_group[rank].get(),
+                                       stage_group[rank].get()};
+          figures[rank] = train_rank(ranks[rank], links, data, steps);
         } catch (...) {
           errors[rank] = std::current_exception();
           data_group[rank].reset();
           host_group[rank].reset();
+          stage_group[rank].reset();
         }
       }));
     }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "engine/schedule/orders/pipeline_order.hpp"
+#include "engine/schedule/rank_view.hpp"
 
 namespace sluice::schedule {
 
@@ -39,5 +40,11 @@ struct StageView {
   }
   bool owns(std::int32_t unit) const { return rank_of(unit) == rank; }
 };
+
+// Numbers in the world: the data-parallel ranks of a pipeline rank follow each other.
+constexpr std::int32_t world_rank(const RankView& view, std::int32_t pipeline_rank,
+                                  std::int32_t data_rank) {
+  return pipeline_rank * view.ranks + data_rank;
+}
 
 }  // namespace sluice::schedule

@@ -68,9 +68,8 @@ class StepBuilder {
   bool owns_head() const { return owns(unit_count() - 1); }
   // The first unit reads tokens, the head targets.
   bool reads_tokens() const { return owns(0) || owns_head(); }
-  // Numbers in the world: the data-parallel ranks of a pipeline rank follow each other.
   std::int32_t world_rank(std::int32_t pipeline_rank, std::int32_t data_rank) const {
-    return pipeline_rank * view().ranks + data_rank;
+    return schedule::world_rank(view(), pipeline_rank, data_rank);
   }
   // Groups of this rank. Precondition: several ranks differ in the dimension; of tied_group(), that
   // ties_ranks() and the rank is one of the two.

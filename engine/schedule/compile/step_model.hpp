@@ -160,6 +160,8 @@ struct StepOptions {
   // Storage holds two versions of state, and copies of the state that lies in other tiers.
   bool durable = false;
   Placement placement;
+  // Pipelines: the units of each stage. Those of StepModel::pipeline are the same.
+  std::vector<UnitRange> stages = {};
 
   bool operator==(const StepOptions&) const = default;
 };

@@ -1,0 +1,133 @@
+#include "engine/planner/pipeline_choice.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <string>
+
+#include "base/error.hpp"
+#include "engine/parallel/stages.hpp"
+#include "engine/schedule/orders/check_order.hpp"
+#include "engine/schedule/orders/order_csv.hpp"
+
+namespace sluice::planner {
+namespace {
+
+using Schedule = config::Config::PipelineSchedule;
+
+
+std::string ranks_text(const config::Config& config) {
+  return "parallel.pipeline = " + std::to_string(config.parallel.pipeline);
+}
+
+std::string read_file(const std::string& path, const std::string& name) {
+  constexpr std::streamoff kMostBytes = std::streamoff{64} << 20;
+  std::ifstream file(path, std::ios::binary | std::ios::ate);
+  const std::streamoff bytes = file ? static_cast<std::streamoff>(file.tellg()) : -1;
+  if (bytes < 0) throw InputError(name + " cannot be read; it must name a file");
+  if (bytes > kMostBytes) throw InputError(name + " is larger than 64 MiB");
+  std::string text(static_cast<std::size_t>(bytes), '\0');
+  file.seekg(0);
+  if (!file.read(text.data(), bytes)) throw InputError(name + " cannot be read");
+  return text;
+}
+
+// An order from a file must be one that can run and that has one rank's bits.
+schedule::PipelineOrder read_order(const config::Config& config, std::int32_t microbatches) {
+  const std::string& path = config.parallel.schedule_file;
+  const std::string name = "parallel.schedule: '" + path + "'";
+  const std::string text = read_file(path, name);
+  schedule::PipelineOrder order;
+  try {
+    order = schedule::order_from_csv(text);
+  } catch (const InputError& error) {
+    throw InputError(name + ": " + error.what());
+  }
+  if (order.ranks() != config.parallel.pipeline) {
+    throw InputError(name + " is an order of " + std::to_string(order.ranks()) + " ranks, and " +
+                     ranks_text(config) + "; set parallel.pipeline = " +
+                     std::to_string(order.ranks()));
+  }
+  if (order.microbatches != microbatches) {
+    throw InputError(name + " is an order of " + std::to_string(order.microbatches) +
+                     " micro-batches, and each pipeline has " + std::to_string(microbatches) +
+                     "; set train.accumulate = " +
+                     std::to_string(order.microbatches * config.parallel.data));
+  }
+  const std::vector<std::string> problems = schedule::check_order(order);
+  if (!problems.empty()) throw InputError(name + " cannot run: " + problems.front());
+  if (const std::string problem = schedule::check_sum_order(order); !problem.empty()) {
+    throw InputError(name + " cannot give one rank's bits: " + problem);
+  }
+  return order;
+}
+
+}  // namespace
+
+schedule::PipelineOrder choose_order(const config::Config& config) {
+  if (config.parallel.pipeline == 1) return {};
+  const auto microbatches =
+      static_cast<std::int32_t>(config.train.accumulate / config.parallel.data);
+  if (config.parallel.schedule == Schedule::kCsv) return read_order(config, microbatches);
+  const auto kind = static_cast<schedule::OrderKind>(config.parallel.schedule);
+  return schedule::make_order(kind, static_cast<std::int32_t>(config.parallel.pipeline),
+                              static_cast<std::int32_t>(config.parallel.virtual_stages),
+                              microbatches);
+}
+
+std::vector<schedule::UnitRange> choose_stages(const config::Config& config,
+                                               const schedule::PipelineOrder& order,
+                                               std::size_t units, CostModel& costs) {
+  if (order.empty()) return {};
+  if (static_cast<std::size_t>(order.stages()) > units) {
+    throw InputError("a pipeline of " + std::to_string(order.stages()) + " stages (" +
+                     ranks_text(config) + ") needs as many units, and the model has " +
+                     std::to_string(units) +
+                     ": its layers, the embedding and the head; lower parallel.pipeline or "
+                     "parallel.virtual_stages");
+  }
+  std::vector<std::uint64_t> unit_ns;
+  for (std::size_t unit = 0; unit < units; ++unit) {
+    constexpr double kNsOfSecond = 1e9;
+    const double seconds = costs.unit_s(static_cast<std::int32_t>(unit));
+    unit_ns.push_back(static_cast<std::uint64_t>(std::llround(seconds * kNsOfSecond)));
+  }
+  return parallel::cut_stages(unit_ns, order.stages());
+}
+
+void check_stages(const std::vector<schedule::UnitRange>& stages,
+                  const schedule::PipelineOrder& order, std::size_t units) {
+  std::int32_t begin = 0;
+  bool ascends = true;
+  for (const schedule::UnitRange& stage : stages) {
+    ascends = ascends && stage.begin == begin && stage.end > begin;
+    begin = stage.end;
+  }
+  const bool whole = ascends && static_cast<std::size_t>(begin) == units;
+  if (whole && stages.size() == static_cast<std::size_t>(order.stages())) return;
+  throw InputError("the step options have other stages than this configuration's pipeline");
+}
+
+schedule::Recomputation cut_at_stages(schedule::Recomputation recompute,
+                                      const std::vector<schedule::UnitRange>& stages) {
+  const bool crosses = std::any_of(stages.begin(), stages.end(), [&](const auto& stage) {
+    return recompute.drops_output(stage.end - 1);
+  });
+  if (!crosses) return recompute;
+  // Segments within segments are given up, since the outer ones end elsewhere now.
+  for (schedule::UnitRecompute& unit : recompute.units) {
+    unit.output_run = std::min(unit.output_run, 1);
+    unit.parts_run = 1;
+  }
+  for (const schedule::UnitRange& stage : stages) {
+    recompute.units[static_cast<std::size_t>(stage.end - 1)].output_run = 0;
+  }
+  return recompute;
+}
+
+bool ties_ranks(const schedule::StepModel& model) {
+  const auto head = static_cast<std::int32_t>(model.units.size()) - 1;
+  return model.tied_elems > 0 && model.pipeline.rank_of(0) != model.pipeline.rank_of(head);
+}
+
+}  // namespace sluice::planner

@@ -1,0 +1,35 @@
+// The pipeline of a configuration: its order of passes, and the cut of the model into stages.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "engine/config/config.hpp"
+#include "engine/planner/cost_model.hpp"
+#include "engine/schedule/compile/step_model.hpp"
+
+namespace sluice::planner {
+
+// The order that parallel.schedule names; empty without a pipeline. Throws InputError, one sentence,
+// where the order cannot run, would not have one rank's bits, or is of other ranks or micro-batches.
+schedule::PipelineOrder choose_order(const config::Config& config);
+
+// Cuts the units so that the stage with the longest passes is as short as possible. Throws InputError
+// if there are more stages than units.
+std::vector<schedule::UnitRange> choose_stages(const config::Config& config,
+                                               const schedule::PipelineOrder& order,
+                                               std::size_t units, CostModel& costs);
+
+// Throws InputError unless the stages, which another rank may have sent, are those of this order and
+// cover the units.
+void check_stages(const std::vector<schedule::UnitRange>& stages,
+                  const schedule::PipelineOrder& order, std::size_t units);
+
+// The same recomputation, but the last unit of each stage keeps its output, which another rank reads.
+schedule::Recomputation cut_at_stages(schedule::Recomputation recompute,
+                                      const std::vector<schedule::UnitRange>& stages);
+
+// Whether the head's rank keeps a copy of the embedding's weights.
+bool ties_ranks(const schedule::StepModel& model);
+
+}  // namespace sluice::planner

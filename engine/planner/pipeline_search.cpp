@@ -1,0 +1,110 @@
+#include "engine/planner/pipeline_search.hpp"
+
+#include <algorithm>
+#include <optional>
+
+#include "base/error.hpp"
+#include "engine/planner/feasibility.hpp"
+#include "engine/planner/pipeline_choice.hpp"
+#include "engine/schedule/compile/rank_share.hpp"
+
+namespace sluice::planner {
+namespace {
+
+// A trial compiles the lists of all ranks, so only a few groups are tried.
+constexpr std::size_t kMostGroups = 4;
+constexpr std::int32_t kMostExchangeLag = 2;
+constexpr int kMostRounds = 3;  // of changes to the best plan
+
+struct Found {
+  schedule::StepOptions options;
+  double seconds = 0;
+};
+
+// The plans that one change makes of these options. Each gives the same results.
+std::vector<schedule::StepOptions> changes_of(const config::Config& config,
+                                              const schedule::StepModel& model,
+                                              const schedule::StepOptions& options) {
+  std::vector<schedule::StepOptions> list = update_variants(config, options);
+  for (schedule::StepOptions& carried : carried_variants(config, options)) {
+    list.push_back(std::move(carried));
+  }
+  for (std::int32_t lag = 0; lag <= kMostExchangeLag && !model.view.is_alone(); ++lag) {
+    list.push_back(options);
+    list.back().exchange_lag = lag;
+  }
+  if (options.shares_device) {
+    list.push_back(options);
+    list.back().shares_device = false;
+  }
+  return list;
+}
+
+}  // namespace
+
+std::vector<CandidateGroup> pipeline_candidates(const config::Config& config,
+                                                const schedule::StepModel& model,
+                                                const std::vector<schedule::UnitRange>& stages) {
+  // A pipeline's order of passes leaves no choice.
+  config::Config ordered = config;
+  ordered.train.order = config::Config::Order::kMicrobatch;
+  std::vector<CandidateGroup> groups = plan_candidates(ordered, model);
+  for (CandidateGroup& group : groups) {
+    std::erase_if(group, [&](const schedule::StepOptions& options) {
+      return options.durable && ties_ranks(model) &&
+             options.placement.weight.front() == Tier::kStorage;
+    });
+    for (schedule::StepOptions& options : group) {
+      options.stages = stages;
+      options.recompute = cut_at_stages(std::move(options.recompute), stages);
+      if (!schedule::is_possible(model, options.recompute)) {
+        options.recompute = schedule::recompute_units(model);
+      }
+    }
+  }
+  std::erase_if(groups, [](const CandidateGroup& group) { return group.empty(); });
+  return groups;
+}
+
+std::variant<Compiled, Refusal> search_pipeline(const config::Config& config,
+                                                const schedule::StepModel& model,
+                                                const TierBytes& budgets, Trials& trials,
+                                                std::vector<CandidateGroup> groups) {
+  Feasibility feasibility(model, budgets, trials, std::move(groups));
+  if (!feasibility.fits()) return feasibility.refusal();
+  std::optional<Found> best;
+  const auto consider = [&](const schedule::StepOptions& options) {
+    if (!planner::fits(trials.exact_need(options), budgets)) return;
+    const double seconds = trials.coarse(options).seconds;
+    if (!best || seconds < best->seconds) best = Found{options, seconds};
+  };
+  std::size_t tried = 0;
+  for (std::size_t i = 0; i < feasibility.groups().size() && tried < kMostGroups; ++i) {
+    if (!feasibility.group_fits(i)) continue;
+    ++tried;
+    for (const schedule::StepOptions& options : feasibility.groups()[i]) consider(options);
+  }
+  SLUICE_CHECK(best.has_value());
+  for (int round = 0; round < kMostRounds; ++round) {
+    const schedule::StepOptions from = best->options;
+    for (const schedule::StepOptions& options : changes_of(config, model, from)) consider(options);
+    if (best->options == from) break;
+  }
+  Compiled compiled = trials.exact(best->options);
+  SLUICE_CHECK(planner::fits(compiled.most_bytes, budgets));
+  trials.simulate(compiled);
+  return compiled;
+}
+
+double least_pipeline_s(const schedule::StepModel& model, const schedule::StepOptions& options,
+                        CostModel& costs) {
+  std::vector<double> busy_s(static_cast<std::size_t>(model.pipeline.ranks()));
+  for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
+    const auto at = static_cast<std::int32_t>(unit);
+    busy_s[static_cast<std::size_t>(model.pipeline.rank_of(at))] += costs.unit_s(at);
+  }
+  return schedule::own_microbatch_count(model, options) *
+         *std::max_element(busy_s.begin(), busy_s.end());
+}
+
+}  // namespace sluice::planner

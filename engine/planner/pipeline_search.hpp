@@ -1,0 +1,36 @@
+// The search for a plan of a pipeline.
+//
+// The relaxation of search.hpp knows one rank that has the whole model. A pipeline's memory is that of
+// its fullest rank, and its time that of all ranks together, so plans are compared by trials of the
+// whole world alone: the candidates of the first groups that fit, and then single changes to the
+// fastest.
+#pragma once
+
+#include <variant>
+#include <vector>
+
+#include "engine/config/config.hpp"
+#include "engine/planner/candidates.hpp"
+#include "engine/planner/refusal.hpp"
+#include "engine/planner/trials.hpp"
+
+namespace sluice::planner {
+
+// The candidates of a pipeline with these stages: their recomputations end at the borders of stages,
+// and a durable pipeline keeps tied weights off storage. May be empty.
+std::vector<CandidateGroup> pipeline_candidates(const config::Config& config,
+                                                const schedule::StepModel& model,
+                                                const std::vector<schedule::UnitRange>& stages);
+
+// The fastest plan of the groups, or the refusal of all. Precondition: there is a group, and `trials`
+// are those of a pipeline.
+std::variant<Compiled, Refusal> search_pipeline(const config::Config& config,
+                                                const schedule::StepModel& model,
+                                                const TierBytes& budgets, Trials& trials,
+                                                std::vector<CandidateGroup> groups);
+
+// No step takes less: the passes of the rank that has the most of them.
+double least_pipeline_s(const schedule::StepModel& model, const schedule::StepOptions& options,
+                        CostModel& costs);
+
+}  // namespace sluice::planner
