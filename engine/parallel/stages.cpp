@@ -1,5 +1,5 @@
 // Dynamic programming from the end: least[s][u] is the least cost of the most expensive of s runs
-// that the units from u on are cut into.
+// that the units from u on are cut into, where no run is larger than it may be.
 #include "engine/parallel/stages.hpp"
 
 #include <algorithm>
@@ -8,22 +8,32 @@
 #include "base/error.hpp"
 
 namespace sluice::parallel {
+namespace {
 
-std::vector<schedule::UnitRange> cut_stages(const std::vector<std::uint64_t>& unit_costs,
-                                            std::int32_t stages) {
-  const std::size_t units = unit_costs.size();
-  const auto runs = static_cast<std::size_t>(stages);
-  SLUICE_CHECK(stages > 0 && units >= runs);
-  constexpr std::uint64_t kImpossible = std::numeric_limits<std::uint64_t>::max();
+constexpr std::uint64_t kImpossible = std::numeric_limits<std::uint64_t>::max();
+
+struct Cut {
+  std::uint64_t most_cost = kImpossible;
+  std::vector<schedule::UnitRange> ranges;  // empty: there is none
+};
+
+// costs and bytes: by stage and unit.
+Cut least_cut(const StageBytes& costs, const StageBytes& bytes, std::uint64_t most_bytes) {
+  const std::size_t runs = costs.size();
+  SLUICE_CHECK(runs > 0 && bytes.size() == runs && costs.front().size() >= runs);
+  const std::size_t units = costs.front().size();
   std::vector<std::vector<std::uint64_t>> least(runs + 1,
                                                 std::vector<std::uint64_t>(units + 1, kImpossible));
   std::vector<std::vector<std::size_t>> first_end(runs + 1, std::vector<std::size_t>(units + 1));
   least[0][units] = 0;
   for (std::size_t run = 1; run <= runs; ++run) {
+    const std::size_t stage = runs - run;
     for (std::size_t begin = units; begin-- > 0;) {
-      std::uint64_t cost = 0;
+      std::uint64_t cost = 0, taken = 0;
       for (std::size_t end = begin + 1; end <= units; ++end) {
-        cost += unit_costs[end - 1];
+        cost += costs[stage][end - 1];
+        taken += bytes[stage][end - 1];
+        if (taken > most_bytes) break;
         const std::uint64_t most = std::max(cost, least[run - 1][end]);
         if (most >= least[run][begin]) continue;
         least[run][begin] = most;
@@ -31,14 +41,39 @@ std::vector<schedule::UnitRange> cut_stages(const std::vector<std::uint64_t>& un
       }
     }
   }
-  std::vector<schedule::UnitRange> ranges;
+  Cut cut{least[runs][0], {}};
+  if (cut.most_cost == kImpossible) return cut;
   std::size_t begin = 0;
   for (std::size_t run = runs; run > 0; --run) {
     const std::size_t end = first_end[run][begin];
-    ranges.push_back({static_cast<std::int32_t>(begin), static_cast<std::int32_t>(end)});
+    cut.ranges.push_back({static_cast<std::int32_t>(begin), static_cast<std::int32_t>(end)});
     begin = end;
   }
-  return ranges;
+  return cut;
+}
+
+StageBytes none_of(const StageBytes& like) {
+  return StageBytes(like.size(), std::vector<std::uint64_t>(like.front().size()));
+}
+
+}  // namespace
+
+std::vector<schedule::UnitRange> cut_stages(const std::vector<std::uint64_t>& unit_costs,
+                                            std::int32_t stages) {
+  const StageBytes costs(static_cast<std::size_t>(stages), unit_costs);
+  return least_cut(costs, none_of(costs), 0).ranges;
+}
+
+std::optional<std::vector<schedule::UnitRange>> cut_stages_within(
+    const std::vector<std::uint64_t>& unit_costs, const StageBytes& bytes,
+    std::uint64_t most_bytes) {
+  const Cut cut = least_cut(StageBytes(bytes.size(), unit_costs), bytes, most_bytes);
+  if (cut.ranges.empty()) return std::nullopt;
+  return cut.ranges;
+}
+
+std::uint64_t least_stage_bytes(const StageBytes& bytes) {
+  return least_cut(bytes, none_of(bytes), 0).most_cost;
 }
 
 schedule::StageView make_stage_view(const schedule::PipelineOrder& order,

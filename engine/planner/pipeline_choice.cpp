@@ -3,10 +3,14 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <numeric>
+#include <optional>
 #include <string>
 
 #include "base/error.hpp"
 #include "engine/parallel/stages.hpp"
+#include "engine/planner/candidates.hpp"
+#include "engine/schedule/compile/rank_share.hpp"
 #include "engine/schedule/orders/check_order.hpp"
 #include "engine/schedule/orders/order_csv.hpp"
 
@@ -75,10 +79,61 @@ schedule::PipelineOrder choose_order(const config::Config& config) {
                               microbatches);
 }
 
-std::vector<schedule::UnitRange> choose_stages(const config::Config& config,
-                                               const schedule::PipelineOrder& order,
-                                               std::size_t units, CostModel& costs) {
-  if (order.empty()) return {};
+namespace {
+
+// By stage: the most forward passes whose backward passes have not ended.
+std::vector<std::uint64_t> in_flight_of_stages(const schedule::PipelineOrder& order) {
+  std::vector<std::uint64_t> now(order.rank_of_stage.size()), most = now;
+  for (const auto& list : order.actions) {
+    for (const schedule::StageAction& action : list) {
+      const auto stage = static_cast<std::size_t>(action.stage);
+      if (action.kind == schedule::ActionKind::kForward) {
+        most[stage] = std::max(most[stage], ++now[stage]);
+      } else if (action.kind == schedule::ActionKind::kBackward ||
+                 action.kind == schedule::ActionKind::kBackwardWeight) {
+        --now[stage];
+      }
+    }
+  }
+  return most;
+}
+
+std::uint64_t state_bytes_of(const schedule::StepModel& model, std::int32_t unit) {
+  const auto elems = [&](StateKind kind) { return schedule::home_range(model, kind, unit).elems(); };
+  return dtype_bytes(model.dtype) * elems(StateKind::kWeight) +
+         sizeof(float) * elems(StateKind::kGradient) +
+         optimizer_state_bytes(model, static_cast<std::size_t>(unit));
+}
+
+parallel::StageBytes stage_bytes(const schedule::StepModel& model,
+                                 const schedule::PipelineOrder& order) {
+  parallel::StageBytes bytes;
+  for (const std::uint64_t in_flight : in_flight_of_stages(order)) {
+    std::vector<std::uint64_t>& of_units = bytes.emplace_back();
+    for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
+      const schedule::UnitFootprint& footprint = model.units[unit];
+      of_units.push_back(state_bytes_of(model, static_cast<std::int32_t>(unit)) +
+                         in_flight * (footprint.output_bytes + footprint.saved_bytes));
+    }
+  }
+  return bytes;
+}
+
+std::uint64_t most_bytes_of(const StageCut& cut, const parallel::StageBytes& bytes) {
+  std::uint64_t most = 0;
+  for (std::size_t stage = 0; stage < cut.size(); ++stage) {
+    const auto begin = bytes[stage].begin();
+    most = std::max(most, std::accumulate(begin + cut[stage].begin, begin + cut[stage].end,
+                                          std::uint64_t{0}));
+  }
+  return most;
+}
+
+}  // namespace
+
+std::vector<StageCut> stage_cuts(const config::Config& config, const schedule::StepModel& model,
+                                 const schedule::PipelineOrder& order, CostModel& costs) {
+  const std::size_t units = model.units.size();
   if (static_cast<std::size_t>(order.stages()) > units) {
     throw InputError("a pipeline of " + std::to_string(order.stages()) + " stages (" +
                      ranks_text(config) + ") needs as many units, and the model has " +
@@ -92,7 +147,16 @@ std::vector<schedule::UnitRange> choose_stages(const config::Config& config,
     const double seconds = costs.unit_s(static_cast<std::int32_t>(unit));
     unit_ns.push_back(static_cast<std::uint64_t>(std::llround(seconds * kNsOfSecond)));
   }
-  return parallel::cut_stages(unit_ns, order.stages());
+  std::vector<StageCut> cuts{parallel::cut_stages(unit_ns, order.stages())};
+  const parallel::StageBytes bytes = stage_bytes(model, order);
+  const std::uint64_t fastest = most_bytes_of(cuts.front(), bytes);
+  const std::uint64_t least = parallel::least_stage_bytes(bytes);
+  for (const std::uint64_t most : {least + (fastest - least) / 2, least}) {
+    const std::optional<StageCut> cut = parallel::cut_stages_within(unit_ns, bytes, most);
+    SLUICE_CHECK(cut.has_value());
+    if (std::find(cuts.begin(), cuts.end(), *cut) == cuts.end()) cuts.push_back(*cut);
+  }
+  return cuts;
 }
 
 void check_stages(const std::vector<schedule::UnitRange>& stages,

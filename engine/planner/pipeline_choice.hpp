@@ -14,11 +14,13 @@ namespace sluice::planner {
 // where the order cannot run, would not have one rank's bits, or is of other ranks or micro-batches.
 schedule::PipelineOrder choose_order(const config::Config& config);
 
-// Cuts the units so that the stage with the longest passes is as short as possible. Throws InputError
-// if there are more stages than units.
-std::vector<schedule::UnitRange> choose_stages(const config::Config& config,
-                                               const schedule::PipelineOrder& order,
-                                               std::size_t units, CostModel& costs);
+// Cuts of the model that may be the best: the one in which the stage with the longest passes is as
+// short as possible, the one in which the stage with the most bytes has as few as possible, and one
+// between them; equal ones once. Bytes are those of state and of the activations that the order has
+// in flight. Throws InputError if there are more stages than units.
+using StageCut = std::vector<schedule::UnitRange>;
+std::vector<StageCut> stage_cuts(const config::Config& config, const schedule::StepModel& model,
+                                 const schedule::PipelineOrder& order, CostModel& costs);
 
 // Throws InputError unless the stages, which another rank may have sent, are those of this order and
 // cover the units.

@@ -6,7 +6,6 @@
 #include "base/error.hpp"
 #include "engine/planner/feasibility.hpp"
 #include "engine/planner/pipeline_choice.hpp"
-#include "engine/schedule/compile/rank_share.hpp"
 
 namespace sluice::planner {
 namespace {
@@ -43,8 +42,8 @@ std::vector<schedule::StepOptions> changes_of(const config::Config& config,
 }  // namespace
 
 std::vector<CandidateGroup> pipeline_candidates(const config::Config& config,
-                                                const schedule::StepModel& model,
-                                                const std::vector<schedule::UnitRange>& stages) {
+                                                const schedule::StepModel& model) {
+  const StageCut& stages = model.pipeline.units;
   // A pipeline's order of passes leaves no choice.
   config::Config ordered = config;
   ordered.train.order = config::Config::Order::kMicrobatch;
@@ -62,7 +61,13 @@ std::vector<CandidateGroup> pipeline_candidates(const config::Config& config,
       }
     }
   }
+  const bool had_some = !groups.empty();
   std::erase_if(groups, [](const CandidateGroup& group) { return group.empty(); });
+  if (groups.empty() && had_some) {
+    throw InputError(
+        "checkpoint.mode = \"durable\" with a pipeline and tied embeddings needs weights that are "
+        "not on storage; set memory.place.weight = \"pinned\" or \"device\"");
+  }
   return groups;
 }
 
@@ -96,15 +101,14 @@ std::variant<Compiled, Refusal> search_pipeline(const config::Config& config,
   return compiled;
 }
 
-double least_pipeline_s(const schedule::StepModel& model, const schedule::StepOptions& options,
+double least_pipeline_s(const config::Config& config, const schedule::StepModel& model,
                         CostModel& costs) {
-  std::vector<double> busy_s(static_cast<std::size_t>(model.pipeline.ranks()));
+  double pass_s = 0;
   for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
-    const auto at = static_cast<std::int32_t>(unit);
-    busy_s[static_cast<std::size_t>(model.pipeline.rank_of(at))] += costs.unit_s(at);
+    pass_s += costs.unit_s(static_cast<std::int32_t>(unit));
   }
-  return schedule::own_microbatch_count(model, options) *
-         *std::max_element(busy_s.begin(), busy_s.end());
+  const auto ranks = static_cast<double>(config.parallel.data * config.parallel.pipeline);
+  return static_cast<double>(config.train.accumulate) * pass_s / ranks;
 }
 
 }  // namespace sluice::planner

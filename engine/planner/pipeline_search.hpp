@@ -16,11 +16,11 @@
 
 namespace sluice::planner {
 
-// The candidates of a pipeline with these stages: their recomputations end at the borders of stages,
-// and a durable pipeline keeps tied weights off storage. May be empty.
+// The candidates of the model's pipeline: their recomputations end at the borders of stages, and a
+// durable pipeline keeps tied weights off storage (InputError if memory.place asks for it). Empty
+// where there is none for one rank either.
 std::vector<CandidateGroup> pipeline_candidates(const config::Config& config,
-                                                const schedule::StepModel& model,
-                                                const std::vector<schedule::UnitRange>& stages);
+                                                const schedule::StepModel& model);
 
 // The fastest plan of the groups, or the refusal of all. Precondition: there is a group, and `trials`
 // are those of a pipeline.
@@ -29,8 +29,8 @@ std::variant<Compiled, Refusal> search_pipeline(const config::Config& config,
                                                 const TierBytes& budgets, Trials& trials,
                                                 std::vector<CandidateGroup> groups);
 
-// No step takes less: the passes of the rank that has the most of them.
-double least_pipeline_s(const schedule::StepModel& model, const schedule::StepOptions& options,
+// No step takes less, however the model is cut: an even share of all passes for each rank.
+double least_pipeline_s(const config::Config& config, const schedule::StepModel& model,
                         CostModel& costs);
 
 }  // namespace sluice::planner

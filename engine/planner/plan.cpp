@@ -156,14 +156,6 @@ schedule::StepModel step_model_of(const config::Config& config, const model::Mod
   return step;
 }
 
-void cut_into_stages(schedule::StepModel& step, const config::Config& config, CostModel& costs) {
-  if (config.parallel.pipeline == 1) return;
-  schedule::PipelineOrder order = choose_order(config);
-  std::vector<schedule::UnitRange> stages =
-      choose_stages(config, order, step.units.size(), costs);
-  step.pipeline = parallel::make_stage_view(order, std::move(stages), 0);
-}
-
 // Proves the schedules of the choice, and makes the plan of them.
 Plan settle_plan(Compiled fastest, const schedule::StepModel& step, const config::Config& config,
                  const model::Model& model, const HardwareProfile& hardware, CostModel& costs) {
@@ -188,6 +180,66 @@ Refusal with_largest_unit(Refusal refusal, const config::Config& config,
   return refusal;
 }
 
+// Throws InputError where nothing is left.
+void leave_out_long_steps(const config::Config& config, const schedule::StepModel& step,
+                          std::vector<CandidateGroup>& groups) {
+  if (groups.empty()) {
+    throw InputError(
+        "memory.place.optimizer = \"device\" needs memory.place.weight and "
+        "memory.place.gradient = \"device\" too");
+  }
+
+  std::uint64_t least_size = std::numeric_limits<std::uint64_t>::max();
+  std::erase_if(groups, [&](const CandidateGroup& group) {
+    const std::uint64_t size = step_size(step, group.back());
+    least_size = std::min(least_size, size);
+    return size > kMostStepInstructions;
+  });
+  if (groups.empty()) {
+    throw InputError("a step of this configuration would have about " + std::to_string(least_size) +
+                     " instructions, and at most " + std::to_string(kMostStepInstructions) +
+                     " can be planned; lower " +
+                     (config.train.batch > 0 ? "train.batch" : "train.accumulate") +
+                     " or model.layers");
+  }
+}
+
+std::uint64_t missing_bytes(const Refusal& refusal) {
+  const TierBytes missing = beyond(refusal.needed_bytes, refusal.available_bytes);
+  return std::accumulate(missing.begin(), missing.end(), std::uint64_t{0});
+}
+
+// The fastest plan of all cuts into stages. If none fits, the refusal that misses the fewest bytes.
+std::variant<Plan, Refusal> plan_pipeline(const config::Config& config, schedule::StepModel step,
+                                          const model::Model& model,
+                                          const HardwareProfile& hardware, CostModel& costs) {
+  const TierBytes budgets = budgets_of(config);
+  const schedule::PipelineOrder order = choose_order(config);
+  std::optional<Compiled> best;
+  std::optional<Refusal> refused;
+  for (const StageCut& cut : stage_cuts(config, step, order, costs)) {
+    step.pipeline = parallel::make_stage_view(order, cut, 0);
+    std::vector<CandidateGroup> groups = pipeline_candidates(config, step);
+    leave_out_long_steps(config, step, groups);
+    Trials trials(step, costs, log_bytes(config, step), other_ranks(step), ranks_of_pipeline(step));
+    auto found = search_pipeline(config, step, budgets, trials, std::move(groups));
+    if (auto* refusal = std::get_if<Refusal>(&found)) {
+      if (!refused || missing_bytes(*refusal) < missing_bytes(*refused)) {
+        refused = with_largest_unit(std::move(*refusal), config, step);
+      }
+      continue;
+    }
+    auto& compiled = std::get<Compiled>(found);
+    if (best && compiled.simulation.total_s >= best->simulation.total_s) continue;
+    best = std::move(compiled);
+  }
+  if (!best) return std::move(*refused);
+  step.pipeline.units = best->options.stages;
+  Plan plan = settle_plan(std::move(*best), step, config, model, hardware, costs);
+  plan.bound_s = least_pipeline_s(config, step, costs);
+  return plan;
+}
+
 }  // namespace
 
 double least_step_s(const config::Config& given, const model::Model& model,
@@ -195,15 +247,12 @@ double least_step_s(const config::Config& given, const model::Model& model,
                     const kernels::Kernels* host_kernels) {
   const config::Config config = with_places_of_stage(given);
   const model::BatchShape batch = batch_shape(config);
-  schedule::StepModel step_model = step_model_of(config, model, kernels, host_kernels);
+  const schedule::StepModel step_model = step_model_of(config, model, kernels, host_kernels);
   const TierBytes budgets = budgets_of(config);
   CostModel costs(config, model, batch, hardware);
-  cut_into_stages(step_model, config, costs);
+  if (config.parallel.pipeline > 1) return least_pipeline_s(config, step_model, costs);
   std::vector<CandidateGroup> groups = plan_candidates(config, step_model);
   if (groups.empty()) return 0;
-  if (!step_model.pipeline.is_alone()) {
-    return least_pipeline_s(step_model, groups.front().front(), costs);
-  }
   Trials trials(step_model, costs, 0);
   return Search(config, step_model, budgets, costs, trials, std::move(groups)).least_step_s();
 }
@@ -241,50 +290,13 @@ std::variant<Plan, Refusal> make_plan(const config::Config& given, const model::
   check_rank_counts(given);
   const config::Config config = with_places_of_stage(given);
   const model::BatchShape batch = batch_shape(config);
-  schedule::StepModel step_model = step_model_of(config, model, kernels, host_kernels);
+  const schedule::StepModel step_model = step_model_of(config, model, kernels, host_kernels);
   const TierBytes budgets = budgets_of(config);
   CostModel costs(config, model, batch, hardware);
-  cut_into_stages(step_model, config, costs);
-  const bool is_pipeline = !step_model.pipeline.is_alone();
-  std::vector<CandidateGroup> groups =
-      is_pipeline ? pipeline_candidates(config, step_model, step_model.pipeline.units)
-                  : plan_candidates(config, step_model);
-  if (groups.empty() && is_pipeline && !plan_candidates(config, step_model).empty()) {
-    throw InputError(
-        "checkpoint.mode = \"durable\" with a pipeline and tied embeddings needs weights that are "
-        "not on storage; set memory.place.weight = \"pinned\" or \"device\"");
-  }
-  if (groups.empty()) {
-    throw InputError(
-        "memory.place.optimizer = \"device\" needs memory.place.weight and "
-        "memory.place.gradient = \"device\" too");
-  }
-
-  std::uint64_t least_size = std::numeric_limits<std::uint64_t>::max();
-  std::erase_if(groups, [&](const CandidateGroup& group) {
-    const std::uint64_t size = step_size(step_model, group.back());
-    least_size = std::min(least_size, size);
-    return size > kMostStepInstructions;
-  });
-  if (groups.empty()) {
-    throw InputError("a step of this configuration would have about " + std::to_string(least_size) +
-                     " instructions, and at most " + std::to_string(kMostStepInstructions) +
-                     " can be planned; lower " +
-                     (config.train.batch > 0 ? "train.batch" : "train.accumulate") +
-                     " or model.layers");
-  }
-  Trials trials(step_model, costs, log_bytes(config, step_model), other_ranks(step_model),
-                ranks_of_pipeline(step_model));
-  if (is_pipeline) {
-    auto found = search_pipeline(config, step_model, budgets, trials, std::move(groups));
-    if (auto* refusal = std::get_if<Refusal>(&found)) {
-      return with_largest_unit(std::move(*refusal), config, step_model);
-    }
-    Plan plan = settle_plan(std::move(std::get<Compiled>(found)), step_model, config, model,
-                            hardware, costs);
-    plan.bound_s = least_pipeline_s(step_model, plan.options, costs);
-    return plan;
-  }
+  if (config.parallel.pipeline > 1) return plan_pipeline(config, step_model, model, hardware, costs);
+  std::vector<CandidateGroup> groups = plan_candidates(config, step_model);
+  leave_out_long_steps(config, step_model, groups);
+  Trials trials(step_model, costs, log_bytes(config, step_model), other_ranks(step_model));
   Search search(config, step_model, budgets, costs, trials, std::move(groups));
   if (!search.fits()) return with_largest_unit(search.refusal(), config, step_model);
   Plan plan =

@@ -2,6 +2,7 @@
 #include "collectives/local/local_group.hpp"
 
 #include "tests/contract/communicator_contract.hpp"
+#include "tests/support/duplex_messages.hpp"
 
 namespace sluice::testing {
 namespace {
@@ -29,6 +30,13 @@ struct SingleRank {
 
 INSTANTIATE_TYPED_TEST_SUITE_P(Local, CommunicatorContract, LocalRanks);
 INSTANTIATE_TYPED_TEST_SUITE_P(Single, CommunicatorContract, SingleRank);
+
+// Stages of a pipeline send and receive on lanes of their own.
+TEST(LocalGroup, OneThreadSendsWhileAnotherReceives) {
+  for (const int size : {2, 3}) {
+    LocalRanks::run(size, 30, [](ContractRank& own) { send_while_receiving(own.group); });
+  }
+}
 
 // As if its process had died: nobody waits for the deadline.
 TEST(LocalGroup, ARankThatLeavesIsNamedAtOnce) {

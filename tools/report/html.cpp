@@ -206,6 +206,28 @@ Json ranks_json(const std::vector<RankFacts>& ranks) {
   return rows;
 }
 
+// Passes as arrays: [kind, first unit, last unit, micro-batch, begin, duration].
+Json pipeline_json(const RunDirectory& run) {
+  if (!run.pipeline) return nullptr;
+  static constexpr std::array<const char*, 4> kKinds{"forward", "recompute", "backward input",
+                                                     "backward weight"};
+  Json rows = Json::array();
+  for (const PipelineRow& row : run.pipeline->rows) {
+    Json passes = Json::array();
+    for (const DrawnPass& pass : row.passes) {
+      passes.push_back({kKinds[static_cast<std::size_t>(pass.kind)], pass.first_unit,
+                        pass.last_unit, pass.microbatch, pass.begin_ns,
+                        pass.end_ns - pass.begin_ns});
+    }
+    rows.push_back({{"rank", row.rank},
+                    {"passes", std::move(passes)},
+                    {"span", row.span_ns},
+                    {"compute", row.compute_ns},
+                    {"bubble", row.bubble_ns()}});
+  }
+  return {{"rows", std::move(rows)}, {"one_clock", run.pipeline->one_clock}};
+}
+
 Json category_colors_json() {
   Json colors = Json::object();
   for (std::size_t c = 0; c < kCategoryCount; ++c) {
@@ -249,6 +271,7 @@ Json page_data(const RunDirectory& run) {
           {"run", lanes_json(run.run_trace, lanes_of(run.run_trace))},
           {"traced_step", traced_step_json(run)},
           {"ranks", ranks_json(run.ranks)},
+          {"pipeline", pipeline_json(run)},
           {"category_colors", category_colors_json()}};
 }
 

@@ -357,6 +357,37 @@ function ranks() {
       rows.map((row) => [String(row.rank), String(row.step), time(row.total_s), time(row.compute_s), time(row.waited_s)])));
 }
 
+// A row for each rank, as papers draw pipelines.
+function pipeline() {
+  if (!data.pipeline) return;
+  $("pipeline-section").hidden = false;
+  if (!data.pipeline.one_clock) $("pipeline-note").append(" The ranks have different clocks, so each row begins at its own first pass.");
+  const COLORS = { forward: "#0072b2", recompute: "#56b4e9", "backward input": "#009e73", "backward weight": "#e69f00" };
+  const rows = data.pipeline.rows, ROW = 24, LEFT = 60, WIDTH = 960;
+  const end = Math.max(1, ...rows.map((row) => row.passes.length ? row.passes.at(-1)[4] + row.passes.at(-1)[5] : 0));
+  const x = (ns) => LEFT + (ns / end) * (WIDTH - LEFT);
+  const picture = svg("svg", { viewBox: "0 0 " + WIDTH + " " + rows.length * ROW, role: "img", "aria-label": "Passes of each rank" });
+  rows.forEach((row, i) => {
+    picture.append(svg("text", { x: 0, y: i * ROW + 15 }, "rank " + row.rank));
+    for (const [kind, first, last, microbatch, begin, duration] of row.passes) {
+      const width = Math.max(x(begin + duration) - x(begin), 0.5);
+      const units = first === last ? "unit " + first : "units " + first + " to " + last;
+      picture.append(svg("rect", { x: x(begin), y: i * ROW + 2, width, height: ROW - 5, fill: COLORS[kind] },
+        svg("title", {}, kind + " of micro-batch " + microbatch + ", " + units + ": " + timeText(duration))));
+      if (width > 14) picture.append(svg("text", { x: x(begin) + width / 2, y: i * ROW + 15, "text-anchor": "middle", style: "fill:#fff;pointer-events:none" }, String(microbatch)));
+    }
+  });
+  const legend = element("p", { class: "note" });
+  for (const [kind, color] of Object.entries(COLORS)) {
+    legend.append(element("span", { style: "display:inline-block;width:0.8em;height:0.8em;margin:0 0.3em 0 1em;background:" + color }), kind);
+  }
+  const worst = rows.reduce((a, b) => b.bubble > a.bubble ? b : a);
+  $("pipeline").append(element("h3", {}, "The largest bubble is rank " + worst.rank + "'s: " + timeText(worst.bubble) + ", "
+      + (worst.span > 0 ? percent(worst.bubble / worst.span) : "–") + " of its span"), picture, legend,
+    table("", [["Rank", ""], ["Span", "number"], ["Computed", "number"], ["Bubble", "number"], ["Share", "number"]],
+      rows.map((row) => [String(row.rank), timeText(row.span), timeText(row.compute), timeText(row.bubble), row.span > 0 ? percent(row.bubble / row.span) : "–"])));
+}
+
 header();
 comparison();
 busy();
@@ -364,3 +395,4 @@ curves();
 memory();
 stalls();
 ranks();
+pipeline();

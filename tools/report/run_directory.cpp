@@ -72,6 +72,7 @@ void load_plan(const Path& file, PlanFacts& plan) {
   if (std::isfinite(step_time_s)) plan.quantities.step_time_s = step_time_s;
   plan.bound_by = text_of(file, event, "bound_by");
   plan.ranks = count_of(file, event, "ranks").value_or(1);
+  plan.has_stages = event.contains("pipeline");
   plan.parameters = count_of(file, event, "parameters");
   plan.state_bytes = count_of(file, event, "state_bytes");
 }
@@ -158,6 +159,26 @@ void load_ranks(RunDirectory& run) {
   }
 }
 
+// Every rank of the pipeline has traced the same step, or there is no picture.
+void load_pipeline(RunDirectory& run) {
+  if (!run.plan.has_stages || run.ranks.size() != run.plan.ranks || run.run_trace.spans.empty()) {
+    return;
+  }
+  RunDirectory::PipelineTrace pipeline;
+  std::vector<std::int64_t> starts_ns{run.run_trace.start_ns};
+  pipeline.rows.push_back(pipeline_row(0, run.run_trace));
+  for (std::uint64_t rank = 1; rank < run.plan.ranks; ++rank) {
+    const Path file = run.path / ("rank-" + std::to_string(rank)) / "trace.json";
+    std::error_code error;
+    if (!std::filesystem::exists(std::filesystem::symlink_status(file, error))) return;
+    const TraceFile trace = load_trace(file);
+    starts_ns.push_back(trace.start_ns);
+    pipeline.rows.push_back(pipeline_row(rank, trace));
+  }
+  pipeline.one_clock = align_rows(starts_ns, pipeline.rows);
+  run.pipeline = std::move(pipeline);
+}
+
 }  // namespace
 
 RunDirectory load_run_directory(const Path& run_dir) {
@@ -177,6 +198,7 @@ RunDirectory load_run_directory(const Path& run_dir) {
   if (std::filesystem::exists(std::filesystem::symlink_status(trace, error))) {
     run.run_trace = load_trace(trace);
   }
+  load_pipeline(run);
   return run;
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/memory_kinds.hpp"
+#include "tools/report/pipeline_view.hpp"
 #include "tools/report/trace_file.hpp"
 
 namespace sluice::report {
@@ -35,6 +36,7 @@ struct PlanFacts {
   std::optional<std::uint64_t> parameters;
   std::optional<std::uint64_t> state_bytes;
   std::uint64_t ranks = 1;
+  bool has_stages = false;  // the ranks are those of pipelines
 };
 
 // A field is NaN if the event has no finite number for it.
@@ -82,6 +84,12 @@ struct RunDirectory {
   std::vector<RankFacts> ranks;           // those with a traced step; empty for a run of one rank
   TraceFile plan_trace;
   TraceFile run_trace;  // empty if no step was traced
+  // A pipeline's traced step: the passes of each rank, if all have a trace.
+  struct PipelineTrace {
+    std::vector<PipelineRow> rows;
+    bool one_clock = true;  // false: each row begins at 0
+  };
+  std::optional<PipelineTrace> pipeline;
 };
 
 // Throws InputError naming the file.

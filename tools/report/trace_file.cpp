@@ -72,6 +72,7 @@ void normalise(TraceFile& trace) {
   std::int64_t first = kMaxTimeNs;
   for (const TraceSpan& span : trace.spans) first = std::min(first, span.begin_ns);
   for (const TraceCounter& sample : trace.counters) first = std::min(first, sample.time_ns);
+  trace.start_ns = first;
   for (TraceSpan& span : trace.spans) {
     span.begin_ns -= first;
     span.end_ns -= first;

@@ -16,7 +16,8 @@ struct TraceFile {
   std::vector<std::string> names;
   std::vector<TraceSpan> spans;
   std::vector<TraceCounter> counters;
-  std::int64_t end_ns = 0;  // the latest time of a span or a counter
+  std::int64_t end_ns = 0;    // the latest time of a span or a counter
+  std::int64_t start_ns = 0;  // time 0 on the recorder's clock, which the ranks of a machine share
 };
 
 // Throws InputError with the file's name.

@@ -21,6 +21,18 @@ Variant ranks(int count, int zero) {
           true};
 }
 
+// stages: of each rank.
+Variant pipeline(int count, const char* order, int stages, int data_ranks = 1) {
+  const std::string data =
+      data_ranks == 1 ? std::string() : std::to_string(data_ranks) + " x ZeRO-1, ";
+  return {data + "pipeline of " + std::to_string(count) + " ranks, " + order,
+          {"parallel.pipeline=" + std::to_string(count), std::string("parallel.schedule=") + order,
+           "parallel.virtual_stages=" + std::to_string(stages),
+           "parallel.data=" + std::to_string(data_ranks),
+           "parallel.zero=" + std::to_string(data_ranks == 1 ? 0 : 1), "memory.backend=host"},
+          true};
+}
+
 std::string number_text(double number) {
   char text[40];
   std::snprintf(text, sizeof text, "%.17g", number);
@@ -40,6 +52,9 @@ std::vector<Variant> list_variants() {
           ranks(2, 3),
           ranks(2, 1),
           ranks(4, 3),
+          pipeline(2, "1f1b", 1),
+          pipeline(3, "zb-h1", 1),
+          pipeline(2, "1f1b", 1, 2),
           {"2 ranks, one a server",
            {"parallel.data=2", "parallel.zero=0", "parallel.server=true", "memory.backend=host"},
            true}};

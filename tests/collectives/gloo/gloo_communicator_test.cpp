@@ -3,6 +3,7 @@
 
 #include "collectives/socket.hpp"
 #include "tests/contract/communicator_contract.hpp"
+#include "tests/support/duplex_messages.hpp"
 
 namespace sluice::testing {
 namespace {
@@ -31,6 +32,37 @@ struct GlooRanks {
 };
 
 INSTANTIATE_TYPED_TEST_SUITE_P(Gloo, CommunicatorContract, GlooRanks);
+
+// Stages of a pipeline send and receive on lanes of their own.
+TEST(GlooCommunicator, OneThreadSendsWhileAnotherReceives) {
+  for (const int size : {2, 3}) {
+    GlooRanks::run(size, 30, [](ContractRank& own) { send_while_receiving(own.group); });
+  }
+}
+
+// Both threads of rank 0 wait for a rank that does nothing.
+TEST(GlooCommunicator, AnAbortEndsASendAndAReceiveThatWait) {
+  const auto began = std::chrono::steady_clock::now();
+  GlooRanks::run(2, 60, [](ContractRank& own) {
+    if (own.rank() == 1) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      return;
+    }
+    std::int32_t token = 0;
+    // More than the sockets hold.
+    const std::vector<std::byte> much(std::size_t{64} << 20);
+    std::jthread sender([&] {
+      EXPECT_THROW(own.group.send(much.data(), much.size(), 1, 0),
+                   collectives::CommunicationError);
+    });
+    std::jthread aborter([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      own.group.abort("the test says so");
+    });
+    EXPECT_THROW(own.group.receive(&token, sizeof token, 1, 1), collectives::CommunicationError);
+  });
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(20));
+}
 
 // Many buffers of many sizes at once, larger than the sockets hold.
 TEST(GlooCommunicator, CarriesMegabytesInBothDirections) {

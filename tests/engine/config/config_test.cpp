@@ -426,7 +426,8 @@ TEST(Config, EachChoiceComesBackAsItWasWritten) {
   for (const ConfigKey& key : config_schema()) {
     if (key.kind != ConfigKind::kChoice) continue;  // a table's choices are of its values
     for (const std::string& choice : key.choices) {
-      if (choice.ends_with(":K")) continue;  // see APolicyWithACountComesBackTheSame
+      // See APolicyWithACountComesBackTheSame and AScheduleFromAFileComesBackTheSame.
+      if (choice.ends_with(":K") || choice.ends_with(":FILE")) continue;
       Config config;
       key.assign(config, ConfigValue(choice));
       EXPECT_EQ(std::get<std::string>(key.read(config)), choice) << key.path;
@@ -440,8 +441,8 @@ TEST(Config, EachChoiceComesBackAsItWasWritten) {
 TEST(Config, SettingsNotYetBuiltAreRefusedByName) {
   EXPECT_NO_THROW(check_supported(parse(kSmall)));
   for (const std::string assignment :
-       {"data.format=megatron", "parallel.tensor=2", "parallel.pipeline=2", "parallel.context=2",
-        "parallel.schedule=1f1b", "model.from=somewhere", "train.reduction=sequential"}) {
+       {"data.format=megatron", "parallel.tensor=2", "parallel.context=2", "model.from=somewhere",
+        "train.reduction=sequential"}) {
     const Config config = parse(kSmall, {"train.accumulate=2", assignment});
     const std::string words = testing::message_of<InputError>([&] { check_supported(config); });
     const std::string path = assignment.substr(0, assignment.find('='));
@@ -449,6 +450,36 @@ TEST(Config, SettingsNotYetBuiltAreRefusedByName) {
     EXPECT_TRUE(holds(config_help(), "not in this version: " + path + " "));
     EXPECT_TRUE(holds(words, "is not available in this version"));
   }
+}
+
+TEST(Config, AScheduleFromAFileComesBackTheSame) {
+  const Config config = parse(kSmall, {"parallel.pipeline=2", "parallel.schedule=csv:a b/order.csv"});
+  EXPECT_EQ(config.parallel.schedule, Config::PipelineSchedule::kCsv);
+  EXPECT_EQ(config.parallel.schedule_file, "a b/order.csv");
+  const Config again = parse_config(config_to_toml(config), "test");
+  EXPECT_EQ(again.parallel.schedule_file, "a b/order.csv");
+  EXPECT_EQ(config_to_toml(again), config_to_toml(config));
+  // The last one of a key wins, and takes no file along.
+  const Config last = parse(kSmall, {"parallel.schedule=csv:x", "parallel.schedule=zb-v"});
+  EXPECT_EQ(last.parallel.schedule_file, "");
+}
+
+TEST(Config, AScheduleSaysTheStagesOfARank) {
+  for (const auto& [schedule, stages] :
+       {std::pair("1f1b", 1), {"gpipe", 1}, {"interleaved", 2}, {"vertical", 2}, {"zb-v", 2}}) {
+    const Config config = parse(kSmall, {std::string("parallel.schedule=") + schedule});
+    EXPECT_EQ(config.parallel.virtual_stages, stages) << schedule;
+  }
+  EXPECT_EQ(parse(kSmall, {"parallel.schedule=vertical", "parallel.virtual_stages=3"})
+                .parallel.virtual_stages,
+            3);
+  expect_refusals(
+      {{{"parallel.schedule=csv:"}, "parallel.schedule must be"},
+       {{"parallel.schedule=plain"}, "parallel.schedule must be"},
+       {{"parallel.virtual_stages=2"}, "each rank of this parallel.schedule has 1"},
+       {{"parallel.schedule=zb-v", "parallel.virtual_stages=1"}, "has 2"},
+       {{"parallel.schedule=csv:x", "parallel.virtual_stages=2"}, "says the stages of each rank"},
+       {{"parallel.pipeline=2", "train.order=unit"}, "leave train.order out"}});
 }
 
 TEST(Config, RanksDivideTheMicroBatchesAndFoldWholeSubtrees) {

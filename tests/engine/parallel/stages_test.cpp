@@ -54,6 +54,56 @@ TEST(CutStages, IsAsGoodAsTheBestOfAllCuts) {
   }
 }
 
+// The least cost of the most expensive run, of all cuts from `begin` on in which no run of the stages
+// from `stage` on has more bytes; the largest number if there is none.
+std::uint64_t least_within(const std::vector<std::uint64_t>& costs, const StageBytes& bytes,
+                           std::uint64_t most_bytes, std::size_t begin, std::size_t stage) {
+  constexpr std::uint64_t kNone = ~std::uint64_t{0};
+  if (stage == bytes.size()) return begin == costs.size() ? 0 : kNone;
+  std::uint64_t least = kNone, cost = 0, taken = 0;
+  for (std::size_t end = begin + 1; end <= costs.size(); ++end) {
+    cost += costs[end - 1];
+    taken += bytes[stage][end - 1];
+    if (taken > most_bytes) break;
+    const std::uint64_t rest = least_within(costs, bytes, most_bytes, end, stage + 1);
+    least = std::min(least, std::max(cost, rest));
+  }
+  return least;
+}
+
+TEST(CutStages, KeepsWithinTheBytesOfEachStage) {
+  const CounterRng random(4, stream_of("test/cut_stages"));
+  std::uint64_t draw = 0;
+  std::size_t impossible = 0;
+  const std::size_t trials = testing::sweep(200);
+  for (std::size_t trial = 0; trial < trials; ++trial) {
+    std::vector<std::uint64_t> costs(1 + random.below(draw++, 9));
+    for (std::uint64_t& cost : costs) cost = random.below(draw++, 20);
+    StageBytes bytes(1 + random.below(draw++, costs.size()),
+                     std::vector<std::uint64_t>(costs.size()));
+    for (auto& stage : bytes) {
+      for (std::uint64_t& of_unit : stage) of_unit = random.below(draw++, 10);
+    }
+    const std::uint64_t least_bytes = least_stage_bytes(bytes);
+    EXPECT_TRUE(cut_stages_within(costs, bytes, least_bytes));
+    if (least_bytes > 0) EXPECT_FALSE(cut_stages_within(costs, bytes, least_bytes - 1));
+    const std::uint64_t most_bytes = random.below(draw++, 30);
+    const auto cut = cut_stages_within(costs, bytes, most_bytes);
+    const std::uint64_t expected = least_within(costs, bytes, most_bytes, 0, 0);
+    ASSERT_EQ(cut.has_value(), expected != ~std::uint64_t{0});
+    impossible += cut ? 0 : 1;
+    if (!cut) continue;
+    std::uint64_t most = 0;
+    for (std::size_t stage = 0; stage < cut->size(); ++stage) {
+      most = std::max(most, cost_of(costs, (*cut)[stage]));
+      EXPECT_LE(cost_of(bytes[stage], (*cut)[stage]), most_bytes);
+    }
+    ASSERT_EQ(most, expected);
+  }
+  EXPECT_GT(impossible, 0u);
+  EXPECT_LT(impossible, trials);
+}
+
 TEST(CutStages, CutsEqualUnitsEvenly) {
   const std::vector<schedule::UnitRange> cut = cut_stages({1, 1, 1, 1, 1, 1}, 3);
   EXPECT_EQ(cut, (std::vector<schedule::UnitRange>{{0, 2}, {2, 4}, {4, 6}}));

@@ -35,6 +35,11 @@ schedule::StepOptions drawn_options(std::uint64_t seed) {
   options.exchange_lag = static_cast<std::int32_t>(below(3));
   options.keeps_update_ring = below(2) == 0;
   if (below(2) == 0) scatter_saved(model, seed, options.placement);
+  if (below(2) == 0) {
+    const auto units = static_cast<std::int32_t>(model.units.size());
+    const auto first = static_cast<std::int32_t>(1 + below(model.units.size() - 1));
+    options.stages = {{0, first}, {first, units}};
+  }
   return options;
 }
 
@@ -46,6 +51,19 @@ TEST(OptionsText, RoundTripsExactly) {
     ASSERT_EQ(options_text(options_from_text(text)), text);
     ASSERT_EQ(text.find('\n'), std::string::npos);
   }
+}
+
+TEST(OptionsText, StagesCoverTheUnits) {
+  nlohmann::json options = nlohmann::json::parse(options_text(drawn_options(1)));
+  const auto units = options["weight"].get<std::string>().size();
+  const auto refusal = [&](const nlohmann::json& stages) {
+    options["stages"] = stages;
+    return message_of<InputError>([&] { options_from_text(options.dump()); });
+  };
+  EXPECT_TRUE(holds(refusal({1, units - 1}), "must end at"));
+  EXPECT_TRUE(holds(refusal({1, 1, units}), "must be a whole number from 2"));
+  EXPECT_TRUE(holds(refusal({0, units}), "must be a whole number from 1"));
+  EXPECT_TRUE(holds(refusal("all"), "must be a list"));
 }
 
 std::string refusal_of(const std::string& text) {

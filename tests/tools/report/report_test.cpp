@@ -121,6 +121,36 @@ TEST_F(Report, ShowsEveryRankAndWhatItWaitedFor) {
   EXPECT_EQ(data()["ranks"], nullptr);
 }
 
+// The picture needs every rank's trace of the same step.
+TEST_F(Report, DrawsAPipelineOfAllItsRanks) {
+  std::filesystem::create_directory(run_.path() / "rank-1");
+  run_.write("rank-1/events.jsonl",
+             R"({"event":"step","step":7,"loss":1,"grad_norm":1,"lr":1,"tokens_per_s":1,)"
+             R"("step_time_s":0.021,"stalled_fraction":0.5,"bytes_moved":{},)"
+             R"("measured_peak_bytes":{},"stalls":{"compute_s":0.01,"stalled_s":0.011,)"
+             R"("by_cause_s":{"comm":0.001}}})"
+             "\n");
+  Json plan = Json::parse(read_text(run_.path() / "plan.json"));
+  plan["ranks"] = 2;
+  run_.write("plan.json", plan.dump());
+  TraceRecorder trace;
+  testing::record_step(trace, 5000, 1.0);
+  run_.write("rank-1/trace.json", trace.to_json());
+  EXPECT_EQ(data()["pipeline"], nullptr);  // data-parallel ranks
+  plan["pipeline"] = {{"ranks", 2}};
+  run_.write("plan.json", plan.dump());
+  const Json rows = data()["pipeline"]["rows"];
+  ASSERT_EQ(rows.size(), 2u);
+  EXPECT_EQ(rows[1]["rank"], 1);
+  for (const Json& row : rows) {
+    EXPECT_FALSE(row["passes"].empty());
+    EXPECT_EQ(row["bubble"].get<std::int64_t>(),
+              row["span"].get<std::int64_t>() - row["compute"].get<std::int64_t>());
+  }
+  std::filesystem::remove(run_.path() / "rank-1/trace.json");
+  EXPECT_EQ(data()["pipeline"], nullptr);
+}
+
 TEST_F(Report, ComparesPlanWithRun) {
   std::map<std::string, std::pair<Json, Json>> rows = comparison();
   EXPECT_EQ(rows["Moved in one step: upload"], std::pair(Json(8388608), Json(8388608)));

@@ -64,15 +64,18 @@ class RankFaults : public RankTest {
   struct Trial {
     int ranks = 2;
     bool durable = false;
+    bool has_stages = false;
     Fault fault = Fault::kKill;
     std::size_t victim = 0;
     microseconds delay{};
     std::uint64_t draw = 0;
   };
 
-  static Words settings(int ranks, bool durable = false) {
-    return rank_settings(ranks, 3,
-                         {"train.steps=16", "checkpoint.every=2", "memory.link_latency=1ms",
+  // has_stages: pipelines of two ranks.
+  static Words settings(int ranks, bool durable = false, bool has_stages = false) {
+    const int stages = has_stages ? 2 : 1;
+    return rank_settings(ranks / stages, 3,
+                         {"parallel.pipeline=" + std::to_string(stages), "train.steps=16", "checkpoint.every=2", "memory.link_latency=1ms",
                           "memory.place.optimizer=storage", "train.eval_every=4",
                           std::string("checkpoint.mode=") + (durable ? "durable" : "scratch")});
   }
@@ -106,7 +109,7 @@ class RankFaults : public RankTest {
   static void expect_names(const Trial& trial, std::size_t rank, const ChildOutcome& outcome) {
     EXPECT_EQ(outcome.exit_status, 3) << outcome.err;
     static const std::regex operation(
-        "(waited for it in|Gather|AllToAll|exchange of|gathering of|lost its connection)");
+        "(waited for it in|Gather|AllToAll|Send|Recv|exchange of|gathering of|lost its connection)");
     static const std::regex any_rank("rank [0-9] of [0-9]");
     EXPECT_TRUE(std::regex_search(outcome.err, operation)) << "rank " << rank << outcome.err;
     const std::string name = "rank " + std::to_string(trial.victim) + " of ";
@@ -118,7 +121,8 @@ class RankFaults : public RankTest {
   // Goes on after a fault, from the last checkpoint or from the start.
   std::string finish(const Trial& trial, const std::string& run) const {
     const int ranks = trial.ranks;
-    const Words words = train_words(settings(ranks, trial.durable) + Words{"log.dir=" + run});
+    const Words words =
+        train_words(settings(ranks, trial.durable, trial.has_stages) + Words{"log.dir=" + run});
     const bool saved = fs::exists(path(run + "/0001/checkpoints")) &&
                        !fs::is_empty(path(run + "/0001/checkpoints"));
     ChildOutcome outcome = run_launched(ranks, saved ? words + Words{"--resume", run} : words);
@@ -155,13 +159,14 @@ TEST_F(RankFaults, EverySurvivorNamesTheRankAndAResumeHasTheSameBits) {
         microseconds(random.below(draw++, static_cast<std::uint64_t>(usual[trial.ranks].count())));
     trial.draw = random.below(draw++, 1000);
     trial.durable = random.below(draw++, 2) == 1;
+    trial.has_stages = random.below(draw++, 2) == 1;
     SCOPED_TRACE("rank " + std::to_string(trial.victim) + " of " + std::to_string(trial.ranks) +
                  " " + kFaultNames[static_cast<std::size_t>(trial.fault)] + " after " +
-                 std::to_string(trial.delay.count()) + " us" + (trial.durable ? ", durable" : ""));
+                 std::to_string(trial.delay.count()) + " us" + (trial.durable ? ", durable" : "") +
+                 (trial.has_stages ? ", stages" : ""));
     const std::string run = "run" + std::to_string(draw);
-    if (!hit(trial, train_words(settings(trial.ranks, trial.durable) + Words{"log.dir=" + run}))) {
-      continue;
-    }
+    const Words words = settings(trial.ranks, trial.durable, trial.has_stages);
+    if (!hit(trial, train_words(words + Words{"log.dir=" + run}))) continue;
     ++struck;
     EXPECT_EQ(finish(trial, run), whole);
     fs::remove_all(path(run));

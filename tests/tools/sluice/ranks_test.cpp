@@ -51,6 +51,51 @@ TEST_F(Ranks, GiveOneRanksBits) {
   }
 }
 
+struct StageCase {
+  int pipeline = 2;
+  int data = 1;
+  const char* order = "1f1b";
+  Words settings;
+};
+
+TEST_F(Ranks, StagesGiveOneRanksBits) {
+  const std::vector<StageCase> cases{
+      {2, 1, "1f1b", {"memory.place.optimizer=storage"}},
+      {2, 2, "zb-v", {"parallel.zero=1", "memory.place.optimizer=storage"}},
+      {4, 1, "zb-h2", {"train.precision=fp16", "optimizer.placement=speculative"}},
+      {2, 2, "vertical", {"parallel.zero=3", "checkpoint.mode=durable", "checkpoint.every=2"}},
+  };
+  const Words common{"model.layers=4", "train.eval_every=3", "train.micro_batch=1",
+                     "train.accumulate=4"};
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    const auto& [pipeline, data, order, settings] = cases[i];
+    SCOPED_TRACE(std::string(order) + ", " + ::testing::PrintToString(settings));
+    const std::string run = "run" + std::to_string(i);
+    const ChildOutcome one =
+        succeed(train_words(settings + common +
+                            Words{"parallel.zero=0", "log.dir=" + run + "-alone"}));
+    const ChildOutcome several = run_launched(
+        pipeline * data,
+        train_words(Words{"parallel.data=" + std::to_string(data),
+                          "parallel.pipeline=" + std::to_string(pipeline),
+                          std::string("parallel.schedule=") + order, "log.dir=" + run} +
+                    settings + common));
+    ASSERT_EQ(several.exit_status, 0) << several.err;
+    EXPECT_EQ(result_of(several), result_of(one));
+    EXPECT_GT(result_of(one).size(), 14u);
+    EXPECT_TRUE(read_file(path(run + "/0001/weights.safetensors")) ==
+                read_file(path(run + "-alone/0001/weights.safetensors")));
+    // A step sent the bytes that were planned, in both dimensions of the mesh.
+    const Json plan = events_of(several, "plan").at(0);
+    EXPECT_GT(plan.at("bytes_moved").at("sent").at("pipeline"), 0);
+    for (const Json& step : events_of(several, "step")) {
+      if (plan.at("optimizer_placement") != "after_backward") break;
+      EXPECT_EQ(step.at("bytes_moved").at("sent"), plan.at("bytes_moved").at("sent"));
+    }
+    EXPECT_TRUE(holds(several.err, "pipeline " + std::string(order) + " on "));
+  }
+}
+
 TEST_F(Ranks, EachHasFilesOfItsOwnAndTheFirstSpeaks) {
   const ChildOutcome outcome =
       run_launched(2, train_words(rank_settings(2, 3, {"checkpoint.every=3"})));

@@ -1,0 +1,226 @@
+// Plans of pipelines: every rank fits its budgets, the bubble is that of the order, and what cannot be
+// is refused with a sentence.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <fstream>
+
+#include "engine/planner/footprint.hpp"
+#include "engine/planner/options_text.hpp"
+#include "engine/planner/pipeline_choice.hpp"
+#include "engine/planner/world_digest.hpp"
+#include "engine/schedule/orders/order_csv.hpp"
+#include "engine/schedule/orders/message_order.hpp"
+#include "tests/support/holds.hpp"
+#include "tests/support/planned.hpp"
+#include "tests/support/random_training.hpp"
+#include "tests/support/thrown.hpp"
+
+namespace sluice::planner {
+namespace {
+
+using namespace testing;
+
+const TrainingBench& pipeline_bench() {
+  static const TrainingBench bench;
+  return bench;
+}
+
+config::Config pipeline_config(const Overrides& more) {
+  return pipeline_bench().config(
+      "run", Overrides{"model.family=gpt2", "model.layers=6", "model.hidden=64", "model.heads=4",
+                       "model.vocab=512", "train.seq=32", "train.steps=2", "train.micro_batch=2",
+                       "train.accumulate=8", "recompute.policy=none",
+                       "optimizer.placement=after_backward", "parallel.pipeline=4"} +
+                 more);
+}
+
+Plan pipeline_plan(const config::Config& config) {
+  auto result = planned(config);
+  if (const auto* refusal = std::get_if<Refusal>(&result)) throw InputError(refusal->sentence());
+  return std::get<Plan>(std::move(result));
+}
+
+Plan rank_of_pipeline(const config::Config& config, const schedule::StepOptions& options,
+                      std::int32_t rank) {
+  static const std::unique_ptr<kernels::Kernels> kernels = kernels::make_host_kernels({1});
+  return plan_rank(config, model::Model(config::model_shape(config)), *kernels, HardwareProfile{},
+                   options, rank);
+}
+
+std::string refusal_of_plan(const Overrides& more) {
+  return message_of<InputError>([&] { pipeline_plan(pipeline_config(more)); });
+}
+
+double bubble_share(const Plan& plan) {
+  double most = 0;
+  for (const RankFigures& rank : plan.ranks) most = std::max(most, rank.bubble_s() / rank.span_s);
+  return most;
+}
+
+TEST(PipelinePlans, EachRankTakesWhatThePlanSays) {
+  for (const Overrides& settings :
+       {Overrides{}, Overrides{"parallel.schedule=zb-v", "parallel.pipeline=2"},
+        Overrides{"parallel.schedule=interleaved", "parallel.pipeline=2", "parallel.data=2",
+                  "parallel.zero=3", "memory.place.optimizer=storage"},
+        Overrides{"parallel.data=2", "parallel.zero=1", "parallel.pipeline=3"},
+        Overrides{"recompute.policy=every:2", "parallel.pipeline=3", "checkpoint.mode=durable",
+                  "memory.place.weight=pinned"}}) {
+    SCOPED_TRACE(::testing::PrintToString(settings));
+    const config::Config config = pipeline_config(settings);
+    const Plan plan = pipeline_plan(config);
+    ASSERT_EQ(plan.ranks.size(), static_cast<std::size_t>(plan.world_ranks()));
+    EXPECT_EQ(plan.world_ranks(), config.parallel.data * config.parallel.pipeline);
+    const std::string digest = world_digest(plan, config);
+    for (std::int32_t rank = 0; rank < plan.world_ranks(); ++rank) {
+      const Plan own = rank_of_pipeline(config, plan.options, rank);
+      const RankFigures& figures = plan.ranks[static_cast<std::size_t>(rank)];
+      EXPECT_EQ(own.world_rank(), rank);
+      EXPECT_EQ(own.peak_bytes, figures.peak_bytes);
+      EXPECT_EQ(own.ranks.front().sent, figures.sent);
+      EXPECT_TRUE(fits(own.peak_bytes, {config.memory.device_bytes, config.memory.pinned_bytes,
+                                        config.memory.storage_bytes}));
+      EXPECT_EQ(world_digest(own, config), digest);
+      EXPECT_GE(figures.bubble_s(), 0);
+      EXPECT_GT(figures.compute_s, 0);
+    }
+    // All parameters have a stage.
+    EXPECT_EQ(plan.options.stages.back().end, 8);
+    EXPECT_GT(plan.bound_s, 0);
+    EXPECT_LE(plan.bound_s, plan.simulation.total_s);
+  }
+}
+
+// A rank of a pipeline holds a part of the model, so budgets that are too small for one rank do.
+TEST(PipelinePlans, ARefusalNamesTheLeastBudgetThatFits) {
+  const Overrides device = places("device", "device", "device") +
+                           Overrides{"memory.place.activation=device", "memory.device=1MiB"};
+  const std::uint64_t least = least_device(pipeline_config(device));
+  const std::uint64_t alone =
+      least_device(pipeline_config(device + Overrides{"parallel.pipeline=1"}));
+  EXPECT_LT(2 * least, alone);
+  const auto with = [&](std::uint64_t bytes) {
+    return planned(pipeline_config(device + Overrides{setting("memory.device",
+                                                              static_cast<std::int64_t>(bytes))}));
+  };
+  EXPECT_TRUE(std::holds_alternative<Plan>(with(least)));
+  EXPECT_TRUE(std::holds_alternative<Refusal>(with(least - kPageBytes)));
+}
+
+TEST(PipelinePlans, MoreMicroBatchesHaveASmallerBubble) {
+  const double few = bubble_share(pipeline_plan(pipeline_config({"train.accumulate=4"})));
+  const double many = bubble_share(pipeline_plan(pipeline_config({"train.accumulate=24"})));
+  EXPECT_GT(few, 0.2);  // 3 / 7 with equal stages
+  EXPECT_LT(2 * many, few);
+}
+
+// The stage with the longest passes bounds the step. In the first cut no border could move to make it
+// shorter. Later cuts take fewer bytes at most.
+TEST(PipelinePlans, NoStageCanGiveAUnitToItsNeighbour) {
+  const config::Config config = pipeline_config({"model.vocab=4096", "model.hidden=128"});
+  const std::unique_ptr<kernels::Kernels> kernels = kernels::make_host_kernels({1});
+  const model::Model model(config::model_shape(config));
+  const HardwareProfile hardware;
+  const model::BatchShape batch = config::batch_shape(config);
+  CostModel costs(config, model, batch, hardware);
+  const schedule::StepModel step = make_step_model(
+      model, batch, config::parameter_table(config, model), *kernels, *kernels);
+  const std::vector<StageCut> cuts = stage_cuts(config, step, choose_order(config), costs);
+  const auto seconds = [&](const schedule::UnitRange& stage) {
+    double sum = 0;
+    for (std::int32_t unit = stage.begin; unit < stage.end; ++unit) sum += costs.unit_s(unit);
+    return sum;
+  };
+  const StageCut& stages = cuts.front();
+  double most = 0;
+  for (const schedule::UnitRange& stage : stages) most = std::max(most, seconds(stage));
+  for (std::size_t i = 0; i + 1 < stages.size(); ++i) {
+    const schedule::UnitRange& left = stages[i];
+    const schedule::UnitRange& right = stages[i + 1];
+    if (left.end - left.begin > 1 && seconds(left) == most) {
+      EXPECT_GE(seconds({right.begin - 1, right.end}), most);
+    }
+    if (right.end - right.begin > 1 && seconds(right) == most) {
+      EXPECT_GE(seconds({left.begin, left.end + 1}), most);
+    }
+  }
+  const auto elems = [&](const StageCut& cut) {
+    std::uint64_t largest = 0;
+    for (const schedule::UnitRange& stage : cut) {
+      std::uint64_t sum = 0;
+      for (std::int32_t unit = stage.begin; unit < stage.end; ++unit) {
+        sum += step.units[static_cast<std::size_t>(unit)].elems;
+      }
+      largest = std::max(largest, sum);
+    }
+    return largest;
+  };
+  // The embedding's table has most of the state and few of the passes, so it moves to a stage of its own.
+  ASSERT_GT(cuts.size(), 1u);
+  EXPECT_LT(elems(cuts.back()), elems(cuts.front()));
+  EXPECT_EQ(cuts.back().front().end, 1);
+}
+
+std::string written_order(const std::string& name, const schedule::PipelineOrder& order) {
+  const std::string path = pipeline_bench().run_directory(name);
+  std::ofstream(path) << schedule::order_to_csv(order);
+  return "parallel.schedule=csv:" + path;
+}
+
+TEST(PipelinePlans, AnOrderFromAFileIsTheOrderByName) {
+  const schedule::PipelineOrder order = schedule::make_zb_h1_order(4, 8);
+  const config::Config named = pipeline_config({"parallel.schedule=zb-h1"});
+  for (const schedule::PipelineOrder& written : {order, schedule::list_messages(order)}) {
+    const config::Config config = pipeline_config({written_order("order.csv", written)});
+    const Plan plan = pipeline_plan(config);
+    EXPECT_EQ(options_text(plan.options), options_text(pipeline_plan(named).options));
+    EXPECT_EQ(plan.simulation.total_s, pipeline_plan(named).simulation.total_s);
+  }
+}
+
+TEST(PipelinePlans, OrdersThatCannotBeAreRefusedByName) {
+  const auto refusal_of_order = [](const schedule::PipelineOrder& order) {
+    return refusal_of_plan({written_order("bad.csv", order)});
+  };
+  EXPECT_TRUE(holds(refusal_of_order(schedule::make_1f1b_order(3, 8)), "set parallel.pipeline = 3"));
+  EXPECT_TRUE(holds(refusal_of_order(schedule::make_1f1b_order(4, 6)), "set train.accumulate = 6"));
+  schedule::PipelineOrder backwards = schedule::make_gpipe_order(4, 8);
+  for (auto& list : backwards.actions) std::reverse(list.begin() + 8, list.end());
+  EXPECT_TRUE(holds(refusal_of_order(backwards), "cannot give one rank's bits"));
+  schedule::PipelineOrder stuck = schedule::make_1f1b_order(4, 8);
+  std::swap(stuck.actions[0][0], stuck.actions[0].back());
+  EXPECT_TRUE(holds(refusal_of_order(stuck), "cannot run"));
+  EXPECT_TRUE(holds(refusal_of_plan({"parallel.schedule=csv:/nowhere/order.csv"}),
+                    "'/nowhere/order.csv' cannot be read"));
+  std::ofstream(pipeline_bench().run_directory("text.csv")) << "0F0,nonsense\n";
+  EXPECT_TRUE(holds(
+      refusal_of_plan({"parallel.schedule=csv:" + pipeline_bench().run_directory("text.csv")}),
+      "row 1, cell 2"));
+}
+
+TEST(PipelinePlans, SettingsThatCannotBeAreRefused) {
+  EXPECT_TRUE(holds(refusal_of_plan({"parallel.pipeline=9"}), "the model has 8"));
+  EXPECT_TRUE(holds(refusal_of_plan({"parallel.schedule=interleaved", "parallel.virtual_stages=3"}),
+                    "a pipeline of 12 stages"));
+  EXPECT_TRUE(holds(refusal_of_plan({"parallel.data=32", "train.accumulate=32"}), "at most 64"));
+  EXPECT_TRUE(holds(refusal_of_plan({"checkpoint.mode=durable", "memory.place.weight=storage"}),
+                    "memory.place.weight = \"pinned\""));
+}
+
+// Damaged stages of another rank's options are refused before anything is compiled.
+TEST(PipelinePlans, StagesOfAnotherPipelineAreRefused) {
+  const config::Config config = pipeline_config({});
+  schedule::StepOptions options = pipeline_plan(config).options;
+  const auto refuse = [&](const std::vector<schedule::UnitRange>& stages) {
+    options.stages = stages;
+    EXPECT_TRUE(holds(message_of<InputError>([&] { rank_of_pipeline(config, options, 1); }),
+                      "other stages"));
+  };
+  refuse({});
+  refuse({{0, 4}, {4, 8}});
+  refuse({{0, 2}, {2, 4}, {4, 6}, {6, 7}});
+  refuse({{0, 2}, {3, 4}, {4, 6}, {6, 8}});
+}
+
+}  // namespace
+}  // namespace sluice::planner
