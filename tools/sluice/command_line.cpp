@@ -118,7 +118,7 @@ void add_plan(CLI::App& app, Command& chosen) {
                       "compared with this machine's");
   command
       ->add_option("--world", plan->world,
-                   "Number of data-parallel ranks, in place of parallel.data")
+                   "Number of ranks, in place of parallel.data: a multiple of parallel.pipeline")
       ->check(CLI::PositiveNumber);
   command->add_option("--trace", plan->trace, "Write the simulated step's trace here");
   command->add_flag("--free-optimizer", plan->free_optimizer,

@@ -45,7 +45,7 @@ int launch_command(const LaunchArguments& arguments);
 struct PlanArguments {
   ConfigArguments config;
   std::string hardware;         // a profile, by name or path; empty: this machine's
-  std::int64_t world = 0;       // data-parallel ranks; 0: as the configuration says
+  std::int64_t world = 0;       // ranks; 0: as the configuration says
   std::string trace;            // file for the simulated step's trace; empty: none
   bool free_optimizer = false;  // also give the step's time if its updates took no time
   bool next = false;            // also plan single changes and give what each gains

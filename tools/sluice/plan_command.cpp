@@ -19,6 +19,23 @@
 
 namespace sluice::cli {
 
+namespace {
+
+// The setting that gives the world so many ranks: each pipeline takes some of them.
+std::string data_ranks(const PlanArguments& arguments, const std::vector<std::string>& budgets) {
+  std::vector<std::string> overrides = arguments.config.overrides;
+  overrides.emplace_back("parallel.data=1");
+  const std::int64_t pipeline =
+      config::load_config(arguments.config.path, overrides, budgets).parallel.pipeline;
+  if (arguments.world % pipeline != 0) {
+    throw InputError("--world is " + std::to_string(arguments.world) +
+                     ", and must be a multiple of parallel.pipeline = " + std::to_string(pipeline));
+  }
+  return "parallel.data=" + std::to_string(arguments.world / pipeline);
+}
+
+}  // namespace
+
 int plan_command(const PlanArguments& arguments) {
   const bool this_machine = arguments.hardware.empty();
   const planner::HardwareProfile hardware =
@@ -28,7 +45,9 @@ int plan_command(const PlanArguments& arguments) {
   std::vector<std::string> budgets;
   if (!this_machine) budgets = planner::default_budgets(hardware);
   std::vector<std::string> overrides = arguments.config.overrides;
-  if (arguments.world > 0) overrides.push_back("parallel.data=" + std::to_string(arguments.world));
+  if (arguments.world > 0) {
+    overrides.push_back(data_ranks(arguments, budgets));
+  }
   const config::Config loaded = config::load_config(arguments.config.path, overrides, budgets);
   config::check_supported(loaded);
   std::optional<WaitingNotice> waiting(kPlanningText);
