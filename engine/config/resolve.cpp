@@ -275,13 +275,12 @@ void check_pipeline(const Config& config, const ConfigOrigins& origins) {
   const bool any =
       parallel.schedule == Schedule::kInterleaved || parallel.schedule == Schedule::kVertical;
   if (origins.given(key) && !any && parallel.virtual_stages != usual) {
-    throw InputError(origins.of(key) + ": parallel.virtual_stages is " +
-                     text_of(parallel.virtual_stages) +
-                     (parallel.schedule == Schedule::kCsv
-                          ? ", and the file of parallel.schedule says the stages of each rank; "
-                          : ", and each rank of this parallel.schedule has " + text_of(usual) +
-                                "; ") +
-                     "leave it out, or use \"interleaved\" or \"vertical\"");
+    throw InputError(
+        origins.of(key) + ": parallel.virtual_stages is " + text_of(parallel.virtual_stages) +
+        (parallel.schedule == Schedule::kCsv
+             ? ", and the file of parallel.schedule says the stages of each rank; "
+             : ", and each rank of this parallel.schedule has " + text_of(usual) + "; ") +
+        "leave it out, or use \"interleaved\" or \"vertical\"");
   }
   if (parallel.pipeline == 1) return;
   if (config.train.order == Config::Order::kUnit) {

@@ -63,9 +63,8 @@ CostModel::CostModel(const config::Config& config, const model::Model& model,
       batch_(batch),
       hardware_(hardware),
       device_(on_gpu() ? hardware.gpu_or_default() : hardware),
-      world_{
-          hardware.rank_links_or_default(), ranks_of(config),
-          static_cast<double>(hardware.rank_links_or_default().ranks_of_node(ranks_of(config)))},
+      world_{hardware.rank_links_or_default(), ranks_of(config),
+             static_cast<double>(hardware.rank_links_or_default().ranks_of_node(ranks_of(config)))},
       threads_(threads_of_rank(config, hardware, world_.of_node)),
       table_(parameter_table(config, model)),
       kernels_(device_, on_gpu() ? device_.cores : threads_),
@@ -130,8 +129,9 @@ double CostModel::pass_s(const schedule::Schedule& schedule, const schedule::Ins
 
 double CostModel::unit_s(std::int32_t unit) {
   const model::Unit& of = model_.units()[static_cast<std::size_t>(unit)];
-  double seconds = pass_s(unit, of.is_head ? schedule::Op::kLoss : schedule::Op::kForward, 0, true) +
-                   pass_s(unit, schedule::Op::kBackwardWeight, 0, true);
+  double seconds =
+      pass_s(unit, of.is_head ? schedule::Op::kLoss : schedule::Op::kForward, 0, true) +
+      pass_s(unit, schedule::Op::kBackwardWeight, 0, true);
   if (of.has_input) seconds += pass_s(unit, schedule::Op::kBackwardInput, 0, true);
   return seconds;
 }

@@ -19,7 +19,6 @@ namespace {
 
 using Schedule = config::Config::PipelineSchedule;
 
-
 std::string ranks_text(const config::Config& config) {
   return "parallel.pipeline = " + std::to_string(config.parallel.pipeline);
 }
@@ -49,14 +48,14 @@ schedule::PipelineOrder read_order(const config::Config& config, std::int32_t mi
   }
   if (order.ranks() != config.parallel.pipeline) {
     throw InputError(name + " is an order of " + std::to_string(order.ranks()) + " ranks, and " +
-                     ranks_text(config) + "; set parallel.pipeline = " +
-                     std::to_string(order.ranks()));
+                     ranks_text(config) +
+                     "; set parallel.pipeline = " + std::to_string(order.ranks()));
   }
   if (order.microbatches != microbatches) {
-    throw InputError(name + " is an order of " + std::to_string(order.microbatches) +
-                     " micro-batches, and each pipeline has " + std::to_string(microbatches) +
-                     "; set train.accumulate = " +
-                     std::to_string(order.microbatches * config.parallel.data));
+    throw InputError(
+        name + " is an order of " + std::to_string(order.microbatches) +
+        " micro-batches, and each pipeline has " + std::to_string(microbatches) +
+        "; set train.accumulate = " + std::to_string(order.microbatches * config.parallel.data));
   }
   const std::vector<std::string> problems = schedule::check_order(order);
   if (!problems.empty()) throw InputError(name + " cannot run: " + problems.front());
@@ -99,7 +98,9 @@ std::vector<std::uint64_t> in_flight_of_stages(const schedule::PipelineOrder& or
 }
 
 std::uint64_t state_bytes_of(const schedule::StepModel& model, std::int32_t unit) {
-  const auto elems = [&](StateKind kind) { return schedule::home_range(model, kind, unit).elems(); };
+  const auto elems = [&](StateKind kind) {
+    return schedule::home_range(model, kind, unit).elems();
+  };
   return dtype_bytes(model.dtype) * elems(StateKind::kWeight) +
          sizeof(float) * elems(StateKind::kGradient) +
          optimizer_state_bytes(model, static_cast<std::size_t>(unit));
@@ -123,8 +124,8 @@ std::uint64_t most_bytes_of(const StageCut& cut, const parallel::StageBytes& byt
   std::uint64_t most = 0;
   for (std::size_t stage = 0; stage < cut.size(); ++stage) {
     const auto begin = bytes[stage].begin();
-    most = std::max(most, std::accumulate(begin + cut[stage].begin, begin + cut[stage].end,
-                                          std::uint64_t{0}));
+    most = std::max(
+        most, std::accumulate(begin + cut[stage].begin, begin + cut[stage].end, std::uint64_t{0}));
   }
   return most;
 }

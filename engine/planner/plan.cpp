@@ -293,15 +293,15 @@ std::variant<Plan, Refusal> make_plan(const config::Config& given, const model::
   const schedule::StepModel step_model = step_model_of(config, model, kernels, host_kernels);
   const TierBytes budgets = budgets_of(config);
   CostModel costs(config, model, batch, hardware);
-  if (config.parallel.pipeline > 1) return plan_pipeline(config, step_model, model, hardware, costs);
+  if (config.parallel.pipeline > 1)
+    return plan_pipeline(config, step_model, model, hardware, costs);
   std::vector<CandidateGroup> groups = plan_candidates(config, step_model);
   leave_out_long_steps(config, step_model, groups);
   Trials trials(step_model, costs, log_bytes(config, step_model), other_ranks(step_model));
   Search search(config, step_model, budgets, costs, trials, std::move(groups));
   if (!search.fits()) return with_largest_unit(search.refusal(), config, step_model);
-  Plan plan =
-      settle_plan(search_policies(search, config, step_model, budgets, costs, trials), step_model,
-                  config, model, hardware, costs);
+  Plan plan = settle_plan(search_policies(search, config, step_model, budgets, costs, trials),
+                          step_model, config, model, hardware, costs);
   plan.bound_s = search.bound_s();
   plan.tried = search.tried();
   return plan;

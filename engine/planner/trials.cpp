@@ -300,8 +300,7 @@ void Trials::simulate(Compiled& compiled) const {
   }
   const schedule::Schedule world = priced_world(compiled.options);
   std::vector<schedule::InstructionTimes> times;
-  compiled.simulation =
-      schedule::simulate(world, costs_.simulation_model(), nullptr, 0, &times);
+  compiled.simulation = schedule::simulate(world, costs_.simulation_model(), nullptr, 0, &times);
   // The merge keeps the order of each rank's list.
   compiled.times.clear();
   for (const schedule::Instruction& instruction : world.instructions) {

@@ -55,9 +55,9 @@ VerbPeaks verb_peaks(const schedule::StepSchedules& schedules, const schedule::S
     return kind != StateKind::kGradient;  // made anew by each step
   });
   const bool has_stages = !pipeline.is_alone();
-  const bool weights = view.shards_weights() || has_stages || passes_window(training, [](StateKind kind) {
-                         return kind == StateKind::kWeight;
-                       });
+  const bool weights =
+      view.shards_weights() || has_stages ||
+      passes_window(training, [](StateKind kind) { return kind == StateKind::kWeight; });
   VerbPeaks peaks{};
   for (const Verb verb : kVerbs) {
     MemoryNeed need = resting;

@@ -75,8 +75,7 @@ class StateStore {
  private:
   // The number of a data-parallel rank of a pipeline rank in the world.
   std::size_t world_rank(std::int32_t pipeline_rank, std::int32_t data_rank) const {
-    return static_cast<std::size_t>(
-        schedule::world_rank(sharing_.view, pipeline_rank, data_rank));
+    return static_cast<std::size_t>(schedule::world_rank(sharing_.view, pipeline_rank, data_rank));
   }
   std::size_t own_rank() const { return world_rank(sharing_.pipeline.rank, sharing_.view.rank); }
   const schedule::Buffer* home(StateKind kind, std::int32_t unit) const;

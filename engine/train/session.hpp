@@ -46,7 +46,7 @@ struct StepOutcome {
   schedule::LinkBytes moved;         // as the device and the storage engine counted
   collectives::ByteCounts messages;  // with other ranks, in the collectives of the schedules
   collectives::ByteCounts stage_messages;  // and between stages
-  double loss_scale = 1;             // of this step
+  double loss_scale = 1;                   // of this step
   bool overflow = false;          // a gradient was not finite: the update was skipped (fp16 only)
   std::string overflowed_tensor;  // the first such
   bool redone = false;            // a speculative update turned out wrong: it was made once more

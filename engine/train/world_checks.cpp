@@ -16,10 +16,10 @@ std::string count_of(std::int64_t count, const char* what) {
 void check_ranks(const config::Config& config, int ranks) {
   const std::int64_t asked = config.parallel.data * config.parallel.pipeline;
   if (config.parallel.pipeline > 1 && asked != ranks) {
-    throw InputError("parallel.data * parallel.pipeline is " + std::to_string(config.parallel.data) +
-                     " * " + std::to_string(config.parallel.pipeline) + ", and the job has " +
-                     count_of(ranks, "rank") + "; start as many (sluice launch -n " +
-                     std::to_string(asked) + " -- train ...)");
+    throw InputError(
+        "parallel.data * parallel.pipeline is " + std::to_string(config.parallel.data) + " * " +
+        std::to_string(config.parallel.pipeline) + ", and the job has " + count_of(ranks, "rank") +
+        "; start as many (sluice launch -n " + std::to_string(asked) + " -- train ...)");
   }
   if (asked != ranks) {
     const std::string here = ranks == 1 ? std::string("this process is alone")

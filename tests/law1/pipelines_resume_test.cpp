@@ -15,18 +15,16 @@ struct Mesh {
   int data = 1;
   const char* order = "1f1b";
 
-  std::string name() const {
-    return std::to_string(data) + "x" + std::to_string(pipeline) + order;
-  }
+  std::string name() const { return std::to_string(data) + "x" + std::to_string(pipeline) + order; }
 };
 
 config::Config config_of_run(const TrainingBench& bench, const std::string& run, const Mesh& mesh,
                              const Overrides& settings) {
   return bench.config(
       run, Overrides{"model.layers=4", "model.hidden=32", "model.heads=2", "train.seq=16",
-                     "train.micro_batch=1", "train.steps=4", "train.threads=1", "train.accumulate=4",
-                     "data.eval_fraction=0.2", "train.eval_every=2", "memory.backend=host",
-                     "parallel.data=" + std::to_string(mesh.data),
+                     "train.micro_batch=1", "train.steps=4", "train.threads=1",
+                     "train.accumulate=4", "data.eval_fraction=0.2", "train.eval_every=2",
+                     "memory.backend=host", "parallel.data=" + std::to_string(mesh.data),
                      "parallel.pipeline=" + std::to_string(mesh.pipeline),
                      std::string("parallel.schedule=") + mesh.order,
                      "parallel.zero=" + std::to_string(mesh.data > 1 ? 3 : 0)} +
@@ -61,7 +59,12 @@ void expect_all_meshes(const std::vector<Mesh>& meshes, const Overrides& setting
 }
 
 TEST(PipelinesResume, AnyMeshFromAnyMesh) {
-  expect_all_meshes({{1, 1}, {2, 1}, {2, 2}, {4, 1, "zb-h1"}, {2, 1, "interleaved"}, {2, 2, "zb-v"},
+  expect_all_meshes({{1, 1},
+                     {2, 1},
+                     {2, 2},
+                     {4, 1, "zb-h1"},
+                     {2, 1, "interleaved"},
+                     {2, 2, "zb-v"},
                      {3, 1, "gpipe"}},
                     {"memory.place.optimizer=storage"});
 }
@@ -74,10 +77,9 @@ TEST(PipelinesResume, DurableRunsFromAnyMeshToAnyMesh) {
 }
 
 TEST(PipelinesResume, UntiedWeightsOnStorage) {
-  expect_all_meshes({{2, 1, "zb-v"}, {2, 2}},
-                    {"model.family=llama", "memory.place.weight=storage",
-                     "memory.place.optimizer=storage", "checkpoint.mode=durable",
-                     "checkpoint.every=1"});
+  expect_all_meshes({{2, 1, "zb-v"}, {2, 2}}, {"model.family=llama", "memory.place.weight=storage",
+                                               "memory.place.optimizer=storage",
+                                               "checkpoint.mode=durable", "checkpoint.every=1"});
 }
 
 }  // namespace

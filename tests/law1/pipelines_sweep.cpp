@@ -25,7 +25,8 @@ PipelineCase drawn_case(std::uint64_t seed) {
   at.zero = at.data == 1 ? 0 : static_cast<int>(below(4));
   if (schedule::takes_several_stages(kind)) at.virtual_stages = static_cast<int>(1 + below(2));
   if (kind == schedule::OrderKind::kZbV) at.virtual_stages = 2;
-  at.microbatches = at.pipeline + static_cast<int>(below(2 * static_cast<std::size_t>(at.pipeline) + 2));
+  at.microbatches =
+      at.pipeline + static_cast<int>(below(2 * static_cast<std::size_t>(at.pipeline) + 2));
   // Groups of micro-batches have sums of their own on any mesh.
   if (at.microbatches % 2 == 0 && below(4) == 0) at.fold_groups = 2;
   at.cut_seed = seed;

@@ -49,6 +49,25 @@ TEST(Pipelines, TwoRanksAndOneForwardOneBackward) {
   expect_one_ranks_bits({.settings = {"model.family=llama"}});
 }
 
+// Two files that torch wrote and one of torchtitan's, with the whole model on eight stages.
+TEST(Pipelines, OrdersOfTorchGiveOneRanksBits) {
+  struct Known {
+    const char* file;
+    int ranks, stages, microbatches;
+  };
+  for (const Known& known :
+       {Known{"torch_zb1p_2_ranks.csv", 2, 2, 8}, Known{"torch_dualpipev_4_ranks.csv", 4, 2, 10},
+        Known{"torchtitan_4_ranks.csv", 4, 2, 6}}) {
+    PipelineCase at;
+    at.order = std::string("csv:") + SLUICE_TEST_DATA + "/" + known.file;
+    at.pipeline = known.ranks;
+    at.virtual_stages = known.stages;
+    at.microbatches = known.microbatches;
+    at.settings = {"optimizer.placement=next_forward", "memory.place.optimizer=storage"};
+    expect_one_ranks_bits(at);
+  }
+}
+
 TEST(Pipelines, GiveOneRanksBits) {
   for (std::size_t i = 0; i < sweep(36); ++i) {
     expect_one_ranks_bits(pipeline_case(i));

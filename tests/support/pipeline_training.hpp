@@ -38,18 +38,22 @@ inline Overrides pipeline_model() {
           "model.vocab=256"};
 }
 
-inline config::Config config_of_case(const TrainingBench& bench, const PipelineCase& at, bool alone) {
+inline config::Config config_of_case(const TrainingBench& bench, const PipelineCase& at,
+                                     bool alone) {
   Overrides settings =
       pipeline_model() + at.settings +
       Overrides{"train.accumulate=" + std::to_string(at.microbatches * at.data),
                 "train.fold_groups=" + std::to_string(at.fold_groups), "train.order=microbatch"};
   if (alone) return bench.config("run", settings);
-  return bench.config("run", settings + Overrides{"parallel.data=" + std::to_string(at.data),
-                                                  "parallel.zero=" + std::to_string(at.zero),
-                                                  "parallel.pipeline=" + std::to_string(at.pipeline),
-                                                  "parallel.schedule=" + at.order,
-                                                  "parallel.virtual_stages=" +
-                                                      std::to_string(at.virtual_stages)});
+  settings = settings + Overrides{"parallel.data=" + std::to_string(at.data),
+                                  "parallel.zero=" + std::to_string(at.zero),
+                                  "parallel.pipeline=" + std::to_string(at.pipeline),
+                                  "parallel.schedule=" + at.order};
+  // A file says the stages of each rank itself.
+  if (!at.order.starts_with("csv:")) {
+    settings.push_back("parallel.virtual_stages=" + std::to_string(at.virtual_stages));
+  }
+  return bench.config("run", settings);
 }
 
 inline void expect_one_ranks_bits(const PipelineCase& at) {

@@ -136,7 +136,8 @@ OffloadedStep::OffloadedStep(const OffloadedStepShape& shape, const std::string&
                     *prepared_.backend.host_kernels, {*alone_, *alone_}),
       runner_(std::make_unique<Runner>(model_runner_)),
       executor_(*device_, memory_.storage(), *runner_),
-      store_(*device_, memory_, drain(), {prepared_.plan()->view, prepared_.plan()->pipeline, *alone_}) {
+      store_(*device_, memory_, drain(),
+             {prepared_.plan()->view, prepared_.plan()->pipeline, *alone_}) {
   executor_.prepare(program_);
   checkpoint::ModelState(prepared_.model, parameters_, store_)
       .initialize(prepared_.config.train.seed);

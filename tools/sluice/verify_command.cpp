@@ -53,9 +53,8 @@ class Expected {
       return given_.figures;
     }
     if (!on_host_) {
-      config::Config config =
-          load(arguments_.config, {"memory.backend=host", "parallel.data=1", "parallel.zero=0",
-                                   "parallel.pipeline=1"});
+      config::Config config = load(arguments_.config, {"memory.backend=host", "parallel.data=1",
+                                                       "parallel.zero=0", "parallel.pipeline=1"});
       verify::keep_microbatches(config, given_.settled);
       on_host_ = run(config, "one rank on the processors");
     }

@@ -52,8 +52,7 @@ TEST(GlooCommunicator, AnAbortEndsASendAndAReceiveThatWait) {
     // More than the sockets hold.
     const std::vector<std::byte> much(std::size_t{64} << 20);
     std::jthread sender([&] {
-      EXPECT_THROW(own.group.send(much.data(), much.size(), 1, 0),
-                   collectives::CommunicationError);
+      EXPECT_THROW(own.group.send(much.data(), much.size(), 1, 0), collectives::CommunicationError);
     });
     std::jthread aborter([&] {
       std::this_thread::sleep_for(std::chrono::milliseconds(100));

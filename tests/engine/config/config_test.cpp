@@ -453,7 +453,8 @@ TEST(Config, SettingsNotYetBuiltAreRefusedByName) {
 }
 
 TEST(Config, AScheduleFromAFileComesBackTheSame) {
-  const Config config = parse(kSmall, {"parallel.pipeline=2", "parallel.schedule=csv:a b/order.csv"});
+  const Config config =
+      parse(kSmall, {"parallel.pipeline=2", "parallel.schedule=csv:a b/order.csv"});
   EXPECT_EQ(config.parallel.schedule, Config::PipelineSchedule::kCsv);
   EXPECT_EQ(config.parallel.schedule_file, "a b/order.csv");
   const Config again = parse_config(config_to_toml(config), "test");

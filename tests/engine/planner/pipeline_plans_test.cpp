@@ -9,8 +9,8 @@
 #include "engine/planner/options_text.hpp"
 #include "engine/planner/pipeline_choice.hpp"
 #include "engine/planner/world_digest.hpp"
-#include "engine/schedule/orders/order_csv.hpp"
 #include "engine/schedule/orders/message_order.hpp"
+#include "engine/schedule/orders/order_csv.hpp"
 #include "tests/support/holds.hpp"
 #include "tests/support/planned.hpp"
 #include "tests/support/random_training.hpp"
@@ -100,8 +100,8 @@ TEST(PipelinePlans, ARefusalNamesTheLeastBudgetThatFits) {
       least_device(pipeline_config(device + Overrides{"parallel.pipeline=1"}));
   EXPECT_LT(2 * least, alone);
   const auto with = [&](std::uint64_t bytes) {
-    return planned(pipeline_config(device + Overrides{setting("memory.device",
-                                                              static_cast<std::int64_t>(bytes))}));
+    return planned(pipeline_config(
+        device + Overrides{setting("memory.device", static_cast<std::int64_t>(bytes))}));
   };
   EXPECT_TRUE(std::holds_alternative<Plan>(with(least)));
   EXPECT_TRUE(std::holds_alternative<Refusal>(with(least - kPageBytes)));
@@ -129,8 +129,8 @@ TEST(PipelinePlans, NoStageCanGiveAUnitToItsNeighbour) {
   const HardwareProfile hardware;
   const model::BatchShape batch = config::batch_shape(config);
   CostModel costs(config, model, batch, hardware);
-  const schedule::StepModel step = make_step_model(
-      model, batch, config::parameter_table(config, model), *kernels, *kernels);
+  const schedule::StepModel step =
+      make_step_model(model, batch, config::parameter_table(config, model), *kernels, *kernels);
   const std::vector<StageCut> cuts = stage_cuts(config, step, choose_order(config), costs);
   const auto seconds = [&](const schedule::UnitRange& stage) {
     double sum = 0;
@@ -188,7 +188,8 @@ TEST(PipelinePlans, OrdersThatCannotBeAreRefusedByName) {
   const auto refusal_of_order = [](const schedule::PipelineOrder& order) {
     return refusal_of_plan({written_order("bad.csv", order)});
   };
-  EXPECT_TRUE(holds(refusal_of_order(schedule::make_1f1b_order(3, 8)), "set parallel.pipeline = 3"));
+  EXPECT_TRUE(
+      holds(refusal_of_order(schedule::make_1f1b_order(3, 8)), "set parallel.pipeline = 3"));
   EXPECT_TRUE(holds(refusal_of_order(schedule::make_1f1b_order(4, 6)), "set train.accumulate = 6"));
   schedule::PipelineOrder backwards = schedule::make_gpipe_order(4, 8);
   for (auto& list : backwards.actions) std::reverse(list.begin() + 8, list.end());

@@ -74,10 +74,11 @@ class RankFaults : public RankTest {
   // has_stages: pipelines of two ranks.
   static Words settings(int ranks, bool durable = false, bool has_stages = false) {
     const int stages = has_stages ? 2 : 1;
-    return rank_settings(ranks / stages, 3,
-                         {"parallel.pipeline=" + std::to_string(stages), "train.steps=16", "checkpoint.every=2", "memory.link_latency=1ms",
-                          "memory.place.optimizer=storage", "train.eval_every=4",
-                          std::string("checkpoint.mode=") + (durable ? "durable" : "scratch")});
+    return rank_settings(
+        ranks / stages, 3,
+        {"parallel.pipeline=" + std::to_string(stages), "train.steps=16", "checkpoint.every=2",
+         "memory.link_latency=1ms", "memory.place.optimizer=storage", "train.eval_every=4",
+         std::string("checkpoint.mode=") + (durable ? "durable" : "scratch")});
   }
 
   // Returns false if the job had ended before the fault could hit it.
@@ -109,7 +110,8 @@ class RankFaults : public RankTest {
   static void expect_names(const Trial& trial, std::size_t rank, const ChildOutcome& outcome) {
     EXPECT_EQ(outcome.exit_status, 3) << outcome.err;
     static const std::regex operation(
-        "(waited for it in|Gather|AllToAll|Send|Recv|exchange of|gathering of|lost its connection)");
+        "(waited for it in|Gather|AllToAll|Send|Recv|exchange of|gathering of|lost its "
+        "connection)");
     static const std::regex any_rank("rank [0-9] of [0-9]");
     EXPECT_TRUE(std::regex_search(outcome.err, operation)) << "rank " << rank << outcome.err;
     const std::string name = "rank " + std::to_string(trial.victim) + " of ";

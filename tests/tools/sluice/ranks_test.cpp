@@ -71,9 +71,8 @@ TEST_F(Ranks, StagesGiveOneRanksBits) {
     const auto& [pipeline, data, order, settings] = cases[i];
     SCOPED_TRACE(std::string(order) + ", " + ::testing::PrintToString(settings));
     const std::string run = "run" + std::to_string(i);
-    const ChildOutcome one =
-        succeed(train_words(settings + common +
-                            Words{"parallel.zero=0", "log.dir=" + run + "-alone"}));
+    const ChildOutcome one = succeed(
+        train_words(settings + common + Words{"parallel.zero=0", "log.dir=" + run + "-alone"}));
     const ChildOutcome several = run_launched(
         pipeline * data,
         train_words(Words{"parallel.data=" + std::to_string(data),
