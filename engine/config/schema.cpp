@@ -1,3 +1,4 @@
+// 505 lines because all keys are in one table.
 #include "engine/config/schema.hpp"
 
 #include <algorithm>
@@ -477,10 +478,10 @@ void add_run(Keys& keys) {
       "parallel.zero = 0: fp32 sums, or as many gradients, that travel at once, of all ranks' "
       "parts"));
   add(pipeline_schedule());
-  add(derived(integer("parallel.virtual_stages", SLUICE_FIELD(parallel.virtual_stages), 1,
-                      kMaxVirtualStages,
-                      "stages of each pipeline rank; interleaved and vertical take any number"),
-              "1; interleaved, vertical and zb-v: 2"));
+  add(derived(
+      integer("parallel.virtual_stages", SLUICE_FIELD(parallel.virtual_stages), 1, kMaxLayers,
+              "stages of each pipeline rank; interleaved and vertical take any number"),
+      "1; interleaved, vertical and zb-v: 2"));
   add(derived(text("checkpoint.dir", SLUICE_FIELD(checkpoint.dir),
                    "where checkpoints go; if set, each run has its own directory there"),
               "log.dir + \"/checkpoints\""));

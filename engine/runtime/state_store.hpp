@@ -17,7 +17,7 @@
 #include "device/device.hpp"
 #include "engine/runtime/durable_state.hpp"
 #include "engine/runtime/run_memory.hpp"
-#include "engine/schedule/compile/stage_view.hpp"
+#include "engine/schedule/orders/stage_view.hpp"
 #include "engine/schedule/rank_view.hpp"
 #include "kernels/optimizer.hpp"
 

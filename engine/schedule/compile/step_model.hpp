@@ -13,7 +13,7 @@
 #include "base/memory_kinds.hpp"
 #include "base/units.hpp"
 #include "engine/schedule/compile/recompute.hpp"
-#include "engine/schedule/compile/stage_view.hpp"
+#include "engine/schedule/orders/stage_view.hpp"
 #include "engine/schedule/rank_view.hpp"
 #include "engine/schedule/saved_part.hpp"
 #include "kernels/optimizer.hpp"
