@@ -86,7 +86,9 @@ TEST(CutStages, KeepsWithinTheBytesOfEachStage) {
     }
     const std::uint64_t least_bytes = least_stage_bytes(bytes);
     EXPECT_TRUE(cut_stages_within(costs, bytes, least_bytes));
-    if (least_bytes > 0) EXPECT_FALSE(cut_stages_within(costs, bytes, least_bytes - 1));
+    if (least_bytes > 0) {
+      EXPECT_FALSE(cut_stages_within(costs, bytes, least_bytes - 1));
+    }
     const std::uint64_t most_bytes = random.below(draw++, 30);
     const auto cut = cut_stages_within(costs, bytes, most_bytes);
     const std::uint64_t expected = least_within(costs, bytes, most_bytes, 0, 0);
