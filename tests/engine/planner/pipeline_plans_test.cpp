@@ -167,6 +167,29 @@ TEST(PipelinePlans, NoStageCanGiveAUnitToItsNeighbour) {
   EXPECT_EQ(cuts.back().front().end, 1);
 }
 
+// Segments that a border cuts become shorter ones, and the others stay.
+TEST(PipelinePlans, SegmentsEndAtTheBordersOfStages) {
+  const config::Config config = pipeline_config({});
+  const std::unique_ptr<kernels::Kernels> kernels = kernels::make_host_kernels({1});
+  const model::Model model(config::model_shape(config));
+  schedule::StepModel step =
+      make_step_model(model, config::batch_shape(config), config::parameter_table(config, model),
+                      *kernels, *kernels);
+  const schedule::Recomputation whole = schedule::recompute_segments(step, 3);
+  ASSERT_TRUE(whole.drops_output(1));
+  for (const std::int32_t border : {2, 3, 4, 5}) {
+    const StageCut stages{{0, border}, {border, 8}};
+    step.pipeline.units = stages;
+    const schedule::Recomputation cut = cut_at_stages(whole, stages);
+    EXPECT_TRUE(schedule::is_possible(step, cut)) << border;
+    EXPECT_EQ(cut == whole, schedule::is_possible(step, whole)) << border;
+    for (std::int32_t unit = 0; unit < 8; ++unit) {
+      EXPECT_EQ(cut.drops_output(unit), whole.drops_output(unit) && unit != border - 1);
+      EXPECT_EQ(cut.parts_of(unit), whole.parts_of(unit));
+    }
+  }
+}
+
 std::string written_order(const std::string& name, const schedule::PipelineOrder& order) {
   const std::string path = pipeline_bench().run_directory(name);
   std::ofstream(path) << schedule::order_to_csv(order);
