@@ -14,6 +14,9 @@ namespace {
 constexpr std::size_t kMostGroups = 4;
 constexpr std::int32_t kMostExchangeLag = 2;
 constexpr int kMostRounds = 3;  // of changes to the best plan
+// No further trial of a pipeline that fits once trials have made so many instructions: some two
+// seconds' worth.
+constexpr std::uint64_t kTrialInstructions = 1'000'000;
 
 struct Found {
   schedule::StepOptions options;
@@ -40,6 +43,10 @@ std::vector<schedule::StepOptions> changes_of(const config::Config& config,
 }
 
 }  // namespace
+
+bool is_long_search(const Trials& trials) {
+  return trials.instructions() >= kTrialInstructions;
+}
 
 std::vector<CandidateGroup> pipeline_candidates(const config::Config& config,
                                                 const schedule::StepModel& model) {
@@ -79,6 +86,7 @@ std::variant<Compiled, Refusal> search_pipeline(const config::Config& config,
   if (!feasibility.fits()) return feasibility.refusal();
   std::optional<Found> best;
   const auto consider = [&](const schedule::StepOptions& options) {
+    if (best && is_long_search(trials)) return;
     if (!planner::fits(trials.exact_need(options), budgets)) return;
     const double seconds = trials.coarse(options).seconds;
     if (!best || seconds < best->seconds) best = Found{options, seconds};

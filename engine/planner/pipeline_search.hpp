@@ -29,6 +29,9 @@ std::variant<Compiled, Refusal> search_pipeline(const config::Config& config,
                                                 const TierBytes& budgets, Trials& trials,
                                                 std::vector<CandidateGroup> groups);
 
+// Whether the search has made so many trials that it ends with what it has.
+bool is_long_search(const Trials& trials);
+
 // No step takes less, however the model is cut: an even share of all passes for each rank.
 double least_pipeline_s(const config::Config& config, const schedule::StepModel& model,
                         CostModel& costs);

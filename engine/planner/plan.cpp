@@ -230,8 +230,8 @@ std::variant<Plan, Refusal> plan_pipeline(const config::Config& config, schedule
       continue;
     }
     auto& compiled = std::get<Compiled>(found);
-    if (best && compiled.simulation.total_s >= best->simulation.total_s) continue;
-    best = std::move(compiled);
+    if (!best || compiled.simulation.total_s < best->simulation.total_s) best = std::move(compiled);
+    if (is_long_search(trials)) break;  // a long step: other cuts are not worth their trials
   }
   if (!best) return std::move(*refused);
   step.pipeline.units = best->options.stages;
