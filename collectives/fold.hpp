@@ -32,22 +32,6 @@ constexpr int count_partial_sums(std::uint64_t parts) {
   return std::bit_width(parts);
 }
 
-// The groups of micro-batches that a rank sums by itself: consecutive ones, and equally many on
-// each rank. Precondition: ranks_can_fold(groups, ranks) and groups > 1.
-struct FoldGroups {
-  std::uint64_t first = 0;
-  std::uint64_t count = 0;
-};
-constexpr FoldGroups fold_groups_of(std::uint64_t groups, std::uint64_t ranks, std::uint64_t rank) {
-  return {groups / ranks * rank, groups / ranks};
-}
-// Whether `ranks` ranks give one rank's bits with `groups` fold groups. With one group the
-// micro-batches are added in order, wherever they were computed. With several a rank's groups must
-// be a subtree.
-constexpr bool ranks_can_fold(std::uint64_t groups, std::uint64_t ranks) {
-  return ranks == 1 || groups == 1 || (groups % ranks == 0 && std::has_single_bit(groups / ranks));
-}
-
 // The type in which parts are added: fp32 for fp32 and shorter floats, else their own.
 DType sum_dtype(DType part);
 

@@ -178,12 +178,6 @@ std::optional<DurableFound> find_durable(const std::string& directory,
 
 namespace {
 
-std::vector<std::string> rank_paths(const std::vector<std::string>& paths, int rank) {
-  std::vector<std::string> of_rank;
-  for (const std::string& path : paths) of_rank.push_back(rank_path(path, rank));
-  return of_rank;
-}
-
 // The commits of each rank of one run.
 using CommitsByRank = std::vector<std::vector<DurableFound>>;
 

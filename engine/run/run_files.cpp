@@ -108,7 +108,7 @@ RunFiles::RunFiles(config::Config& config, const config::Config& given, const Ru
 RunFiles::RunFiles(config::Config& config, const std::string& run, int rank)
     : fresh_(!fs::exists(checkpoint::rank_path(run, rank) + "/" + kEventsFile)),
       directory_(checkpoint::rank_path(run, rank)) {
-  for (std::string& path : config.memory.storage_paths) path = checkpoint::rank_path(path, rank);
+  config.memory.storage_paths = checkpoint::rank_paths(config.memory.storage_paths, rank);
   rank_storage_paths_ = config.memory.storage_paths;
   if (is_durable(config))
     config.checkpoint.dir = checkpoint::rank_path(config.checkpoint.dir, rank);

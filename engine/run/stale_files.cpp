@@ -6,12 +6,14 @@
 #include <ctime>
 #include <filesystem>
 #include <optional>
+#include <set>
 
 #include "base/directory.hpp"
 #include "base/error.hpp"
 #include "base/run_id.hpp"
 #include "engine/checkpoint/checkpoint.hpp"
 #include "engine/checkpoint/durable_retire.hpp"
+#include "engine/checkpoint/rank_path.hpp"
 #include "engine/config/config.hpp"
 #include "engine/run/run_files.hpp"
 #include "engine/run/run_lock.hpp"
@@ -97,6 +99,18 @@ std::vector<fs::path> unfinished_links(const fs::path& directory, const std::str
   return links;
 }
 
+// The ranks that have a directory beneath one of these: the first, and R of each rank-R.
+std::set<int> ranks_beneath(const std::vector<std::string>& directories) {
+  std::set<int> ranks{0};
+  for (const std::string& directory : directories) {
+    for (const fs::path& path : list_directory(directory)) {
+      const auto rank = checkpoint::rank_of_directory(path.filename().string());
+      if (rank && is_directory_itself(path)) ranks.insert(*rank);
+    }
+  }
+  return ranks;
+}
+
 // Looks through one run.
 class Sweeper {
  public:
@@ -137,12 +151,19 @@ class Sweeper {
     std::optional<RunLock> lock;
     if (remove_ && !take(lock, found_.directory)) return;
     if (lock) lock->keep_record();
-    const std::vector<StaleFile> kept = data_without_log(config.checkpoint.dir, paths, runs);
-    note_lock(found_.directory, run, kept.empty());
-    for (const fs::path& path : list_directory(found_.directory)) {
-      if (is_unfinished(path.filename().string()) && fs::is_regular_file(fs::symlink_status(path)))
-        add(path, "a file that was being written");
+    // The ranks of a run share its lock, and each has files of its own.
+    std::vector<std::string> shared = paths;
+    shared.insert(shared.end(), {found_.directory, config.checkpoint.dir});
+    const std::set<int> ranks = ranks_beneath(shared);
+    std::vector<StaleFile> kept;
+    for (const int rank : ranks) {
+      const std::vector<StaleFile> data =
+          data_without_log(checkpoint::rank_path(config.checkpoint.dir, rank),
+                           checkpoint::rank_paths(paths, rank), runs);
+      kept.insert(kept.end(), data.begin(), data.end());
     }
+    note_lock(found_.directory, run, kept.empty());
+    for (const int rank : ranks) unfinished_files(checkpoint::rank_path(found_.directory, rank));
     const fs::path exported = fs::path(found_.directory) / "huggingface";
     if (is_directory_itself(exported)) {
       for (const char* name : {"config.json.tmp", "model.safetensors.tmp"}) {
@@ -153,11 +174,20 @@ class Sweeper {
         }
       }
     }
-    for (const std::string& path : paths) storage_files(path, runs);
+    for (const int rank : ranks) {
+      for (const std::string& path : checkpoint::rank_paths(paths, rank)) storage_files(path, runs);
+    }
     found_.files.insert(found_.files.end(), kept.begin(), kept.end());
-    checkpoints(config.checkpoint.dir, paths);
+    checkpoints(config.checkpoint.dir, paths, ranks);
     if (!kept.empty()) return;
     if (lock) lock->drop_record();
+  }
+
+  void unfinished_files(const fs::path& directory) {
+    for (const fs::path& path : list_directory(directory)) {
+      if (is_unfinished(path.filename().string()) && fs::is_regular_file(fs::symlink_status(path)))
+        add(path, "a file that was being written");
+    }
   }
 
   static void remove_repeated(std::vector<std::string>& paths) {
@@ -245,7 +275,8 @@ class Sweeper {
     return found;
   }
 
-  void checkpoints(const std::string& directory, const std::vector<std::string>& storage_paths) {
+  void checkpoints(const std::string& directory, const std::vector<std::string>& storage_paths,
+                   const std::set<int>& ranks) {
     std::error_code error;
     if (!fs::is_directory(directory, error)) return;
     const std::string usual = config::default_checkpoint_dir(found_.directory);
@@ -255,8 +286,12 @@ class Sweeper {
       if (state.held || (remove_ && !take(lock, directory))) return;
       note_lock(directory, state, true);
     }
-    for (const std::string& file : checkpoint::files_without_commit(directory, storage_paths)) {
-      add(file, "of a durable run that committed nothing");
+    for (const int rank : ranks) {
+      const std::string own = checkpoint::rank_path(directory, rank);
+      for (const std::string& file :
+           checkpoint::files_without_commit(own, checkpoint::rank_paths(storage_paths, rank))) {
+        add(file, "of a durable run that committed nothing");
+      }
     }
     for (const fs::path& path : list_directory(directory)) {
       if (checkpoint::is_unfinished_checkpoint(path) && is_directory_itself(path)) {

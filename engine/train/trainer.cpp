@@ -377,9 +377,8 @@ void Trainer::retire_earlier() {
   std::error_code ignored;
   for (int rank = durable() ? context_.world.size() : 1;
        std::filesystem::is_directory(checkpoint::rank_path(directory, rank), ignored); ++rank) {
-    std::vector<std::string> paths = context_.files.storage_paths();
-    for (std::string& path : paths) path = checkpoint::rank_path(path, rank);
-    checkpoint::retire_other_logs(checkpoint::rank_path(directory, rank), "", paths,
+    checkpoint::retire_other_logs(checkpoint::rank_path(directory, rank), "",
+                                  checkpoint::rank_paths(context_.files.storage_paths(), rank),
                                   passed_over_logs_);
   }
 }

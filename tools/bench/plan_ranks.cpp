@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -47,6 +48,27 @@ double two_gathers_s(const planner::Plan& plan) {
   return others * elems * (2 + 2 * 2) / kLinkBytesPerS;
 }
 
+// No order of the plan's own instructions on a rank takes less. The loss waits for the forward pass
+// and for one gather of each unit; the gradients' compute and exchanges wait for the loss.
+double ordered_s(const planner::Plan& plan) {
+  double forward = 0, gathers = 0, compute = 0, exchanges = 0, comm = 0;
+  std::set<std::int32_t> gathered;
+  for (const schedule::Instruction& instruction : plan.training().instructions) {
+    const double cost = instruction.cost_s;
+    if (instruction.lane == schedule::Lane::kComm) comm += cost;
+    if (instruction.op == schedule::Op::kForward) forward += cost;
+    if (instruction.op == schedule::Op::kGather && instruction.unit >= 0 &&
+        gathered.insert(instruction.unit).second) {
+      gathers += cost;
+    }
+    const bool follows_loss = instruction.op == schedule::Op::kBackwardInput ||
+                              instruction.op == schedule::Op::kBackwardWeight;
+    if (follows_loss) compute += cost;
+    if (instruction.op == schedule::Op::kAllToAll) exchanges += cost;
+  }
+  return std::max(std::max(forward, gathers) + std::max(compute, exchanges), comm);
+}
+
 json planned(int micro_batch, const planner::HardwareProfile& hardware) {
   const std::vector<std::string> settings{"model.family=llama",
                                           "model.layers=32",
@@ -78,6 +100,7 @@ json planned(int micro_batch, const planner::HardwareProfile& hardware) {
           {"comm_s", comm_s},
           {"traffic_s", traffic_s},
           {"over", step_s / std::max(compute_s, traffic_s) - 1},
+          {"ordered_s", ordered_s(*plan)},
           {"sent_bytes", plan->ranks.front().sent.total()},
           {"cpu_s", cpu_s}};
 }

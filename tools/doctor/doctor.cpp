@@ -58,6 +58,10 @@ void print_profile(const planner::HardwareProfile& profile, std::ostream& out) {
   line("AdamW", giga(profile.adam_params_per_s, "G parameters/s"));
   line("launch", format_seconds(profile.launch_overhead_s));
   line("hand over", format_seconds(profile.hand_over_s));
+  if (!profile.rank_links) return;
+  line("two ranks, latency", format_seconds(profile.rank_links->latency_s));
+  line("two ranks, each sends", rate_text(profile.rank_links->bytes_per_s));
+  line("ranks of the node, all", rate_text(profile.rank_links->node_bytes_per_s));
 }
 
 void print_gpu(const planner::HardwareProfile& gpu, std::ostream& out) {
@@ -93,10 +97,24 @@ std::optional<planner::HardwareProfile> saved_profile(const std::string& path,
   return std::nullopt;
 }
 
+// One machine does not show the links between machines: those of a saved profile, which a person
+// wrote there, stay.
+void keep_network(planner::HardwareProfile& profile, const planner::HardwareProfile& saved) {
+  if (!saved.rank_links) return;
+  planner::RankLinks links = *saved.rank_links;
+  if (profile.rank_links) {
+    links.latency_s = profile.rank_links->latency_s;
+    links.bytes_per_s = profile.rank_links->bytes_per_s;
+    links.node_bytes_per_s = profile.rank_links->node_bytes_per_s;
+  }
+  profile.rank_links = links;
+}
+
 // Saves the profile unless a better one is saved; returns words for people.
-std::string save(const DoctorOptions& options, const planner::HardwareProfile& profile) {
+std::string save(const DoctorOptions& options, planner::HardwareProfile& profile) {
   if (options.profile_path.empty()) return "profile not saved";
   const auto saved = saved_profile(options.profile_path, profile);
+  if (saved) keep_network(profile, *saved);
   const double ratio = saved ? rates_ratio(*saved, profile) : 0;
   if (ratio > kBetterProfile && !options.replaces_better) {
     std::ostringstream text;
@@ -114,11 +132,12 @@ std::string save(const DoctorOptions& options, const planner::HardwareProfile& p
 DoctorCheck measure(const DoctorOptions& options, std::ostream& out, int& status) {
   DoctorCheck check{"measure", true, nullptr, "", ""};
   try {
-    const planner::HardwareProfile profile = measure_hardware(options.measure);
+    planner::HardwareProfile profile = measure_hardware(options.measure);
     check.value = json::parse(planner::to_json(profile));
     if (!options.json) print_profile(profile, out);
     if (!options.json && profile.gpu) print_gpu(*profile.gpu, out);
     check.detail = save(options, profile);
+    check.value = json::parse(planner::to_json(profile));
     status = 0;
   } catch (const Error& error) {
     check.ok = false;

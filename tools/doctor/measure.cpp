@@ -173,6 +173,7 @@ planner::HardwareProfile measure_hardware(const MeasureOptions& options) {
   DiskTrial disk(options.disk);  // first, because it fails most often
   DeviceTrial device(*options.device, options.array_bytes);
   KernelTrial kernels(options.kernel);
+  LinkTrial links(options.links);
   for (int round = 0; round < options.rounds; ++round) {
     const auto begins = [&](const char* part) {
       if (!options.begins) return;
@@ -185,6 +186,9 @@ planner::HardwareProfile measure_hardware(const MeasureOptions& options) {
     device.measure_round(options.seconds_each);
     begins("matrix products and updates");
     kernels.measure_round();
+    if (!links.measures()) continue;
+    begins("links between ranks");
+    links.measure_round();
   }
   const HostTopology host = read_host_topology();
   planner::HardwareProfile profile;
@@ -194,6 +198,7 @@ planner::HardwareProfile measure_hardware(const MeasureOptions& options) {
   disk.save(profile);
   device.save(profile);
   kernels.save(profile);
+  if (links.measures()) links.save(profile);
   if (options.gpu.device != nullptr) {
     GpuOptions gpu = options.gpu;
     gpu.rounds = options.rounds;

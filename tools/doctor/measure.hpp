@@ -11,6 +11,7 @@
 #include "tools/doctor/measure_disk.hpp"
 #include "tools/doctor/measure_gpu.hpp"
 #include "tools/doctor/measure_kernels.hpp"
+#include "tools/doctor/measure_links.hpp"
 
 namespace sluice::doctor {
 
@@ -23,6 +24,7 @@ struct MeasureOptions {
   DiskOptions disk;
   KernelOptions kernel;
   GpuOptions gpu;  // without a device: none is measured
+  LinkOptions links;
   // Called before each measurement, with words for people: "round 2 of 7: storage". May be empty.
   std::function<void(const std::string&)> begins = {};
   // Size of each array that is streamed; the default exceeds the last-level caches in use.

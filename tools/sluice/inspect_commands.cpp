@@ -20,6 +20,7 @@
 #include "tools/report/report.hpp"
 #include "tools/sluice/arguments.hpp"
 #include "tools/sluice/commands.hpp"
+#include "tools/sluice/loopback_group.hpp"
 
 namespace sluice::cli {
 
@@ -105,6 +106,7 @@ int doctor_command(const DoctorArguments& arguments) {
     measured.device = gpu.get();
     measured.kernels = backend.device_kernels.get();
   }
+  options.measure.links.make_group = make_loopback_group;
   options.measure.disk.directory = arguments.storage_path;
   options.measure.rounds = static_cast<int>(
       std::clamp(std::round(arguments.seconds / kSecondsARound), 1.0, kMostRounds));

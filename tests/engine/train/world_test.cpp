@@ -2,11 +2,15 @@
 #include "engine/train/world.hpp"
 
 #include <gtest/gtest.h>
+#include <sched.h>
 
+#include <algorithm>
 #include <array>
 
 #include "engine/run/resume_point.hpp"
 #include "engine/train/world_checks.hpp"
+#include "engine/train/world_plan.hpp"
+#include "kernels/host/parallel.hpp"
 #include "tests/support/training_world.hpp"
 
 namespace sluice::train {
@@ -108,6 +112,37 @@ TEST(World, AFaultNamesTheRankAndTheOperation) {
   EXPECT_EQ(texts[0],
             "rank 1 of 3: the data cannot be read; rank 0 of 3 waited for it in the vote on a stop "
             "after step 3");
+}
+
+// Leaves the calling thread the first of its processors.
+void bind_to_one_processor() {
+  cpu_set_t usable, first;
+  ASSERT_EQ(::sched_getaffinity(0, sizeof usable, &usable), 0);
+  CPU_ZERO(&first);
+  for (int cpu = 0; cpu < CPU_SETSIZE && CPU_COUNT(&first) == 0; ++cpu) {
+    if (CPU_ISSET(cpu, &usable)) CPU_SET(cpu, &first);
+  }
+  ASSERT_EQ(::sched_setaffinity(0, sizeof first, &first), 0);
+}
+
+// A launcher that binds each rank to processors of its own has divided them already.
+TEST(World, RanksDivideTheThreadsUnlessTheirProcessorsDiffer) {
+  const std::int64_t usable = kernels::host::Parallel::default_threads();
+  if (usable == 1) GTEST_SKIP() << "one processor is there";
+  for (const bool bound : {false, true}) {
+    run_three([&](World& world) {
+      if (bound && world.rank() == 2) bind_to_one_processor();
+      const bool divides = share_processors(world);
+      EXPECT_EQ(divides, !bound);
+      if (!world.is_first()) return;
+      config::Config config;
+      settle_for_ranks(world, divides, config);
+      EXPECT_EQ(config.train.threads, bound ? usable : std::max<std::int64_t>(1, usable / 3));
+      config.train.threads = 7;
+      settle_for_ranks(world, divides, config);
+      EXPECT_EQ(config.train.threads, 7);
+    });
+  }
 }
 
 TEST(World, ItsSizeIsThatOfTheConfiguration) {

@@ -4,7 +4,6 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "engine/planner/hardware_profile.hpp"
@@ -22,9 +21,12 @@ TEST(RankPlansAtScale, StepsComeNearTheirLimits) {
   EXPECT_EQ(plans[1]["tokens"], 4096);
   EXPECT_GT(plans[1]["traffic_s"], plans[1]["compute_s"]);
   EXPECT_LE(plans[1]["over"].get<double>(), 0.10) << plans[1];
-  // Windows stay for the backward pass, so the plan sends less and is faster than that.
-  EXPECT_LE(plans[1]["step_s"].get<double>(),
-            1.25 * std::max(plans[1]["compute_s"].get<double>(), plans[1]["comm_s"].get<double>()));
+  // Windows stay for the backward pass, so the plan sends less and is faster than that. It comes near
+  // the least time that gathers before the loss and exchanges behind it allow.
+  for (const nlohmann::json& plan : plans) {
+    EXPECT_LE(plan["step_s"].get<double>(), 1.05 * plan["ordered_s"].get<double>()) << plan;
+    EXPECT_GE(plan["step_s"].get<double>(), plan["ordered_s"].get<double>()) << plan;
+  }
 }
 
 // The configuration asks for 2 GiB of pinned memory and 20 GiB of storage.

@@ -8,6 +8,7 @@
 #include <set>
 #include <sstream>
 
+#include "collectives/local/local_group.hpp"
 #include "device/host/host_device.hpp"
 #include "tests/support/holds.hpp"
 #include "tests/support/temp_directory.hpp"
@@ -118,6 +119,51 @@ TEST_F(DoctorRun, AnnouncesEachMeasurement) {
   const auto rounds = static_cast<std::size_t>(options_.measure.rounds);
   ASSERT_EQ(told.size(), 3 * rounds);
   EXPECT_EQ(told.front(), "round 1 of " + std::to_string(rounds) + ": storage");
+}
+
+TEST_F(DoctorRun, LinksBetweenRanksAreMeasuredAndThoseBetweenMachinesStay) {
+  last_event(0);
+  EXPECT_FALSE(planner::load_profile(options_.profile_path).rank_links);
+  options_.measure.links = {
+      .make_group = [](int ranks) { return collectives::make_local_group(ranks, 60); },
+      .rank_bytes = 64 * kKiB};
+  std::size_t told = 0;
+  options_.measure.begins = [&](const std::string& part) { told += holds(part, "links"); };
+  last_event(0);
+  EXPECT_EQ(told, static_cast<std::size_t>(options_.measure.rounds));
+  planner::HardwareProfile profile = planner::load_profile(options_.profile_path);
+  ASSERT_TRUE(profile.rank_links);
+  const planner::RankLinks measured = *profile.rank_links;
+  const planner::RankLinks standard;
+  EXPECT_GT(measured.latency_s, 0);
+  EXPECT_LT(measured.latency_s, 1);
+  EXPECT_GT(measured.bytes_per_s, 0);
+  EXPECT_GT(measured.node_bytes_per_s, 0);
+  EXPECT_NE(measured.bytes_per_s, standard.bytes_per_s);
+  EXPECT_EQ(measured.network_bytes_per_s, standard.network_bytes_per_s);
+  // A person described the machines that this one works with.
+  profile.rank_links->network_bytes_per_s = 5e9;
+  profile.rank_links->node_ranks = 2;
+  profile.rank_links->bytes_per_s = 1;
+  planner::save_profile(profile, options_.profile_path);
+  options_.replaces_better = true;
+  const json event = last_event(0);
+  const planner::RankLinks kept = *planner::load_profile(options_.profile_path).rank_links;
+  EXPECT_EQ(kept.network_bytes_per_s, 5e9);
+  EXPECT_EQ(kept.node_ranks, 2);
+  EXPECT_GT(kept.bytes_per_s, 1);
+  EXPECT_EQ(event.at("value").at("rank_links").at("network_bytes_per_s"), 5e9);
+}
+
+TEST_F(DoctorRun, AGroupThatBreaksFailsTheMeasurement) {
+  options_.measure.links.make_group = [](int ranks) {
+    auto group = collectives::make_local_group(ranks, 60);
+    group.back()->abort("the cable is out");
+    return group;
+  };
+  const json event = last_event(3);
+  EXPECT_TRUE(holds(event.at("detail"), "the cable is out"));
+  EXPECT_FALSE(std::filesystem::exists(options_.profile_path));
 }
 
 TEST_F(DoctorRun, KeepsASavedProfileWithBetterRates) {
