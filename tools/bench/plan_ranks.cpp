@@ -48,25 +48,27 @@ double two_gathers_s(const planner::Plan& plan) {
   return others * elems * (2 + 2 * 2) / kLinkBytesPerS;
 }
 
-// No order of the plan's own instructions on a rank takes less. The loss waits for the forward pass
-// and for one gather of each unit; the gradients' compute and exchanges wait for the loss.
+// No order of the plan's own instructions on a rank takes less: the loss waits for the forward pass,
+// for the updates that the last step left, and for one gather of each unit; all other compute and all
+// exchanges wait for the loss. Precondition: a rank has one micro-batch.
 double ordered_s(const planner::Plan& plan) {
-  double forward = 0, gathers = 0, compute = 0, exchanges = 0, comm = 0;
+  double before = 0, gathers = 0, behind = 0, exchanges = 0, comm = 0;
   std::set<std::int32_t> gathered;
   for (const schedule::Instruction& instruction : plan.training().instructions) {
     const double cost = instruction.cost_s;
     if (instruction.lane == schedule::Lane::kComm) comm += cost;
-    if (instruction.op == schedule::Op::kForward) forward += cost;
+    if (instruction.lane == schedule::Lane::kCompute) {
+      const bool leads = instruction.op == schedule::Op::kForward ||
+                         (plan.carries_updates() && instruction.op == schedule::Op::kOptimizerStep);
+      (leads ? before : behind) += cost;
+    }
     if (instruction.op == schedule::Op::kGather && instruction.unit >= 0 &&
         gathered.insert(instruction.unit).second) {
       gathers += cost;
     }
-    const bool follows_loss = instruction.op == schedule::Op::kBackwardInput ||
-                              instruction.op == schedule::Op::kBackwardWeight;
-    if (follows_loss) compute += cost;
     if (instruction.op == schedule::Op::kAllToAll) exchanges += cost;
   }
-  return std::max(std::max(forward, gathers) + std::max(compute, exchanges), comm);
+  return std::max(std::max(before, gathers) + std::max(behind, exchanges), comm);
 }
 
 json planned(int micro_batch, const planner::HardwareProfile& hardware) {
