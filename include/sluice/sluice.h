@@ -399,6 +399,89 @@ typedef struct sluice_session_stats {
 SLUICE_API sluice_status sluice_session_get_stats(sluice_session* session,
                                                   sluice_session_stats* out);
 
+/* ---- Pager: weights in windows on the device, state in pinned memory, a unit at a time --------- */
+
+/* Weights and optimizer state of a model that is larger than the device, for a program that computes
+ * and updates by itself. Tensors are bytes without a type. Those of a unit move together. Life:
+ * create; add units and tensors; seal, which plans and takes all memory, or is SLUICE_E_REFUSED;
+ * then passes and updates. No bit of a result depends on the tiers.
+ *
+ * A pass: sluice_pager_begin_pass(); then, for each use of a unit's weights, acquire, compute,
+ * release. An update: for each unit stage, change the staged tensors, unstage; then settle. */
+typedef struct sluice_pager sluice_pager;
+typedef uint32_t sluice_paged;
+typedef struct sluice_pager_options {
+  uint32_t struct_size;
+  int32_t weights, state; /* SLUICE_STATE_*: where they rest */
+  int32_t reserved;
+  uint64_t window_bytes; /* most device memory of windows; 0: the rest of the engine's budget */
+} sluice_pager_options;
+#define SLUICE_PAGER_OPTIONS_INIT \
+  { sizeof(sluice_pager_options), SLUICE_STATE_AUTO, SLUICE_STATE_AUTO, 0, 0 }
+/* [any] */
+SLUICE_API sluice_status sluice_pager_create(sluice_engine* engine,
+                                             const sluice_pager_options* options,
+                                             sluice_pager** out);
+SLUICE_API_VOID void sluice_pager_destroy(sluice_pager* pager);
+
+/* Before seal. */
+SLUICE_API sluice_status sluice_pager_add_unit(sluice_pager* pager, const char* name,
+                                               sluice_unit* out);
+enum { SLUICE_PART_WEIGHT = 0, SLUICE_PART_STATE = 1 };
+/* Before seal. data: initial bytes, read by sluice_pager_seal(); NULL: zeros. Tensors of a part lie
+ * one behind the other, each at a multiple of 256 bytes. */
+SLUICE_API sluice_status sluice_pager_add(sluice_pager* pager, sluice_unit unit, int32_t part,
+                                          uint64_t bytes, const void* data, sluice_paged* out);
+/* [waits] SLUICE_E_REFUSED and SLUICE_E_INPUT leave the pager open: change it, seal again. */
+SLUICE_API sluice_status sluice_pager_seal(sluice_pager* pager);
+
+/* After seal: addresses that stay until the pager is destroyed. window: of a weight, on the device;
+ * its bytes are there while the unit is acquired, and are another unit's or none otherwise. home:
+ * NULL if the tensor rests on storage; a program may change it between passes. staged: the home; or
+ * a place in pinned memory that has its bytes while the unit is staged. */
+SLUICE_API sluice_status sluice_pager_window(sluice_pager* pager, sluice_paged tensor, void** out);
+SLUICE_API sluice_status sluice_pager_home(sluice_pager* pager, sluice_paged tensor, void** out);
+SLUICE_API sluice_status sluice_pager_staged(sluice_pager* pager, sluice_paged tensor, void** out);
+
+/* [waits] A pass begins: weights are brought anew from their homes. Units that are held keep their
+ * bytes until they are released. */
+SLUICE_API sluice_status sluice_pager_begin_pass(sluice_pager* pager);
+/* [waits] The unit's windows have its weights, in the stream's order, until it is released as often
+ * as it was acquired. Two passes that were alike make a plan, and units come ahead of their use; any
+ * other order costs demand fetches. SLUICE_E_MEMORY: units that are held leave no room for this one.
+ * stream NULL: the device's default stream. */
+SLUICE_API sluice_status sluice_pager_acquire(sluice_pager* pager, sluice_unit unit,
+                                              const sluice_stream* stream);
+SLUICE_API sluice_status sluice_pager_release(sluice_pager* pager, sluice_unit unit,
+                                              const sluice_stream* stream);
+
+/* [waits] The unit's weights and state are in pinned memory until it is unstaged. next: the unit that
+ * is staged behind it, read meanwhile; SLUICE_NONE: unknown. */
+SLUICE_API sluice_status sluice_pager_stage(sluice_pager* pager, sluice_unit unit,
+                                            sluice_unit next);
+/* Staged bytes go home; another pass has to begin before a unit is acquired. A write that fails is
+ * reported by a later call, and poisons the pager: a unit's bytes are lost. */
+SLUICE_API sluice_status sluice_pager_unstage(sluice_pager* pager, sluice_unit unit);
+/* [waits] All unstaged bytes are at home. */
+SLUICE_API sluice_status sluice_pager_settle(sluice_pager* pager);
+/* [waits] Bytes [first, first + bytes) of a tensor at home; not while a unit is staged. */
+SLUICE_API sluice_status sluice_pager_read(sluice_pager* pager, sluice_paged tensor, uint64_t first,
+                                           void* into, uint64_t bytes);
+SLUICE_API sluice_status sluice_pager_write(sluice_pager* pager, sluice_paged tensor,
+                                            uint64_t first, const void* from, uint64_t bytes);
+
+typedef struct sluice_pager_stats {
+  uint32_t struct_size, sealed;
+  uint64_t window_bytes, pinned_bytes, storage_bytes; /* planned, and exactly its memory */
+  uint64_t stored_weight_bytes, stored_state_bytes;   /* that rest on storage */
+  uint64_t uses, demand_fetches, prefetches;          /* of units: acquired; brought to windows */
+  uint64_t fetched_bytes, mapped_pages;
+  uint64_t plans, deviations; /* plans made; uses that came otherwise than planned */
+  uint64_t storage_read_bytes, storage_write_bytes;
+  uint64_t wait_ns; /* in sluice_pager_acquire() */
+} sluice_pager_stats;
+SLUICE_API sluice_status sluice_pager_get_stats(sluice_pager* pager, sluice_pager_stats* out);
+
 #ifdef __cplusplus
 }
 #endif
