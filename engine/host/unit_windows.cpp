@@ -32,7 +32,9 @@ void UnitWindows::take(std::uint32_t unit, std::size_t page, std::uint32_t slot)
   --free_slots_;
 }
 
-bool UnitWindows::claim(std::uint32_t unit, std::uint64_t least, const Rank& rank) {
+std::optional<std::vector<std::uint32_t>> UnitWindows::claim(std::uint32_t unit,
+                                                             std::uint64_t least,
+                                                             const Rank& rank) {
   Window& window = windows_[unit];
   SLUICE_CHECK(!window.is_claimed);
   struct Victim {
@@ -53,13 +55,15 @@ bool UnitWindows::claim(std::uint32_t unit, std::uint64_t least, const Rank& ran
     victims.push_back({other, found, in_the_way});
     within_reach += theirs.size();
   }
-  if (within_reach < window.slots.size()) return false;
+  if (within_reach < window.slots.size()) return std::nullopt;
   std::sort(victims.begin(), victims.end(), [](const Victim& a, const Victim& b) {
     return a.is_in_the_way != b.is_in_the_way ? a.is_in_the_way : a.rank > b.rank;
   });
+  std::vector<std::uint32_t> evicted;
   for (const Victim& victim : victims) {
     if (free_slots_ >= window.slots.size()) break;
     release(victim.unit);
+    evicted.push_back(victim.unit);
   }
   window.is_claimed = true;
   // First the pages that lead to a free slot already, so that no other page takes it.
@@ -73,7 +77,7 @@ bool UnitWindows::claim(std::uint32_t unit, std::uint64_t least, const Rank& ran
     while (slots_[next].owner != kNone) ++next;
     take(unit, page, next);
   }
-  return true;
+  return evicted;
 }
 
 void UnitWindows::release(std::uint32_t unit) {

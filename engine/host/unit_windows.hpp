@@ -42,8 +42,9 @@ class UnitWindows {
   static constexpr std::uint64_t kKeep = 0;
   using Rank = std::function<std::uint64_t(std::uint32_t unit)>;
   // Gives the unit its slots, if need be from units with a rank above `least`, which lose all of
-  // theirs. Returns false, and changes nothing, if there are too few.
-  bool claim(std::uint32_t unit, std::uint64_t least, const Rank& rank);
+  // theirs and are returned. Returns nothing, and changes nothing, if there are too few.
+  std::optional<std::vector<std::uint32_t>> claim(std::uint32_t unit, std::uint64_t least,
+                                                  const Rank& rank);
   void release(std::uint32_t unit);
 
   // Units that held the slots of `unit` before it claimed them; their last uses must end before the

@@ -99,9 +99,12 @@ std::uint64_t WindowFetcher::eviction_rank(std::uint32_t unit) const {
 }
 
 bool WindowFetcher::try_claim(std::uint32_t unit, std::uint64_t least) {
-  return windows_.claim(unit, least, [this](std::uint32_t other) SLUICE_REQUIRES(mutex_) {
-    return eviction_rank(other);
-  });
+  const auto evicted = windows_.claim(
+      unit, least,
+      [this](std::uint32_t other) SLUICE_REQUIRES(mutex_) { return eviction_rank(other); });
+  if (!evicted) return false;
+  for (const std::uint32_t other : *evicted) units_[other].phase = Phase::kAway;
+  return true;
 }
 
 // Fetches ahead give way to a demand: queued ones at once, one under way when it has ended.

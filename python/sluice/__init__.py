@@ -1,13 +1,14 @@
 """Sluice: gradients and optimizer state of a model in pinned memory or on NVMe, by exact plans.
 
-This module needs Python's standard library alone. `sluice.optim` has an optimizer for PyTorch.
+This module needs Python's standard library alone. `sluice.optim` has an optimizer for PyTorch, and
+`sluice.offload` makes a PyTorch model and its optimizer train in less device memory.
 """
 import ctypes
 import os
-import weakref
 
 from . import _library
-from ._library import (Error, InputError, IntegrityError, IOFault, NotFinite, OutOfMemory, Poisoned, Refused, Timeout)
+from ._library import (Error, Handle, InputError, IntegrityError, IOFault, NotFinite, OutOfMemory, Poisoned, Refused,
+                       Timeout, number_of)
 
 __all__ = ["Engine", "Error", "IOFault", "InputError", "IntegrityError", "NotFinite", "OutOfMemory", "Poisoned",
            "Refused", "Session", "Timeout", "version"]
@@ -20,32 +21,21 @@ RULES = {"adamw": 0, "adam": 1, "sgd": 2, "lion": 3}
 KINDS = {"weight": 0, "gradient": 1, "master": 2, "moment1": 3, "moment2": 4}
 
 
+def __getattr__(name):
+    # These need PyTorch, so they are imported when somebody uses them.
+    if name in ("offload", "restore", "status"):
+        from . import _offload
+        return getattr(_offload, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 def version():
     """The version of the loaded library: "1.0.0"."""
     number = _library.LIBRARY.sluice_version()
     return f"{number >> 16}.{number >> 8 & 255}.{number & 255}"
 
 
-def _number(table, word, name):
-    try:
-        return table[word]
-    except KeyError:
-        raise InputError(f"{name} is {word!r}; use one of {', '.join(table)}") from None
-
-
-class _Handle:
-    """A handle of the library, destroyed with its object or by close()."""
-
-    def __init__(self, handle, destroy):
-        self._handle = handle
-        self._finalizer = weakref.finalize(self, destroy, handle)
-
-    def close(self):
-        self._finalizer()
-        self._handle = None
-
-
-class Engine(_Handle):
+class Engine(Handle):
     """A device, the tiers below it, and their budgets in bytes; 0 is nine tenths of the free bytes.
 
     device: "cpu" or "cuda:N". storage: directories for state; none means no storage tier.
@@ -56,7 +46,7 @@ class Engine(_Handle):
         paths = [storage] if isinstance(storage, (str, os.PathLike)) else list(storage)
         texts = (ctypes.c_char_p * len(paths))(*[os.fsencode(path) for path in paths])
         options = _library.EngineOptions(
-            device_type=_number({"cpu": 1, "cuda": 2}, kind, "device"), device_id=int(number or 0),
+            device_type=number_of({"cpu": 1, "cuda": 2}, kind, "device"), device_id=int(number or 0),
             device_bytes=device_bytes, pinned_bytes=pinned_bytes, storage_bytes=storage_bytes, storage_paths=texts,
             storage_path_count=len(paths), threads=threads)
         handle = ctypes.c_void_p()
@@ -66,15 +56,15 @@ class Engine(_Handle):
     def usage(self, tier):
         """Bytes of a tier: {"cap": …, "live": …, "peak": …}."""
         usage = _library.Usage()
-        _library.call("sluice_engine_usage", self._handle, _number(TIERS, tier, "tier"), ctypes.byref(usage))
+        _library.call("sluice_engine_usage", self._handle, number_of(TIERS, tier, "tier"), ctypes.byref(usage))
         return {"cap": usage.cap_bytes, "live": usage.live_bytes, "peak": usage.peak_bytes}
 
 
-class Session(_Handle):
+class Session(Handle):
     """Parameters with their gradients and optimizer state; see sluice.h for the order of calls."""
 
     def __init__(self, engine, *, state="auto"):
-        options = _library.SessionOptions(state=_number(PLACES, state, "state"))
+        options = _library.SessionOptions(state=number_of(PLACES, state, "state"))
         handle = ctypes.c_void_p()
         _library.call("sluice_session_create", engine._handle, ctypes.byref(options), ctypes.byref(handle))
         super().__init__(handle, _library.LIBRARY.sluice_session_destroy)
@@ -83,7 +73,7 @@ class Session(_Handle):
     def _group(rule="adamw", moments="fp32", split=False, nesterov=False, lr=1e-3, weight_decay=0.0,
                betas=(0.9, 0.999), eps=1e-8, momentum=0.9):
         return _library.GroupOptions(
-            rule=_number(RULES, rule, "rule"), moments=_number(DTYPES, moments, "moments"), split_master=int(split),
+            rule=number_of(RULES, rule, "rule"), moments=number_of(DTYPES, moments, "moments"), split_master=int(split),
             nesterov=int(nesterov), lr=lr, weight_decay=weight_decay, beta1=betas[0], beta2=betas[1], eps=eps,
             momentum=momentum)
 
@@ -103,7 +93,7 @@ class Session(_Handle):
     def add_param(self, name, shape, *, unit, group=None, dtype="fp32", data=None):
         """data: the address of the initial weights, which must stay until seal()."""
         options = _library.ParamOptions(
-            dtype=_number(DTYPES, dtype, "dtype"), ndim=len(shape), unit=unit,
+            dtype=number_of(DTYPES, dtype, "dtype"), ndim=len(shape), unit=unit,
             group=_library.NONE if group is None else group, name=name.encode(),
             shape=(ctypes.c_int64 * len(shape))(*shape), data=data)
         number = ctypes.c_uint32()
@@ -138,7 +128,7 @@ class Session(_Handle):
 
     def kind_dtype(self, param, kind):
         number = ctypes.c_int32()
-        _library.call("sluice_kind_dtype", self._handle, param, _number(KINDS, kind, "kind"), ctypes.byref(number))
+        _library.call("sluice_kind_dtype", self._handle, param, number_of(KINDS, kind, "kind"), ctypes.byref(number))
         return next(word for word, code in DTYPES.items() if code == number.value)
 
     def _copy(self, function, param, kind, address, count, first):

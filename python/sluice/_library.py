@@ -5,6 +5,7 @@ The library is looked for beside this file (in a wheel), then in $SLUICE_LIBRARY
 import ctypes
 import os
 import pathlib
+import weakref
 from ctypes import POINTER, byref, c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 
 
@@ -113,6 +114,20 @@ class SessionStats(Struct):
                 ("update_ns", c_uint64)]
 
 
+class PagerOptions(Struct):
+    _fields_ = [("struct_size", c_uint32), ("weights", c_int32), ("state", c_int32), ("reserved", c_int32),
+                ("window_bytes", c_uint64)]
+
+
+class PagerStats(Struct):
+    _fields_ = [("struct_size", c_uint32), ("sealed", c_uint32), ("window_bytes", c_uint64),
+                ("pinned_bytes", c_uint64), ("storage_bytes", c_uint64), ("stored_weight_bytes", c_uint64),
+                ("stored_state_bytes", c_uint64), ("uses", c_uint64), ("demand_fetches", c_uint64),
+                ("prefetches", c_uint64), ("fetched_bytes", c_uint64), ("mapped_pages", c_uint64),
+                ("plans", c_uint64), ("deviations", c_uint64), ("storage_read_bytes", c_uint64),
+                ("storage_write_bytes", c_uint64), ("wait_ns", c_uint64)]
+
+
 HANDLE = c_void_p
 # The arguments of each function that Python calls; the result is a status.
 FUNCTIONS = {
@@ -136,8 +151,24 @@ FUNCTIONS = {
     "sluice_load": [HANDLE, c_char_p],
     "sluice_set_updates": [HANDLE, c_uint64],
     "sluice_session_get_stats": [HANDLE, POINTER(SessionStats)],
+    "sluice_pager_create": [HANDLE, POINTER(PagerOptions), POINTER(HANDLE)],
+    "sluice_pager_add_unit": [HANDLE, c_char_p, POINTER(c_uint32)],
+    "sluice_pager_add": [HANDLE, c_uint32, c_int32, c_uint64, c_void_p, POINTER(c_uint32)],
+    "sluice_pager_seal": [HANDLE],
+    "sluice_pager_window": [HANDLE, c_uint32, POINTER(c_void_p)],
+    "sluice_pager_home": [HANDLE, c_uint32, POINTER(c_void_p)],
+    "sluice_pager_staged": [HANDLE, c_uint32, POINTER(c_void_p)],
+    "sluice_pager_begin_pass": [HANDLE],
+    "sluice_pager_acquire": [HANDLE, c_uint32, c_void_p],
+    "sluice_pager_release": [HANDLE, c_uint32, c_void_p],
+    "sluice_pager_stage": [HANDLE, c_uint32, c_uint32],
+    "sluice_pager_unstage": [HANDLE, c_uint32],
+    "sluice_pager_settle": [HANDLE],
+    "sluice_pager_read": [HANDLE, c_uint32, c_uint64, c_void_p, c_uint64],
+    "sluice_pager_write": [HANDLE, c_uint32, c_uint64, c_void_p, c_uint64],
+    "sluice_pager_get_stats": [HANDLE, POINTER(PagerStats)],
 }
-DESTROYS = ("sluice_engine_destroy", "sluice_session_destroy")
+DESTROYS = ("sluice_engine_destroy", "sluice_session_destroy", "sluice_pager_destroy")
 
 
 def load_vendored(folder):
@@ -189,3 +220,22 @@ def call(name, *arguments):
     status = getattr(LIBRARY, name)(*arguments)
     if status != 0:
         raise last_error(status)
+
+
+def number_of(table, word, name):
+    try:
+        return table[word]
+    except KeyError:
+        raise InputError(f"{name} is {word!r}; use one of {', '.join(table)}") from None
+
+
+class Handle:
+    """A handle of the library, destroyed with its object or by close()."""
+
+    def __init__(self, handle, destroy):
+        self._handle = handle
+        self._finalizer = weakref.finalize(self, destroy, handle)
+
+    def close(self):
+        self._finalizer()
+        self._handle = None

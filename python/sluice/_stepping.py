@@ -1,0 +1,281 @@
+"""PyTorch's own optimizer, stepped unit by unit over weights and state that Sluice stages.
+
+An optimizer that updates each parameter from its own gradient and state gives the same bits whether it sees all
+parameters at once or a few at a time. So step() calls the optimizer's own code once for each unit. State with the
+parameter's shape lies in the pager; steps and other small or odd-shaped state stay where PyTorch puts them.
+"""
+import inspect
+import weakref
+from collections import defaultdict
+
+import torch
+
+from ._library import InputError
+from ._memory import bytes_of, tensor_at
+from ._stand_in import StandIn
+
+# Each of these updates a parameter from nothing but its own gradient and state.
+SEPARABLE = ("ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Muon", "NAdam", "RAdam",
+             "RMSprop", "Rprop", "SGD")
+_steppers = weakref.WeakKeyDictionary()  # optimizer: its Stepper
+
+
+class Entry:
+    """One kind of state of one parameter in the pager."""
+
+    def __init__(self, dtype):
+        self.dtype, self.number, self.tensor = dtype, None, None
+
+
+class _Away(dict):
+    """State of a parameter whose tensors rest on storage."""
+
+    def __missing__(self, key):
+        raise InputError(f"the state {key!r} rests on storage; read it from optimizer.state_dict()")
+
+    def __deepcopy__(self, memo):
+        raise InputError("the optimizer's state rests on storage; copy optimizer.state_dict() instead")
+
+
+def own_step(optimizer):
+    """The step function of the optimizer's class, without the hooks that PyTorch puts around it."""
+    step = type(optimizer).step
+    return step.__wrapped__ if getattr(step, "hooked", False) else step
+
+
+def check_optimizer(optimizer):
+    """Raises InputError for an optimizer that cannot be stepped unit by unit."""
+    name = type(optimizer).__name__
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InputError(f"optimizer is a {name}, not a torch.optim.Optimizer")
+    for known in SEPARABLE:
+        kind = getattr(torch.optim, known, None)
+        if isinstance(optimizer, kind or ()) and inspect.unwrap(type(optimizer).step) is inspect.unwrap(kind.step):
+            break
+    else:
+        raise InputError(f"the optimizer {name} is not known to update each parameter from its own gradient and state; "
+                         f"offload() takes torch.optim's {', '.join(SEPARABLE)}")
+    for group in optimizer.param_groups:
+        if group.get("differentiable"):
+            raise InputError("an optimizer with differentiable=True cannot be offloaded")
+    step = optimizer.__dict__.get("step")
+    if step is not None and not hasattr(step, "_wrapped_by_lr_sched"):
+        raise InputError("the optimizer's step() was replaced; offload() before you wrap it")
+
+
+def _probe(optimizer, group, dtype, dimensions):
+    """{key: dtype} of the state with a parameter's shape, from one step on a small parameter."""
+    small = torch.nn.Parameter(torch.zeros([3 + d for d in range(dimensions)], dtype=dtype))
+    small.grad = torch.zeros_like(small)
+    trial = type(optimizer).__new__(type(optimizer))
+    trial.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
+    trial.state, trial.param_groups = defaultdict(dict), [{**group, "params": [small]}]
+    own_step(optimizer)(trial)
+    return _shaped(trial.state[small], small)
+
+
+def _shaped(state, parameter):
+    return {key: value.dtype for key, value in state.items()
+            if isinstance(value, torch.Tensor) and value.shape == parameter.shape}
+
+
+def planned_state(optimizer, units):
+    """{parameter: {key: Entry}} of the state that the pager will hold."""
+    if optimizer is None:
+        return {}
+    check_optimizer(optimizer)
+    ours = {parameter for unit in units for parameter in unit.parameters.values()}
+    planned, probes = {}, {}
+    for number, group in enumerate(optimizer.param_groups):
+        for parameter in group["params"]:
+            if parameter not in ours or parameter.dim() == 0 or not parameter.requires_grad:
+                continue
+            found = _shaped(optimizer.state[parameter], parameter) if parameter in optimizer.state else {}
+            if not found:
+                key = number, parameter.dtype, parameter.dim()
+                if key not in probes:
+                    probes[key] = _probe(optimizer, group, parameter.dtype, parameter.dim())
+                found = probes[key]
+            planned[parameter] = {name: Entry(dtype) for name, dtype in found.items()}
+    return planned
+
+
+class Stepper:
+    """The optimizer of an offloaded model."""
+
+    def __init__(self, optimizer, offloaded, planned):
+        self.optimizer, self.offloaded, self.pager, self.planned = optimizer, offloaded, offloaded.pager, planned
+        self.plain_class = type(optimizer)
+        self.plain_step = own_step(optimizer)
+        self._order = {}  # parameter: keys of its state in torch's order
+        self._away = set()  # parameters with state on storage
+        for parameter, entries in planned.items():
+            for entry in entries.values():
+                entry.tensor = tensor_at(self.pager.staged(entry.number), parameter.data, self.pager, entry.dtype)
+                if self.pager.home(entry.number) is None:
+                    self._away.add(parameter)
+        self._change_class()
+        self._hooks = [optimizer.register_load_state_dict_post_hook(lambda optimizer: self._adopt_all()),
+                       optimizer.register_state_dict_pre_hook(lambda optimizer: self._bring_all()),
+                       optimizer.register_state_dict_post_hook(lambda optimizer, states: self._send_all())]
+        self._adopt_all()
+
+    def _change_class(self):
+        """A subclass of the same name has the streamed step; its instances are the optimizer's class still."""
+        plain = self.plain_class
+
+        def step(optimizer, closure=None):
+            stepper = _steppers.get(optimizer)
+            return stepper.step(closure) if stepper is not None else plain.step(optimizer, closure)
+        step = torch.optim.Optimizer.profile_hook_step(step)
+        step.hooked = True
+        self.optimizer.__class__ = type(plain.__name__, (plain,), {"step": step, "__module__": plain.__module__})
+        self._rewrap()
+        _steppers[self.optimizer] = self
+
+    def _rewrap(self):
+        """A learning rate schedule that was made before has wrapped the former step()."""
+        if self.optimizer.__dict__.pop("step", None) is None:
+            return
+        optimizer = weakref.ref(self.optimizer)
+
+        def step(*arguments, **keywords):
+            optimizer()._opt_called = True
+            return type(optimizer()).step(optimizer(), *arguments, **keywords)
+        step._wrapped_by_lr_sched = True
+        self.optimizer.step = step
+
+    def step(self, closure=None):
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        optimizer = self.optimizer
+        groups, lists = optimizer.param_groups, [group["params"] for group in optimizer.param_groups]
+        if any(type(g) is torch.Tensor and g.is_sparse for ps in lists for g in (p.grad for p in ps)):
+            raise InputError("a gradient is sparse; offload() takes dense gradients")
+        self.offloaded.take_replaced()
+        try:
+            for number, following, members in self._units_to_step(lists):
+                self._step_unit(number, following, groups, lists, members)
+            self._step_members(groups, lists, lambda parameter: parameter not in self.offloaded.unit_of)
+        finally:
+            optimizer.param_groups = groups
+            for group, parameters in zip(groups, lists):
+                group["params"] = parameters
+            self.offloaded.values.forget()
+        return loss
+
+    def _units_to_step(self, lists):
+        """(unit, the next one, its parameters with a gradient), in the pager's order."""
+        of_unit = defaultdict(set)
+        for parameter in (parameter for parameters in lists for parameter in parameters):
+            if parameter.grad is not None and parameter in self.offloaded.unit_of:
+                of_unit[self.offloaded.unit_of[parameter]].add(parameter)
+        numbers = sorted(of_unit)
+        return [(number, following, of_unit[number]) for number, following in zip(numbers, [*numbers[1:], None])]
+
+    def _step_members(self, groups, lists, belongs):
+        """The optimizer's own step, of some of its parameters."""
+        chosen = []
+        for group, parameters in zip(groups, lists):
+            group["params"] = [parameter for parameter in parameters if belongs(parameter)]
+            if group["params"]:
+                chosen.append(group)
+        self.optimizer.param_groups = chosen
+        if chosen:
+            self.plain_step(self.optimizer)
+
+    def _step_unit(self, number, following, groups, lists, members):
+        unit = self.offloaded.units[number]
+        self.pager.stage(number, following)
+        try:
+            for parameter in members:
+                self.offloaded.unguard(unit, parameter)
+                if parameter in self._away and parameter in self.optimizer.state:
+                    self._bring(parameter)
+            self._step_members(groups, lists, members.__contains__)
+        finally:
+            for parameter in members:
+                self._adopt(parameter)
+                if parameter.data_ptr() != unit.homes[parameter].data_ptr():
+                    self.offloaded.guard(unit, parameter)
+            self.pager.unstage(number)
+
+    def _bring(self, parameter):
+        """The staged state, in the place of what is away, with torch's order of keys."""
+        state = self.optimizer.state[parameter]
+        if type(state) is _Away:
+            entries = self.planned[parameter]
+            self.optimizer.state[parameter] = {
+                key: entries[key].tensor if key in entries else state[key] for key in self._order[parameter]}
+
+    def _adopt(self, parameter):
+        """State that torch has made or replaced goes to its place; the unit is staged."""
+        if parameter not in self.optimizer.state:
+            return
+        state, entries = self.optimizer.state[parameter], self.planned.get(parameter, {})
+        for key, entry in entries.items():
+            value = state.get(key)
+            if isinstance(value, torch.Tensor) and value is not entry.tensor:
+                entry.tensor.copy_(value)
+                state[key] = entry.tensor
+        if parameter in self._away and type(state) is not _Away:
+            self._order[parameter] = [key for key in state]
+            self.optimizer.state[parameter] = _Away(
+                {key: value for key, value in state.items() if key not in entries})
+
+    @torch.no_grad()
+    def _adopt_all(self):
+        """After load_state_dict(), and at the start: all state of the optimizer goes to its place."""
+        for parameter, entries in self.planned.items():
+            state = self.optimizer.state.get(parameter)
+            if state is None or type(state) is _Away:
+                continue
+            for key, entry in entries.items():
+                value = state.get(key)
+                if not isinstance(value, torch.Tensor) or value is entry.tensor:
+                    continue
+                if self.pager.home(entry.number) is None:
+                    own = torch.empty_strided(value.size(), entry.tensor.stride(), dtype=entry.dtype).copy_(value)
+                    self.pager.write(entry.number, own.data_ptr(), bytes_of(own))
+                else:
+                    entry.tensor.copy_(value)
+                state[key] = entry.tensor
+            if parameter in self._away and state:
+                self._order[parameter] = [key for key in state]
+                self.optimizer.state[parameter] = _Away(
+                    {key: value for key, value in state.items() if key not in entries})
+
+    def _read(self, entry):
+        value = torch.empty_strided(entry.tensor.size(), entry.tensor.stride(), dtype=entry.dtype)
+        self.pager.read(entry.number, value.data_ptr(), bytes_of(value))
+        return value
+
+    def _bring_all(self):
+        """For state_dict(): copies of the state that rests on storage."""
+        self._before = {}
+        for parameter in self._away:
+            state = self.optimizer.state.get(parameter)
+            if type(state) is _Away:
+                self._before[parameter] = state
+                entries = self.planned[parameter]
+                self.optimizer.state[parameter] = {
+                    key: self._read(entries[key]) if key in entries else state[key] for key in self._order[parameter]}
+
+    def _send_all(self):
+        for parameter, state in self._before.items():
+            self.optimizer.state[parameter] = state
+        self._before = {}
+
+    def restore(self):
+        for hook in self._hooks:
+            hook.remove()
+        self._bring_all()
+        for parameter, entries in self.planned.items():
+            state = self.optimizer.state.get(parameter, {})
+            for key, entry in entries.items():
+                if state.get(key) is entry.tensor:
+                    state[key] = entry.tensor.clone()
+        self.optimizer.__class__ = self.plain_class
+        _steppers.pop(self.optimizer, None)
