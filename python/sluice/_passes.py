@@ -2,7 +2,8 @@
 
 In a forward pass, hooks put tensors over the unit's windows in the place of its parameters. These tensors are
 leaves of autograd's graph; what it saves of them are views of the windows, and a unit's window never moves. So
-in the backward pass it is enough that the unit is in its window again while its nodes run.
+in the backward pass it is enough that the unit is in its window again while its nodes run. The tensors are in
+place then, too: a module that recomputes its own forward() calls no hooks.
 
 Autograd runs nodes in the reverse order of their making. A call of a unit is an interval of the forward pass;
 it begins in backward when the node of its output is about to run, and has ended when the node of an output made
@@ -53,7 +54,7 @@ class Passes:
         self._units = units
         self._clock = 0
         self._stack = []          # (module, [call]) of modules in their forward pass
-        self._inside = {}         # unit: its calls in progress
+        self._inside = {}         # unit: its uses in progress, forward and backward
         self._held = {}           # graph task: calls whose backward has begun and not ended
         self._handles = []
         of_module = {}
@@ -84,12 +85,12 @@ class Passes:
 
     def reset(self):
         """After an exception that hooks did not see: all units go."""
-        for number in list(self._inside):
-            self._take_out(number)
-        self._stack.clear()
-        self._inside.clear()
         for task in list(self._held):
             self._release_task(task)
+        for _, calls in self._stack:
+            for call in calls:
+                self._end_use(call.unit)
+        self._stack.clear()
 
     def _enter(self, module, numbers):
         if _graph_task() == -1:
@@ -106,9 +107,19 @@ class Passes:
             self._pager.acquire(number)
             self._clock += 1
             calls.append(_Call(number, self._clock))
-            self._inside[number] = self._inside.get(number, 0) + 1
-            if self._inside[number] == 1:
-                self._put_in(number)
+            self._begin_use(number)
+
+    def _begin_use(self, number):
+        self._inside[number] = self._inside.get(number, 0) + 1
+        if self._inside[number] == 1:
+            self._put_in(number)
+
+    def _end_use(self, number):
+        self._inside[number] -= 1
+        if self._inside[number] == 0:
+            del self._inside[number]
+            self._take_out(number)
+        self._pager.release(number)
 
     def _put_in(self, number):
         unit = self._units[number]
@@ -136,12 +147,8 @@ class Passes:
         _, calls = self._stack.pop()
         written = None
         for call in reversed(calls):
-            self._inside[call.unit] -= 1
-            if self._inside[call.unit] == 0:
-                del self._inside[call.unit]
-                self._take_out(call.unit)
-                written = written or self._written(call.unit)
-            self._pager.release(call.unit)
+            written = written or self._written(call.unit)
+            self._end_use(call.unit)
             self._clock += 1
             call.end = self._clock
         if written:
@@ -180,13 +187,14 @@ class Passes:
                 continue
             for other in [other for other in held if other.begin >= call.end]:
                 held.remove(other)
-                self._pager.release(other.unit)
+                self._end_use(other.unit)
             self._pager.acquire(call.unit)
             held.append(call)
+            self._begin_use(call.unit)
 
     def _release_task(self, task):
         for call in self._held.pop(task, ()):
-            self._pager.release(call.unit)
+            self._end_use(call.unit)
 
 
 def _tensors(value):
