@@ -234,6 +234,10 @@ def offload(model, optimizer=None, config="auto"):
     return model, optimizer
 
 
+def is_offloaded(model):
+    return model in _offloaded
+
+
 def _of(model):
     found = _offloaded.get(model)
     if found is None:

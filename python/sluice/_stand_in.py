@@ -1,8 +1,8 @@
 """Parameters with weights that rest on storage.
 
 Between passes such a parameter has no memory of its own. It keeps its identity, shape, dtype and gradient.
-Outside autograd every operation on it reads the true value, and an operation in place writes it back. Inside
-autograd a use outside its module's pass is refused: the gradient would be lost.
+Outside autograd every operation on it reads the true value, and an operation in place writes it back; detach() and
+indexing give copies. Inside autograd a use outside its module's pass is refused: the gradient would be lost.
 """
 import weakref
 
@@ -25,7 +25,7 @@ _PASSED = ({getattr(_TENSOR, name).__get__ for name in _PROPERTIES if hasattr(_T
            | {_TENSOR.grad.__set__, _TENSOR.grad.__delete__, _TENSOR.requires_grad.__set__, _TENSOR.__repr__,
               torch.is_floating_point, torch.is_complex, torch.numel})
 # Autograd does not see through these.
-_PASSED_BY_AUTOGRAD = {_TENSOR.detach, _TENSOR.data.__get__, _TENSOR.tolist, _TENSOR.numpy, _TENSOR.item, torch.equal,
+_PASSED_BY_AUTOGRAD = {_TENSOR.detach, _TENSOR.data.__set__, _TENSOR.tolist, _TENSOR.numpy, _TENSOR.item, torch.equal,
                        _TENSOR.equal, _TENSOR.__reduce_ex__, _TENSOR.__format__}
 
 
@@ -38,6 +38,8 @@ class StandIn(torch.nn.Parameter):
         if func in _PASSED:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
+        if func == _TENSOR.data.__get__:
+            return args[0]._source.data_of(args[0])
         found = []
         values = _replace(args, found), _replace(kwargs, found)
         if torch.is_grad_enabled() and func not in _PASSED_BY_AUTOGRAD:
@@ -46,10 +48,10 @@ class StandIn(torch.nn.Parameter):
                     raise InputError(f"parameter '{parameter._source.name_of(parameter)}' rests on storage and is used "
                                      "outside its module's forward pass with gradients enabled; use it under "
                                      "torch.no_grad(), or keep weights in pinned memory")
-        if func is _TENSOR.data.__set__:
+        if func == _TENSOR.data.__set__:
             args[0]._source.write(args[0], args[1])
             return None
-        if func in (_TENSOR.detach, _TENSOR.data.__get__):
+        if func is _TENSOR.detach:
             return values[0][0]  # a copy already; the same one for each owner of a tied weight
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*values[0], **values[1])
@@ -129,6 +131,32 @@ class Values:
             own.copy_(value)
             self._write(parameter, own)
 
+    def data_of(self, parameter):
+        """Stands for parameter.data: without gradients, and what is written in place goes to the parameter."""
+        with torch._C.DisableTorchFunctionSubclass():
+            data = torch.Tensor._make_subclass(StandIn, parameter.data, False)
+        data._source = _DataOf(self, parameter)
+        return data
+
     def forget(self):
         """The values on storage have changed."""
         self._alive.clear()
+
+
+class _DataOf:
+    """The source of parameter.data: that of the parameter."""
+
+    def __init__(self, values, parameter):
+        self._values, self._parameter = values, parameter
+
+    def name_of(self, data):
+        return self._values.name_of(self._parameter)
+
+    def read(self, data):
+        return self._values.read(self._parameter)
+
+    def write(self, data, value):
+        self._values.write(self._parameter, value)
+
+    def data_of(self, data):
+        return data

@@ -107,11 +107,13 @@ class Stepper:
         self.optimizer, self.offloaded, self.pager, self.planned = optimizer, offloaded, offloaded.pager, planned
         self.plain_class = type(optimizer)
         self.plain_step = own_step(optimizer)
+        self._known = len(optimizer.state)
         self._order = {}  # parameter: keys of its state in torch's order
         self._away = set()  # parameters with state on storage
         for parameter, entries in planned.items():
             for entry in entries.values():
-                entry.tensor = tensor_at(self.pager.staged(entry.number), parameter.data, self.pager, entry.dtype)
+                like = offloaded.units[offloaded.unit_of[parameter]].staged[parameter]
+                entry.tensor = tensor_at(self.pager.staged(entry.number), like, self.pager, entry.dtype)
                 if self.pager.home(entry.number) is None:
                     self._away.add(parameter)
         self._change_class()
@@ -164,7 +166,18 @@ class Stepper:
             for group, parameters in zip(groups, lists):
                 group["params"] = parameters
             self.offloaded.values.forget()
+        self._order_states(lists)
         return loss
+
+    def _order_states(self, lists):
+        """State of new parameters comes in torch's order, that of the groups, as state_dict() shows it."""
+        state = self.optimizer.state
+        if len(state) == self._known:
+            return
+        entries = {parameter: state[parameter] for parameters in lists for parameter in parameters if parameter in state}
+        state.clear()
+        state.update(entries)
+        self._known = len(state)
 
     def _units_to_step(self, lists):
         """(unit, the next one, its parameters with a gradient), in the pager's order."""

@@ -1,0 +1,26 @@
+"""A callback for transformers.Trainer: the model and its optimizer are offloaded, and nothing else changes.
+
+    trainer = Trainer(model=model, …, callbacks=[sluice.hf.Callback({"device": "1GiB", "state": "storage", …})])
+"""
+from transformers import TrainerCallback
+
+from ._library import InputError
+from ._offload import is_offloaded, offload, restore
+
+
+class Callback(TrainerCallback):
+    """Offloads when training begins, with the configuration of sluice.offload(). The model stays offloaded
+    afterwards, for evaluate(), predict() and save_model(); sluice.restore(model) makes it plain."""
+
+    def __init__(self, config="auto"):
+        self._config = config
+
+    def on_train_begin(self, args, state, control, model=None, optimizer=None, **others):
+        if args.n_gpu > 1:
+            raise InputError("the Trainer would use torch.nn.DataParallel; offload() trains on one device")
+        # accelerate wraps the optimizer; each train() makes a new one.
+        while hasattr(optimizer, "optimizer"):
+            optimizer = optimizer.optimizer
+        if is_offloaded(model):
+            restore(model)
+        offload(model, optimizer, self._config)
