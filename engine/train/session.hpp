@@ -20,8 +20,8 @@
 #include "engine/runtime/model_runner.hpp"
 #include "engine/runtime/run_memory.hpp"
 #include "engine/runtime/state_store.hpp"
-#include "engine/train/backend.hpp"
-#include "engine/train/verb_use.hpp"
+#include "engine/train/plan/backend.hpp"
+#include "engine/train/plan/verb_use.hpp"
 
 namespace sluice::train {
 

@@ -9,7 +9,7 @@
 #include "base/log.hpp"
 #include "engine/checkpoint/huggingface_export.hpp"
 #include "engine/checkpoint/rank_path.hpp"
-#include "engine/train/model_flops.hpp"
+#include "engine/train/plan/model_flops.hpp"
 #include "engine/train/world_events.hpp"
 
 namespace sluice::train {

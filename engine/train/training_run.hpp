@@ -10,7 +10,7 @@
 #include "engine/checkpoint/checkpoint.hpp"
 #include "engine/config/config.hpp"
 #include "engine/data/dataset.hpp"
-#include "engine/train/events.hpp"
+#include "engine/train/plan/events.hpp"
 #include "engine/train/world.hpp"
 
 namespace sluice::train {

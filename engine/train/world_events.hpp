@@ -5,7 +5,7 @@
 #include <string>
 
 #include "collectives/communicator.hpp"
-#include "engine/train/events.hpp"
+#include "engine/train/plan/events.hpp"
 #include "engine/train/world.hpp"
 
 namespace sluice::train {

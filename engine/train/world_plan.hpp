@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "engine/train/prepare.hpp"
+#include "engine/train/plan/prepare.hpp"
 #include "engine/train/world.hpp"
 
 namespace sluice::train {

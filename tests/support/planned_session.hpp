@@ -9,7 +9,7 @@
 
 #include "base/error.hpp"
 #include "engine/config/shapes.hpp"
-#include "engine/train/prepare.hpp"
+#include "engine/train/plan/prepare.hpp"
 #include "engine/train/session.hpp"
 
 namespace sluice::testing {

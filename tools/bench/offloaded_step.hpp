@@ -21,7 +21,7 @@
 #include "engine/runtime/model_runner.hpp"
 #include "engine/runtime/run_memory.hpp"
 #include "engine/runtime/state_store.hpp"
-#include "engine/train/prepare.hpp"
+#include "engine/train/plan/prepare.hpp"
 #include "tools/bench/storage_rates.hpp"
 
 namespace sluice::bench {

@@ -15,7 +15,7 @@
 #include "base/rng.hpp"
 #include "engine/planner/bundled_profiles.hpp"
 #include "engine/planner/machine_check.hpp"
-#include "engine/train/prepare.hpp"
+#include "engine/train/plan/prepare.hpp"
 #include "tools/bench/plan_cases.hpp"
 #include "tools/bench/storage_rates.hpp"
 

@@ -11,7 +11,7 @@
 
 #include "base/error.hpp"
 #include "engine/planner/bundled_profiles.hpp"
-#include "engine/train/prepare.hpp"
+#include "engine/train/plan/prepare.hpp"
 #include "tools/bench/storage_rates.hpp"
 
 namespace sluice::bench {

@@ -11,7 +11,7 @@
 
 #include "base/error.hpp"
 #include "base/units.hpp"
-#include "engine/train/backend.hpp"
+#include "engine/train/plan/backend.hpp"
 #include "kernels/host/parallel.hpp"
 #include "tools/bench/adam_peers.hpp"
 #include "tools/bench/adam_variants.hpp"

@@ -14,7 +14,7 @@
 #include "engine/planner/hardware_profile.hpp"
 #include "engine/run/run_directory.hpp"
 #include "engine/run/stale_files.hpp"
-#include "engine/train/backend.hpp"
+#include "engine/train/plan/backend.hpp"
 #include "kernels/kernels.hpp"
 #include "tools/doctor/doctor.hpp"
 #include "tools/report/report.hpp"

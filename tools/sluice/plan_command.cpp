@@ -8,10 +8,10 @@
 #include "engine/planner/free_optimizer.hpp"
 #include "engine/planner/machine_check.hpp"
 #include "engine/planner/outlook.hpp"
-#include "engine/train/events.hpp"
-#include "engine/train/model_flops.hpp"
-#include "engine/train/plan_outlook.hpp"
-#include "engine/train/prepare.hpp"
+#include "engine/train/plan/events.hpp"
+#include "engine/train/plan/model_flops.hpp"
+#include "engine/train/plan/plan_outlook.hpp"
+#include "engine/train/plan/prepare.hpp"
 #include "tools/sluice/commands.hpp"
 #include "tools/sluice/plan_text.hpp"
 #include "tools/sluice/progress.hpp"
@@ -64,12 +64,7 @@ int plan_command(const PlanArguments& arguments) {
   const config::Config& config = prepared.config;
   const planner::Plan& plan = *prepared.plan();
   if (this_machine) planner::check_storage_paths(config, plan.need.storage_bytes);
-  train::RunEvent event = train::prepared_event(prepared);
-  // Measured shares are known only when a run begins.
-  if (plan.need.storage_bytes > 0 && !config.memory.storage_shares.empty()) {
-    event["storage_shares"] = planner::configured_layout(config).shares();
-  }
-  event["outlook"] = train::outlook_json(prepared);
+  train::RunEvent event = train::complete_event(prepared);
   if (arguments.next) {
     event["outlook"]["next"] = train::next_changes_json(train::next_changes(prepared));
   }

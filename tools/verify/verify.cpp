@@ -16,7 +16,7 @@
 #include "engine/data/dataset.hpp"
 #include "engine/data/dataset_options.hpp"
 #include "engine/train/lr_schedule.hpp"
-#include "engine/train/prepare.hpp"
+#include "engine/train/plan/prepare.hpp"
 #include "engine/train/session.hpp"
 #include "engine/train/world_checks.hpp"
 #include "engine/train/world_plan.hpp"

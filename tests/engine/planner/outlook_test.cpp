@@ -5,9 +5,9 @@
 
 #include "base/error.hpp"
 #include "engine/planner/bundled_profiles.hpp"
-#include "engine/train/plan_outlook.hpp"
-#include "engine/train/prepare.hpp"
-#include "engine/train/what_if.hpp"
+#include "engine/train/plan/plan_outlook.hpp"
+#include "engine/train/plan/prepare.hpp"
+#include "engine/train/plan/what_if.hpp"
 #include "tests/support/schedule_sketch.hpp"
 
 namespace sluice::planner {

@@ -1,4 +1,4 @@
-#include "engine/train/model_flops.hpp"
+#include "engine/train/plan/model_flops.hpp"
 
 #include <gtest/gtest.h>
 

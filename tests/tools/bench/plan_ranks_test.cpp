@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "engine/planner/hardware_profile.hpp"
-#include "engine/train/prepare.hpp"
+#include "engine/train/plan/prepare.hpp"
 
 namespace sluice::bench {
 namespace {

@@ -1,4 +1,4 @@
-#include "engine/train/events.hpp"
+#include "engine/train/plan/events.hpp"
 
 #include <algorithm>
 

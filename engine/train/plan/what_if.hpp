@@ -8,7 +8,7 @@
 
 #include "engine/config/config.hpp"
 #include "engine/planner/refusal.hpp"
-#include "engine/train/prepare.hpp"
+#include "engine/train/plan/prepare.hpp"
 
 namespace sluice::train {
 

@@ -1,12 +1,13 @@
-#include "engine/train/plan_outlook.hpp"
+#include "engine/train/plan/plan_outlook.hpp"
 
 #include <string>
 
 #include "engine/config/schema.hpp"
 #include "engine/config/shapes.hpp"
+#include "engine/planner/machine_check.hpp"
 #include "engine/planner/outlook.hpp"
-#include "engine/train/events.hpp"
-#include "engine/train/model_flops.hpp"
+#include "engine/train/plan/events.hpp"
+#include "engine/train/plan/model_flops.hpp"
 
 namespace sluice::train {
 namespace {
@@ -106,6 +107,17 @@ RunEvent outlook_json(const Prepared& prepared) {
                      {"days_to_endurance", or_null(wear.days_to_endurance)}};
   if (!plan.is_alone()) outlook["rank_links"] = links_json(prepared.hardware);
   return outlook;
+}
+
+RunEvent complete_event(const Prepared& prepared) {
+  RunEvent event = prepared_event(prepared);
+  const planner::Plan& plan = std::get<planner::Plan>(prepared.result);
+  // Measured shares are known only when a run begins.
+  if (plan.need.storage_bytes > 0 && !prepared.config.memory.storage_shares.empty()) {
+    event["storage_shares"] = planner::configured_layout(prepared.config).shares();
+  }
+  event["outlook"] = outlook_json(prepared);
+  return event;
 }
 
 RunEvent next_changes_json(const std::vector<NextChange>& changes) {

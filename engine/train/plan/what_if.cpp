@@ -1,6 +1,6 @@
 // A changed configuration is the settled one with other values, parsed anew, so that it is checked
 // as if a person had typed it. Plans reuse the kernels of the first one: they only answer sizes.
-#include "engine/train/what_if.hpp"
+#include "engine/train/plan/what_if.hpp"
 
 #include <algorithm>
 #include <optional>

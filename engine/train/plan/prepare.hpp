@@ -12,7 +12,7 @@
 #include "engine/planner/hardware_profile.hpp"
 #include "engine/planner/plan.hpp"
 #include "engine/schedule/simulate/simulate.hpp"
-#include "engine/train/backend.hpp"
+#include "engine/train/plan/backend.hpp"
 
 namespace sluice::train {
 
@@ -43,6 +43,9 @@ struct Prepared {
 // ranks: of the job on this machine, each with these budgets.
 Prepared prepare(const config::Config& config, const planner::HardwareProfile& hardware,
                  PlannedMachine machine, int ranks = 1);
+
+// The same for PlannedMachine::kProfile alone. A program that calls no more links no driver.
+Prepared prepare_described(const config::Config& config, const planner::HardwareProfile& hardware);
 
 // With a backend of the caller's and the budgets that the configuration states.
 // Precondition: config.train.threads and the budgets are settled.

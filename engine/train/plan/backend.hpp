@@ -37,6 +37,15 @@ void settle_backend(config::Config& config);
 // `config` need not outlive the backend.
 Backend make_backend(const config::Config& config);
 
+// The host as the device. The kernels of the optimizer lane are the host's on every backend.
+Backend make_host_backend(const config::Config& config);
+std::unique_ptr<kernels::Kernels> make_lane_kernels(const config::Config& config);
+// Whether the configuration simulates a link, which only the host device has.
+bool makes_up_link(const config::Config& config);
+inline constexpr const char* kMadeUpLink =
+    "memory.link_bandwidth and memory.link_latency make up a link, which only the host device has";
+[[noreturn]] void refuse_cuda(const std::string& missing);
+
 // The same for a machine that is only described: no GPU, driver or CUDA library is asked for
 // anything. "auto" becomes "cuda" where the profile has a GPU and no link is made up.
 void settle_described_backend(config::Config& config, const planner::HardwareProfile& hardware);

@@ -13,8 +13,8 @@
 #include "engine/run/run_event.hpp"
 #include "engine/runtime/stall_causes.hpp"
 #include "engine/schedule/schedule.hpp"
-#include "engine/train/backend.hpp"
-#include "engine/train/verb_use.hpp"
+#include "engine/train/plan/backend.hpp"
+#include "engine/train/plan/verb_use.hpp"
 
 namespace sluice::train {
 

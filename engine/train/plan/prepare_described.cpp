@@ -1,12 +1,11 @@
-#include "engine/train/prepare.hpp"
-
+// Plans of machines that are only described, and the step that all plans share.
 #include <utility>
 
 #include "engine/config/shapes.hpp"
 #include "engine/planner/cost_model.hpp"
 #include "engine/planner/machine_check.hpp"
-#include "engine/train/what_if.hpp"
-#include "kernels/host/parallel.hpp"
+#include "engine/train/plan/prepare.hpp"
+#include "engine/train/plan/what_if.hpp"
 
 namespace sluice::train {
 
@@ -15,29 +14,13 @@ schedule::SimulationModel Prepared::simulation_model() const {
   return planner::CostModel(config, model, batch, hardware).simulation_model();
 }
 
-Prepared prepare(const config::Config& given, const planner::HardwareProfile& hardware,
-                 PlannedMachine machine, int ranks) {
-  const bool here = machine == PlannedMachine::kThis;
+Prepared prepare_described(const config::Config& given,
+                           const planner::HardwareProfile& hardware) {
   config::Config config = given;
-  if (here) {
-    settle_backend(config);
-  } else {
-    settle_described_backend(config, hardware);
-  }
-  if (config.train.threads == 0) {
-    config.train.threads = here ? kernels::host::Parallel::default_threads() : hardware.cores;
-  }
-  Backend backend = here ? make_backend(config) : make_described_backend(config, hardware);
-  planner::MachineRoom room;
-  if (here) {
-    room = planner::settle_budgets(config, backend.device_memory_bytes, ranks);
-  } else {
-    planner::settle_budgets_elsewhere(config);
-  }
-  Prepared prepared = prepare_with(config, hardware, std::move(backend));
-  if (auto* refusal = std::get_if<planner::Refusal>(&prepared.result); refusal != nullptr && here) {
-    planner::keep_possible_suggestions(*refusal, prepared.config, room);
-  }
+  settle_described_backend(config, hardware);
+  if (config.train.threads == 0) config.train.threads = hardware.cores;
+  planner::settle_budgets_elsewhere(config);
+  Prepared prepared = prepare_with(config, hardware, make_described_backend(config, hardware));
   if (auto* refusal = std::get_if<planner::Refusal>(&prepared.result)) {
     refusal->other_changes = changes_that_fit(prepared);
   }
