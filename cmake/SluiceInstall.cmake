@@ -52,6 +52,8 @@ endif()
 # The machines on paper, which the program finds beside its own directory; in a build tree too.
 install(DIRECTORY "${CMAKE_SOURCE_DIR}/share/hardware" DESTINATION share/sluice
   FILES_MATCHING PATTERN "*.json" PATTERN "*.md")
+install(DIRECTORY "${CMAKE_SOURCE_DIR}/share/hardware" DESTINATION share/sluice COMPONENT dev
+  FILES_MATCHING PATTERN "*.json")
 # The commit of the bundle, for the results measured with it.
 install(CODE "execute_process(COMMAND git -C \"${CMAKE_SOURCE_DIR}\" describe --always --dirty --abbrev=40
     OUTPUT_FILE \"\${CMAKE_INSTALL_PREFIX}/COMMIT\" ERROR_QUIET)" COMPONENT bundle EXCLUDE_FROM_ALL)

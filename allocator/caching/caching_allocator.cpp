@@ -43,7 +43,7 @@ CachingAllocator::CachingAllocator(device::Device& device, PagePool& pages,
       page_bytes_(pages.page_bytes()),
       capacity_bytes_(device.facts().capacity_bytes),
       flush_bytes_(flush_bytes_of(capacity_bytes_)),
-      pool_table_(std::make_unique<std::atomic<StreamPool*>[]>(kMaxPools)) {
+      pool_table_(std::make_unique<std::atomic<StreamPool*>[]>(kMaxStreams)) {
   segment_tables_.push_back(std::make_unique<SegmentTable>());
   segments_.store(segment_tables_.back().get());
 }
@@ -65,7 +65,7 @@ CachingAllocator::~CachingAllocator() {
 StreamId CachingAllocator::add_stream(device::Stream& stream, bool movable) {
   const MutexLock growth(growth_mutex_);
   const auto id = static_cast<StreamId>(pools_.size());
-  SLUICE_CHECK_MSG(id < kMaxPools, "more than 1,024 streams");
+  SLUICE_CHECK_MSG(id < kMaxStreams, "more than 1,024 streams");
   pools_.emplace_back(id, stream, movable, store_, page_bytes_, options_.recorder);
   pool_table_[id].store(&pools_.back(), std::memory_order_release);
   pool_count_.store(id + 1, std::memory_order_release);

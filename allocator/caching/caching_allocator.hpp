@@ -109,7 +109,8 @@ class CachingAllocator {
   CachingAllocator(const CachingAllocator&) = delete;
   CachingAllocator& operator=(const CachingAllocator&) = delete;
 
-  // The stream must outlive the allocator.
+  static constexpr std::uint32_t kMaxStreams = 1024;
+  // The stream must outlive the allocator. Throws InternalError behind the last one.
   StreamId add_stream(device::Stream& stream, bool movable = true);
 
   // Returns null for 0 bytes. Throws OutOfMemoryReported (oom_report.hpp).
@@ -202,7 +203,6 @@ class CachingAllocator {
   Mutex growth_mutex_;
   std::deque<StreamPool> pools_ SLUICE_GUARDED_BY(growth_mutex_);
   std::atomic<std::uint32_t> pool_count_ = 0;
-  static constexpr std::uint32_t kMaxPools = 1024;
   std::unique_ptr<std::atomic<StreamPool*>[]> pool_table_;
 
   // All segments by address, for find_block(). The table is replaced as a whole; old tables are

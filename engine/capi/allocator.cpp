@@ -31,7 +31,8 @@ host::FrameworkAllocator::SnapshotFormat format_of(std::int32_t number) {
     case SLUICE_FORMAT_CSV:
       return host::FrameworkAllocator::SnapshotFormat::kCsv;
     default:
-      throw InputError("format is " + std::to_string(number) + "; use a SLUICE_FORMAT_ number");
+      throw InputError("format is " + std::to_string(number) +
+                       "; a snapshot is written as SLUICE_FORMAT_TORCH or SLUICE_FORMAT_CSV");
   }
 }
 

@@ -19,6 +19,7 @@ namespace {
 constexpr std::uint32_t kMostStructBytes = 4096;
 
 // Global state of the library: set in a child by fork() itself, when no other thread exists.
+std::atomic<bool> engine_was_made{false};
 std::atomic<bool> forked_child{false};
 
 // The last failure of a thread. Texts are cut to fit: memory may be the thing that is missing.
@@ -71,9 +72,14 @@ bool is_forked_child() noexcept {
 void watch_forks() {
   static std::once_flag once;
   std::call_once(once, [] {
-    const int status = ::pthread_atfork(nullptr, nullptr, [] { forked_child.store(true); });
+    const int status =
+        ::pthread_atfork(nullptr, nullptr, [] { forked_child.store(engine_was_made.load()); });
     if (status != 0) throw ThreadError("fork handler", status);
   });
+}
+
+void note_engine() noexcept {
+  engine_was_made.store(true);
 }
 
 sluice_status keep_forked(const char* function) noexcept {
@@ -107,6 +113,10 @@ sluice_status keep_failure(const char* function, const std::exception_ptr& error
     return record(function, SLUICE_E_STATE, e.what());
   } catch (const host::SessionPoisoned& e) {
     return record(function, SLUICE_E_POISONED, e.what());
+  } catch (const host::Unsupported& e) {
+    return record(function, SLUICE_E_UNSUPPORTED, e.what());
+  } catch (const host::LimitReached& e) {
+    return record(function, SLUICE_E_LIMIT, e.what());
   } catch (const host::GradientNotFinite& e) {
     return record(function, SLUICE_E_NOT_FINITE, e.what());
   } catch (const ThreadError& e) {
@@ -134,6 +144,13 @@ void refuse_null(const char* name) {
 
 std::string required_text(const char* text, const char* name) {
   return {&required(text, name)};
+}
+
+void refuse_reserved(const char* name) {
+  throw CallError(SLUICE_E_VERSION,
+                  std::string(name) +
+                      ".reserved is not zero, and version 1.0 of the library knows "
+                      "no use of it");
 }
 
 std::size_t known_bytes(const void* data, std::uint32_t struct_size, std::size_t our_bytes,

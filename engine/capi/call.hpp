@@ -12,6 +12,7 @@
 #include <string>
 
 #include "base/error.hpp"
+#include "engine/capi/struct_versions.hpp"
 #include "sluice/sluice.h"
 
 namespace sluice::capi {
@@ -27,8 +28,10 @@ class CallError : public Error {
 // Whether this process was forked off one that had made an engine. Threads, locks and pinned pages
 // of the parent are of no use here.
 bool is_forked_child() noexcept;
-// Call before an engine is made: from then on, children of fork() are known as such.
+// Call before an engine is made. Throws ThreadError.
 void watch_forks();
+// An engine was made: from now on, children of fork() are known as such.
+void note_engine() noexcept;
 
 // Records the exception that is being handled as the failure of `function`. Returns its status.
 sluice_status keep_failure(const char* function, const std::exception_ptr& error) noexcept;
@@ -61,9 +64,10 @@ inline void require_data(const void* data, const char* name) {
 std::string required_text(const char* text, const char* name);
 
 // Checks the size that a caller states and returns the bytes that both sides know.
-// first_bytes: the struct's size in version 1.0.
+// first_bytes: the struct's size when it was first published.
 std::size_t known_bytes(const void* data, std::uint32_t struct_size, std::size_t our_bytes,
                         std::size_t first_bytes, const char* name, bool is_input);
+[[noreturn]] void refuse_reserved(const char* name);
 
 // The caller's struct as this library knows it; members that an older caller lacks are zero.
 template <typename Struct>
@@ -71,19 +75,25 @@ Struct read_struct(const Struct* in, const char* name) {
   const std::uint32_t size = required(in, name).struct_size;
   Struct copy;
   std::memset(&copy, 0, sizeof(copy));
-  std::memcpy(&copy, in, known_bytes(in, size, sizeof(Struct), sizeof(Struct), name, true));
+  constexpr std::size_t kFirst = FirstVersion<Struct>::kBytes;
+  std::memcpy(&copy, in, known_bytes(in, size, sizeof(Struct), kFirst, name, true));
+  if constexpr (requires { copy.reserved; }) {
+    if (copy.reserved != 0) refuse_reserved(name);
+  }
   return copy;
 }
 // For calls that must not fail once they have done their work: whether write_struct() can fill it.
 template <typename Struct>
 void check_struct(const Struct* out, const char* name) {
-  known_bytes(out, required(out, name).struct_size, sizeof(Struct), sizeof(Struct), name, false);
+  known_bytes(out, required(out, name).struct_size, sizeof(Struct), FirstVersion<Struct>::kBytes,
+              name, false);
 }
 // Fills the caller's struct: `from` as far as it fits, zeros behind. Its struct_size stays.
 template <typename Struct>
 void write_struct(Struct* out, Struct from, const char* name) {
   const std::uint32_t size = required(out, name).struct_size;
-  const std::size_t bytes = known_bytes(out, size, sizeof(Struct), sizeof(Struct), name, false);
+  const std::size_t bytes =
+      known_bytes(out, size, sizeof(Struct), FirstVersion<Struct>::kBytes, name, false);
   from.struct_size = size;
   std::memcpy(out, &from, bytes);
   std::memset(reinterpret_cast<std::byte*>(out) + bytes, 0, size - bytes);

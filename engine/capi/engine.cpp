@@ -75,6 +75,7 @@ sluice_status sluice_engine_create(const sluice_engine_options* options, sluice_
     sluice::capi::watch_forks();
     auto engine = std::make_unique<sluice_engine>();
     engine->inner = std::make_shared<sluice::host::HostEngine>(wanted);
+    sluice::capi::note_engine();
     *out = engine.release();
   });
 }

@@ -42,6 +42,8 @@ const char* sluice_status_name(sluice_status status) {
       return "SLUICE_E_POISONED";
     case SLUICE_E_INTERNAL:
       return "SLUICE_E_INTERNAL";
+    case SLUICE_E_LIMIT:
+      return "SLUICE_E_LIMIT";
     default:
       return "SLUICE_E_UNKNOWN";
   }

@@ -67,6 +67,11 @@ allocator::StreamId FrameworkAllocator::stream_id(void* native, bool movable, bo
   const auto found = streams_.find(native);
   if (is_new != nullptr) *is_new = found == streams_.end();
   if (found != streams_.end()) return found->second;
+  if (streams_.size() == allocator::CachingAllocator::kMaxStreams) {
+    throw LimitReached("an allocator serves at most " +
+                       std::to_string(allocator::CachingAllocator::kMaxStreams) +
+                       " streams, and it has been given as many");
+  }
   wrappers_.push_back(engine_->device().wrap_stream(
       native, "host program's stream " + std::to_string(wrappers_.size())));
   device::Stream& stream = *wrappers_.back();

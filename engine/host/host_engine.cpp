@@ -1,10 +1,16 @@
 #include "engine/host/host_engine.hpp"
 
+#include <sys/stat.h>
+
+#include <cerrno>
 #include <filesystem>
 #include <limits>
+#include <map>
+#include <span>
 #include <system_error>
 
 #include "base/error.hpp"
+#include "base/posix_file.hpp"
 #include "base/topology.hpp"
 #include "device/cuda/cuda_device.hpp"
 #include "device/host/host_device.hpp"
@@ -17,14 +23,24 @@ constexpr std::uint64_t less_a_tenth(std::uint64_t free_bytes) {
   return free_bytes / 10 * 9;
 }
 
-// State is striped evenly, so the fullest file system counts for all.
+// The number of a path's file system.
+std::uint64_t file_system_of(const std::string& path) {
+  struct stat facts {};
+  if (::stat(path.c_str(), &facts) != 0) throw IoError("stat", path, 0, 0, errno);
+  return facts.st_dev;
+}
+
+// State is striped evenly, so the fullest file system counts for all. Paths on one file system share
+// its bytes.
 std::uint64_t free_storage_bytes(const std::vector<std::string>& paths) {
+  std::map<std::uint64_t, std::uint64_t> paths_on;  // by file system
+  for (const std::string& path : paths) ++paths_on[file_system_of(path)];
   std::uint64_t least = std::numeric_limits<std::uint64_t>::max();
   for (const std::string& path : paths) {
     std::error_code error;
     const std::filesystem::space_info space = std::filesystem::space(path, error);
     if (error) throw InputError("the storage path '" + path + "': " + error.message());
-    least = std::min<std::uint64_t>(least, space.available);
+    least = std::min<std::uint64_t>(least, space.available / paths_on[file_system_of(path)]);
   }
   return paths.empty() ? 0 : least * paths.size();
 }
@@ -67,5 +83,12 @@ HostEngine::HostEngine(const EngineOptions& options)
     : options_(with_budgets(options)),
       device_(make_device(options_)),
       ledger_({options_.device_bytes, options_.pinned_bytes, options_.storage_bytes}) {}
+
+void HostEngine::write_trace(const std::string& path) const {
+  const std::string text = trace_.to_json();
+  const std::string unfinished = path + ".tmp";
+  PosixFile::create(unfinished).write_all(0, std::as_bytes(std::span(text)));
+  rename_durably(unfinished, path);
+}
 
 }  // namespace sluice::host

@@ -10,9 +10,22 @@
 
 #include "allocator/ledger.hpp"
 #include "base/deadline.hpp"
+#include "base/error.hpp"
 #include "device/device.hpp"
+#include "engine/host/trace_log.hpp"
 
 namespace sluice::host {
+
+// This build does not have it.
+class Unsupported : public Error {
+ public:
+  using Error::Error;
+};
+// A fixed limit of the library is reached; the message names it.
+class LimitReached : public Error {
+ public:
+  using Error::Error;
+};
 
 struct EngineOptions {
   bool cuda = false;  // else the host device
@@ -35,11 +48,16 @@ class HostEngine {
   const EngineOptions& options() const { return options_; }
   device::Device& device() { return *device_; }
   allocator::Ledger& ledger() { return ledger_; }
+  // Of this engine's sessions and of the program.
+  TraceLog& trace() { return trace_; }
+  // Replaces the file as a whole. Throws IoError.
+  void write_trace(const std::string& path) const;
 
  private:
   const EngineOptions options_;
   const std::unique_ptr<device::Device> device_;
   allocator::Ledger ledger_;
+  TraceLog trace_;
 };
 
 }  // namespace sluice::host

@@ -147,8 +147,7 @@ HostSession::Sealed& HostSession::sealed() const {
   if (sealed_ == nullptr) throw SessionStateError("the session is not sealed yet");
   if (poisoned_) {
     throw SessionPoisoned(
-        "an earlier update or load failed halfway; load a saved file into a new "
-        "session");
+        "an earlier update, write or load failed halfway; load a saved file into a new session");
   }
   if (running_ != nullptr) {
     throw SessionStateError("an update is under way; take its parts until there is none");
@@ -254,13 +253,29 @@ void HostSession::conclude() {
   const runtime::StepResults& results = sealed_->operations.results();
   grad_norm_ = results.grad_norm;
   if (results.overflow) {
-    throw GradientNotFinite("the norm of the gradients is not finite" +
-                            (results.overflowed_tensor.empty()
-                                 ? std::string()
-                                 : ", first that of '" + results.overflowed_tensor + "'") +
+    // Without a tensor the gradients are finite, and their products with the scale are not.
+    throw GradientNotFinite((results.overflowed_tensor.empty()
+                                 ? std::string("the gradients times grad_scale pass fp32's range")
+                                 : "the norm of the gradients is not finite, first that of '" +
+                                       results.overflowed_tensor + "'") +
                             "; the update was not made, and the gradients are dropped");
   }
   ++updates_;
+}
+
+// Runs the pass; a failed one is in the trace as far as it came. Returns its seconds.
+double HostSession::run_update(Sealed& inner) {
+  if (!engine_->trace().is_recording()) return inner.executor.run(inner.program).seconds;
+  TraceRecorder trace;
+  try {
+    const auto step = static_cast<std::uint32_t>(updates_ + 1);
+    const double seconds = inner.executor.run(inner.program, &trace, step).seconds;
+    engine_->trace().append(trace);
+    return seconds;
+  } catch (...) {
+    engine_->trace().append(trace);
+    throw;
+  }
 }
 
 double HostSession::update(const UpdateRequest& request) {
@@ -271,7 +286,7 @@ double HostSession::update(const UpdateRequest& request) {
   }
   Sealed& inner = begin(request);
   try {
-    update_seconds_ = inner.executor.run(inner.program).seconds;
+    update_seconds_ = run_update(inner);
   } catch (...) {
     poisoned_ = true;
     throw;
@@ -284,9 +299,9 @@ void HostSession::begin_update(const UpdateRequest& request) {
   Sealed& inner = begin(request);
   auto running = std::make_unique<Running>(engine_->options().deadline_s);
   inner.runner.set_exchange(&running->exchange);
-  running->pass = start_thread("host update", [&inner, &made = *running] {
+  running->pass = start_thread("host update", [this, &inner, &made = *running] {
     try {
-      made.seconds = inner.executor.run(inner.program).seconds;
+      made.seconds = run_update(inner);
       made.exchange.finish(nullptr);
     } catch (...) {
       made.exchange.finish(std::current_exception());
@@ -382,38 +397,47 @@ void HostSession::read(std::uint32_t number, StateKind kind, std::uint64_t first
       });
 }
 
-// State on storage comes and goes by whole blocks, so the neighbours are read first.
+// State on storage comes and goes by whole blocks, so the neighbours are read first. A window of
+// weights is followed by its masters: a failure leaves whole windows, some old and some new.
 void HostSession::write(std::uint32_t number, StateKind kind, std::uint64_t first,
                         std::uint64_t count, const std::byte* from) {
   Sealed& inner = sealed();
   const std::uint64_t elem_bytes = dtype_bytes(layout(number, kind).dtype);
   const SessionParameter& parameter = trainable(number);
   check_range(parameter, first, count);
-  const std::array<StateKind, 1> kinds{kind};
-  std::vector<std::byte> window;
-  for_windows(
-      parameter, space_.space().layout(static_cast<std::size_t>(parameter.unit)).elems(), first,
-      count, [&](std::uint64_t begin, std::uint64_t end, std::uint64_t at, std::uint64_t wanted) {
-        window.resize((end - begin) * elem_bytes);
-        inner.store.visit(kinds, parameter.unit, begin, end, runtime::StateStore::Access::kRead,
-                          [&](std::uint64_t, std::uint64_t, std::span<std::byte* const> data) {
-                            std::memcpy(window.data(), data[0], window.size());
-                          });
-        std::memcpy(window.data() + (parameter.first_elem + at - begin) * elem_bytes,
-                    from + (at - first) * elem_bytes, wanted * elem_bytes);
-        inner.store.visit(kinds, parameter.unit, begin, end, runtime::StateStore::Access::kWrite,
-                          [&](std::uint64_t, std::uint64_t, std::span<std::byte* const> data) {
-                            std::memcpy(data[0], window.data(), window.size());
-                          });
-      });
-  if (kind == StateKind::kGradient) given_[number] = true;
   const kernels::OptimizerOptions& options =
       inner.table.options(static_cast<std::size_t>(parameter.unit));
-  if (kind != StateKind::kWeight || !options.has_master()) return;
-  std::vector<std::byte> masters(
-      count * dtype_bytes(kernels::state_layout(options, StateKind::kMaster).dtype));
-  store_masters(options, from, count, masters.data());
-  write(number, StateKind::kMaster, first, count, masters.data());
+  const bool sets_master = kind == StateKind::kWeight && options.has_master();
+  bool changed = false;
+  const auto update = [&](StateKind of, std::uint64_t begin, std::uint64_t end,
+                          const auto& change) {
+    const std::array<StateKind, 1> kinds{of};
+    inner.store.visit(kinds, parameter.unit, begin, end, runtime::StateStore::Access::kUpdate,
+                      [&](std::uint64_t, std::uint64_t, std::span<std::byte* const> data) {
+                        changed = true;
+                        change(data[0]);
+                      });
+  };
+  try {
+    for_windows(
+        parameter, space_.space().layout(static_cast<std::size_t>(parameter.unit)).elems(), first,
+        count, [&](std::uint64_t begin, std::uint64_t end, std::uint64_t at, std::uint64_t wanted) {
+          const std::byte* const source = from + (at - first) * elem_bytes;
+          const std::uint64_t offset = parameter.first_elem + at - begin;
+          update(kind, begin, end, [&](std::byte* window) {
+            std::memcpy(window + offset * elem_bytes, source, wanted * elem_bytes);
+          });
+          if (!sets_master) return;
+          const DType master = kernels::state_layout(options, StateKind::kMaster).dtype;
+          update(StateKind::kMaster, begin, end, [&](std::byte* window) {
+            store_masters(options, source, wanted, window + offset * dtype_bytes(master));
+          });
+        });
+  } catch (...) {
+    poisoned_ = changed;
+    throw;
+  }
+  if (kind == StateKind::kGradient && count == parameter.elems) given_[number] = true;
 }
 
 void HostSession::set_update_count(std::uint64_t updates) {

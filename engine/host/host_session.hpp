@@ -7,7 +7,7 @@
 // they lie, or copies them to its device after each update. The optimizer state lies in pinned
 // memory or on storage, and no result depends on that.
 //
-// An update that fails halfway poisons the session, because some units have the new state and
+// An update or a write that fails halfway poisons the session, because some units have the new state and
 // others the old: every later call throws SessionPoisoned. One thread at a time.
 #pragma once
 
@@ -82,7 +82,8 @@ class HostSession {
   double grad_norm() const { return grad_norm_; }
 
   // Elements [first, first + count) of one kind of a parameter's state, in the format in which it
-  // is kept. Writing a weight also sets its master.
+  // is kept. Writing a weight also sets its master. A gradient that is written as a whole counts as
+  // given. A write that fails halfway poisons the session.
   kernels::StateLayout layout(std::uint32_t parameter, StateKind kind) const;
   void read(std::uint32_t parameter, StateKind kind, std::uint64_t first, std::uint64_t count,
             std::byte* into);
@@ -109,6 +110,7 @@ class HostSession {
   struct Running;
   Sealed& sealed() const;
   Sealed& begin(const UpdateRequest& request);
+  double run_update(Sealed& inner);
   void conclude();
   void check_open() const;
   const SessionParameter& trainable(std::uint32_t number) const;

@@ -1,7 +1,8 @@
 // The search has two unknowns: how many units have their state on storage, and how large the pieces
 // are that an update stages. Fewer units on storage move fewer bytes; larger pieces make larger
 // transfers, and take more pinned memory. So the largest pieces come first, and for each size the
-// fewest units that fit, found by bisection: state on storage frees pinned memory.
+// fewest units that fit, found by bisection: state on storage frees pinned memory. Smaller pieces
+// leave more of it to state, so they may fit where the storage has too little room.
 #include "engine/host/session_plan.hpp"
 
 #include <algorithm>
@@ -93,12 +94,16 @@ SessionPlan choose(const PlanSearch& search, std::size_t units, StatePlace place
     }
   }
   const std::size_t least = place == StatePlace::kStorage ? units : 1;
+  std::optional<SessionPlan> nearest;  // enough pinned memory, and the least storage
   for (const std::uint64_t piece_elems : kPieceElems) {
     std::optional<SessionPlan> found = search.search(least, piece_elems);
     if (!found) continue;
     if (search.fits(*found, kStorage)) return std::move(*found);
-    search.refuse(*found, kStorage, "optimizer state on storage");
+    if (!nearest || found->need.storage_bytes < nearest->need.storage_bytes) {
+      nearest = std::move(found);
+    }
   }
+  if (nearest) search.refuse(*nearest, kStorage, "optimizer state on storage");
   search.refuse(search.plan(units, kPieceElems.back()), kPinned,
                 "all of its optimizer state on storage");
 }

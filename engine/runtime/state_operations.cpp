@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "base/error.hpp"
 
@@ -112,9 +113,14 @@ void StateOperations::clip_factor(const Program& program,
   auto* scalar = reinterpret_cast<double*>(program.writes(instruction.id).front().data);
   scalar[0] = norm;
   scalar[1] = (clips ? scalars_.clip / norm : 1.0) / scalars_.loss_scale;
+  // A factor above 1 may take finite gradients out of fp32's range. No element is above the norm.
+  const double scaled_norm = clips ? scalars_.clip : norm;
+  const bool leaves_range =
+      scalar[1] > 1 && scaled_norm > double{std::numeric_limits<float>::max()};
+  if (leaves_range) scalar[0] = std::numeric_limits<double>::infinity();
   results_.grad_norm = norm;
   results_.clipped = static_cast<float>(scalar[1]) != static_cast<float>(1.0 / scalars_.loss_scale);
-  if (std::isfinite(norm)) return;
+  if (std::isfinite(scalar[0])) return;
   for (std::size_t i = 0; i < count && results_.overflowed_tensor.empty(); ++i) {
     if (!std::isfinite(values[i])) results_.overflowed_tensor = space_.tensor_of_norm_block(i);
   }

@@ -77,14 +77,14 @@ void StateStore::visit(std::span<const StateKind> kinds, std::int32_t unit, std:
         data[i] = memory_.address(*at) + bytes_of(at->dtype, cursor - at->first_elem);
       } else {
         data[i] = memory_.io_window(window_offset_, kWindowBytes).data() + i * kWindowElems * 4;
-        if (access == Access::kRead) move(*at, cursor, piece_end, data[i], access);
+        if (access != Access::kWrite) move(*at, cursor, piece_end, data[i], Access::kRead);
       }
     }
     visitor(cursor, piece_end, std::span<std::byte* const>(data.data(), kinds.size()));
     if (access == Access::kRead) continue;
     for (std::size_t i = 0; i < kinds.size(); ++i) {
       const schedule::Buffer* at = home(kinds[i], unit);
-      if (at->tier != Tier::kPinned) move(*at, cursor, piece_end, data[i], access);
+      if (at->tier != Tier::kPinned) move(*at, cursor, piece_end, data[i], Access::kWrite);
     }
   }
 }

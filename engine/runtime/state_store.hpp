@@ -29,7 +29,7 @@ class StateStore {
   static constexpr std::uint64_t kWindowElems = 65536;
   static constexpr std::uint64_t kWindowBytes = kWindowElems * (4 + 4 + 4 + 4);
 
-  enum class Access { kRead, kWrite };
+  enum class Access { kRead, kWrite, kUpdate };
   // data[i]: elements [begin, end) of the i-th kind asked for.
   using Visitor =
       std::function<void(std::uint64_t begin, std::uint64_t end, std::span<std::byte* const> data)>;
@@ -61,7 +61,8 @@ class StateStore {
   // this rank has them, with all `kinds` side by side: their homes have equal ranges. begin and end:
   // multiples of 4,096 or the home's end. State of whole tensors is visited alone: its elements are
   // its own.
-  // kWrite: the visitor's result goes to the home. Throws IoError, IntegrityError,
+  // kWrite: the visitor's result goes to the home. kUpdate: the visitor changes some of the elements
+  // that the home has. Throws IoError, IntegrityError,
   // DeviceError, TimeoutError.
   void visit(std::span<const StateKind> kinds, std::int32_t unit, std::uint64_t begin,
              std::uint64_t end, Access access, const Visitor& visitor);
@@ -79,6 +80,7 @@ class StateStore {
   }
   std::size_t own_rank() const { return world_rank(sharing_.pipeline.rank, sharing_.view.rank); }
   const schedule::Buffer* home(StateKind kind, std::int32_t unit) const;
+  // access: kRead or kWrite.
   void move(const schedule::Buffer& home, std::uint64_t begin, std::uint64_t end, std::byte* window,
             Access access);
 

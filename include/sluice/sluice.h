@@ -9,8 +9,8 @@
  *  3. Structs that are handed in begin with struct_size: use X_INIT, then set what differs. Members
  *     are only ever appended, and a zero member means the default; only in sluice_group_options
  *     a zero is a value (a rate of 0), so start from its _INIT. Bytes behind the size that the
- *     library knows must be zero, else SLUICE_E_VERSION: an older library never ignores a newer
- *     program's wish. Structs that are filled begin with struct_size too: the caller's. The library
+ *     library knows must be zero, and so must members called reserved, else SLUICE_E_VERSION: an
+ *     older library never ignores a newer program's wish. Structs that are filled begin with struct_size too: the caller's. The library
  *     fills as much as it knows and sets the rest to zero. No struct has padding that the compiler
  *     adds, and none is passed by value.
  *  4. Enumerations are int32_t, and numbers are never reused. Text is UTF-8 and is copied in.
@@ -25,8 +25,8 @@
  *     locale, floating-point mode, CUDA device or context. Messages go to sluice_set_log().
  *  9. Callbacks come on the thread that makes the call, unless said otherwise, with no lock held.
  * 10. After fork() the child's calls return SLUICE_E_FORKED and its destroys do nothing. A process
- *     is such a child if its parent made an engine before, until it calls exec(). Pinned memory
- *     does not exist in it.
+ *     is such a child if its parent had made an engine, until it calls exec(). Pinned memory does
+ *     not exist in it.
  * 11. Binary interface: SONAME libsluice.so.1, symbols of version SLUICE_1. Within 1.x, a program
  *     that was built keeps working.
  * 12. Sizes are uint64_t and say bytes, elems or ns. */
@@ -67,7 +67,8 @@ enum {
   SLUICE_E_FORKED = 12,      /* the process was forked off one with an engine */
   SLUICE_E_NOT_FINITE = 13,  /* a gradient is not finite; the update was not made */
   SLUICE_E_POISONED = 14,    /* an earlier call failed halfway; destroy the handle */
-  SLUICE_E_INTERNAL = 15     /* a bug of ours; please report the sentence */
+  SLUICE_E_INTERNAL = 15,    /* a bug of ours; please report the sentence */
+  SLUICE_E_LIMIT = 16        /* a fixed limit of the library, which the sentence names */
 };
 typedef struct sluice_error_info {
   uint32_t struct_size;
@@ -112,7 +113,7 @@ typedef struct sluice_engine_options {
   int32_t device_type, device_id; /* device_type 0: the CPU */
   int32_t storage_engine;         /* SLUICE_STORAGE_* */
   /* Hard caps. 0: nine tenths of the bytes that are free now. On the CPU, device and pinned memory
-   * both are the host's. */
+   * both are the host's. Paths on one file system share its bytes. */
   uint64_t device_bytes, pinned_bytes, storage_bytes;
   const char* const* storage_paths; /* directories; none: the engine has no storage */
   uint32_t storage_path_count;
@@ -144,6 +145,12 @@ typedef struct sluice_usage {
   uint64_t measured_peak_bytes;               /* counted by the device itself; 0 for storage */
   uint64_t live_by_category[SLUICE_CATEGORY_COUNT];
 } sluice_usage;
+#define SLUICE_USAGE_INIT                  \
+  {                                        \
+    sizeof(sluice_usage), 0, 0, 0, 0, 0, { \
+      0                                    \
+    }                                      \
+  }
 /* [any] */
 SLUICE_API sluice_status sluice_engine_usage(sluice_engine* engine, int32_t tier,
                                              sluice_usage* out);
@@ -167,9 +174,11 @@ SLUICE_API sluice_status sluice_allocator_create(sluice_engine* engine,
  * exist. */
 SLUICE_API_VOID void sluice_allocator_destroy(sluice_allocator* allocator);
 
-/* [any] Device memory, aligned to 512 bytes, reused in the order of `stream` (NULL: the device's
- * default stream). 0 bytes: *out is NULL. site: a number of sluice_allocator_site(), or 0.
- * SLUICE_E_MEMORY: sluice_allocator_report() says why. */
+/* [any] [waits] Device memory, aligned to 512 bytes, reused in the order of `stream` (NULL: the
+ * device's default stream). It waits only for blocks that other streams still use, before it is out
+ * of memory. 0 bytes: *out is NULL. site: a number of sluice_allocator_site(), or 0.
+ * SLUICE_E_MEMORY: sluice_allocator_report() says why. SLUICE_E_LIMIT: an allocator serves at most
+ * 1,024 streams. */
 SLUICE_API sluice_status sluice_alloc(sluice_allocator* allocator, uint64_t bytes,
                                       const sluice_stream* stream, uint32_t site, void** out);
 /* [any] In the order of the block's stream; `data` NULL does nothing. */
@@ -203,10 +212,12 @@ typedef struct sluice_allocator_stats {
   uint64_t planned_allocations; /* answered from the arena of a plan */
   uint64_t remapped_pages;      /* pages that moved, in place of growth */
 } sluice_allocator_stats;
+#define SLUICE_ALLOCATOR_STATS_INIT \
+  { sizeof(sluice_allocator_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 /* [any] */
 SLUICE_API sluice_status sluice_allocator_get_stats(sluice_allocator* allocator,
                                                     sluice_allocator_stats* out);
-enum { SLUICE_FORMAT_TORCH = 1, SLUICE_FORMAT_CSV = 2 };
+enum { SLUICE_FORMAT_JSON = 0, SLUICE_FORMAT_TORCH = 1, SLUICE_FORMAT_CSV = 2 };
 /* [any] [waits] Writes the blocks and the recorded events. SLUICE_FORMAT_TORCH: the pickle of
  * torch.cuda.memory._dump_snapshot; SLUICE_FORMAT_CSV: events alone. An existing file is
  * replaced. */
@@ -223,7 +234,7 @@ SLUICE_API sluice_status sluice_allocator_report(sluice_allocator* allocator, in
  * destroying the allocator detaches it. */
 /* [any] */
 SLUICE_API sluice_status sluice_torch_attach(sluice_allocator* allocator);
-/* [any] NULL: no room, or none is attached; torch then raises. */
+/* [any] [waits] NULL: no room, or none is attached; torch then raises. */
 SLUICE_API void* sluice_torch_alloc(ptrdiff_t size, int device, void* stream);
 /* [any] Data of a detached allocator are gone already; then this does nothing. */
 SLUICE_API_VOID void sluice_torch_free(void* data, ptrdiff_t size, int device, void* stream);
@@ -262,6 +273,18 @@ typedef struct sluice_tensor {
 } sluice_tensor;
 #define SLUICE_TENSOR_INIT \
   { sizeof(sluice_tensor), SLUICE_F32, SLUICE_DEVICE_CPU, 0, 0, 0, NULL, NULL }
+
+struct DLManagedTensorVersioned; /* of dlpack.h, version 1; this header does not include it */
+/* [any] Describes the tensor for other libraries. Its memory is lent: it must outlive all use, and
+ * the deleter frees the description alone. Shape and strides are the description's own. */
+SLUICE_API sluice_status sluice_to_dlpack(const sluice_tensor* tensor,
+                                          struct DLManagedTensorVersioned** out);
+/* [any] Describes a tensor of another library, which stays the owner: the caller calls its deleter
+ * after the last use. shape: room for 8 dimensions, which *out refers to. Memory that CUDA pinned
+ * counts as the CPU's. Strides that are not dense are SLUICE_E_INPUT, other dtypes than SLUICE_F32,
+ * _BF16, _F16 and _I16 SLUICE_E_UNSUPPORTED. */
+SLUICE_API sluice_status sluice_from_dlpack(const struct DLManagedTensorVersioned* managed,
+                                            sluice_tensor* out, int64_t shape[8]);
 
 /* SLUICE_CALLER: the program updates these parameters itself (sluice_update_begin). */
 enum { SLUICE_ADAMW = 0, SLUICE_ADAM = 1, SLUICE_SGD = 2, SLUICE_LION = 3, SLUICE_CALLER = 7 };
@@ -332,8 +355,8 @@ typedef struct sluice_update_info {
 #define SLUICE_UPDATE_INFO_INIT \
   { sizeof(sluice_update_info), 0, 0.0, 0.0, 0.0 }
 /* [waits] Every trainable parameter needs a gradient, else SLUICE_E_STATE names one.
- * SLUICE_E_NOT_FINITE: nothing was updated, and the gradients are dropped. Any other failure within
- * the update poisons the session. */
+ * SLUICE_E_NOT_FINITE: nothing was updated, and the gradients are dropped; also where grad_scale
+ * takes them out of fp32's range. Any other failure within the update poisons the session. */
 SLUICE_API sluice_status sluice_update(sluice_session* session, sluice_update_info* info);
 
 /* An update of a session with SLUICE_CALLER groups (it may have others, too). Begin it; then take
@@ -374,7 +397,8 @@ SLUICE_API sluice_status sluice_kind_dtype(sluice_session* session, sluice_param
 SLUICE_API sluice_status sluice_read(sluice_session* session, sluice_param param, int32_t kind,
                                      uint64_t first, uint64_t count, void* into, uint64_t bytes);
 /* [waits] A weight that is written sets its master, too; one that is changed in its home does not,
- * and a parameter with a master loses the change at the next update. */
+ * and a parameter with a master loses the change at the next update. A gradient that is written as
+ * a whole counts as given. A failure behind the first written block poisons the session. */
 SLUICE_API sluice_status sluice_write(sluice_session* session, sluice_param param, int32_t kind,
                                       uint64_t first, uint64_t count, const void* from,
                                       uint64_t bytes);
@@ -396,6 +420,8 @@ typedef struct sluice_session_stats {
   uint64_t storage_read_bytes, storage_write_bytes;
   uint64_t update_ns; /* of the last update */
 } sluice_session_stats;
+#define SLUICE_SESSION_STATS_INIT \
+  { sizeof(sluice_session_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 SLUICE_API sluice_status sluice_session_get_stats(sluice_session* session,
                                                   sluice_session_stats* out);
 
@@ -481,6 +507,37 @@ typedef struct sluice_pager_stats {
   uint64_t wait_ns; /* in sluice_pager_acquire() */
 } sluice_pager_stats;
 SLUICE_API sluice_status sluice_pager_get_stats(sluice_pager* pager, sluice_pager_stats* out);
+
+/* ---- Planner: before anything runs ----------------------------------------------------------- */
+
+/* [any] Plans a training run of the program `sluice` for a described machine: no device, driver or
+ * storage path is touched. request_json: {"config": …, "hardware": …, "world": …}. config is an
+ * object of the configuration's sections, or the path of a TOML file (docs/guide/train.md has the
+ * keys); budgets are config.memory's. hardware is the name or the path of a profile; without it the
+ * measured profile of this machine counts, or else a default one. world is a number of ranks. Takes
+ * seconds. The answer is the event that `sluice plan --json` prints, and is this thread's until its
+ * next call of this function. SLUICE_E_REFUSED: no plan fits; the sentence has the least change
+ * that does, and the answer is the refusal. */
+SLUICE_API sluice_status sluice_plan(const char* request_json, const char** answer_json);
+
+/* ---- Trace: what an engine's sessions did, and when ------------------------------------------ */
+
+/* [any] Drops the events so far, and keeps the last `most_events` (at most 1e7) from now on. 0: no
+ * more are recorded. Updates record a span for each instruction. */
+SLUICE_API sluice_status sluice_trace_start(sluice_engine* engine, uint64_t most_events);
+/* [any] The program's own; times are nanoseconds of CLOCK_MONOTONIC. Names are cut after 200
+ * bytes. Nothing is recorded before sluice_trace_start(). */
+SLUICE_API sluice_status sluice_trace_span(sluice_engine* engine, const char* track,
+                                           const char* name, int64_t begin_ns, int64_t end_ns);
+/* [any] */
+SLUICE_API sluice_status sluice_trace_counter(sluice_engine* engine, const char* name,
+                                              int64_t at_ns, double value);
+/* [any] A point in time, such as "forward" or "step 7". */
+SLUICE_API sluice_status sluice_trace_mark(sluice_engine* engine, const char* phase);
+/* [any] [waits] SLUICE_FORMAT_JSON: that of a run directory's trace.json, which `sluice report`
+ * reads. An existing file is replaced. */
+SLUICE_API sluice_status sluice_trace_write(sluice_engine* engine, const char* path,
+                                            int32_t format);
 
 #ifdef __cplusplus
 }

@@ -9,9 +9,10 @@ import os
 from . import _library
 from ._library import (Error, Handle, InputError, IntegrityError, IOFault, NotFinite, OutOfMemory, Poisoned, Refused,
                        Timeout, number_of)
+from ._plan import plan
 
 __all__ = ["Engine", "Error", "IOFault", "InputError", "IntegrityError", "NotFinite", "OutOfMemory", "Poisoned",
-           "Refused", "Session", "Timeout", "version"]
+           "Refused", "Session", "Timeout", "plan", "version"]
 
 TIERS = {"device": 0, "pinned": 1, "storage": 2}
 PLACES = {"auto": 0, "pinned": 1, "storage": 2}

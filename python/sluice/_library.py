@@ -150,6 +150,7 @@ FUNCTIONS = {
     "sluice_save": [HANDLE, c_char_p],
     "sluice_load": [HANDLE, c_char_p],
     "sluice_set_updates": [HANDLE, c_uint64],
+    "sluice_plan": [c_char_p, POINTER(c_char_p)],
     "sluice_session_get_stats": [HANDLE, POINTER(SessionStats)],
     "sluice_pager_create": [HANDLE, POINTER(PagerOptions), POINTER(HANDLE)],
     "sluice_pager_add_unit": [HANDLE, c_char_p, POINTER(c_uint32)],

@@ -33,6 +33,7 @@ class AdamW(torch.optim.Optimizer):
 
     def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2, *, state="auto",
                  moments="fp32", split=False, engine=None, storage=()):
+        self._session = None
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
         self._formats = {"moments": moments, "split": split}
         self._session = Session(engine or Engine(storage=storage), state=state)
@@ -46,6 +47,13 @@ class AdamW(torch.optim.Optimizer):
             if parameter.device.type == "cpu":
                 parameter.data = home
         self._note_values()
+
+    def add_param_group(self, param_group):
+        """Only while the optimizer is made: its memory is planned then, as a whole."""
+        if self._session is not None:
+            raise InputError("a parameter group cannot be added: the memory of all parameters was planned when the "
+                             "optimizer was made; make another one with all groups")
+        super().add_param_group(param_group)
 
     def _settings(self, group):
         return {"lr": float(group["lr"]), "betas": group["betas"], "eps": group["eps"],

@@ -46,6 +46,17 @@ class Package(unittest.TestCase):
             found = [(field, ctypes.sizeof(kind)) for field, kind in struct._fields_]
             self.assertEqual(found, list(members(text, name)), name)
 
+    def test_plans(self):
+        config = {"model": {"family": "gpt2", "layers": 2, "hidden": 64, "heads": 1, "vocab": 64},
+                  "train": {"seq": 16}, "memory": {"device": "64MiB", "pinned": "256MiB"}}
+        made = sluice.plan(config, "rtx4090-64g-1nvme")
+        self.assertEqual((made["event"], made["backend"]), ("plan", "cuda"))
+        with self.assertRaisesRegex(sluice.InputError, "train.seqq"):
+            sluice.plan({"train": {"seqq": 1}})
+        config["memory"]["device"] = "1MiB"
+        with self.assertRaisesRegex(sluice.Refused, "memory.device"):
+            sluice.plan(config, "rtx4090-64g-1nvme")
+
     def test_version(self):
         self.assertEqual(sluice.version(), "1.0.0")
 

@@ -52,6 +52,14 @@ class AdamW(unittest.TestCase):
     def ours(self, net, state, **options):
         return sluice.optim.AdamW(groups_of(net), lr=1e-2, state=state, engine=engine(), **options)
 
+    def test_no_group_is_added_later(self):
+        net = make_net()
+        optimizer = self.ours(net, "pinned")
+        with self.assertRaisesRegex(sluice.InputError, "make another one"):
+            optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(3))]})
+        self.assertEqual(len(optimizer.param_groups), 2)
+        train(net, optimizer, last=1)
+
     def test_follows_torch(self):
         net, plain = make_net(), make_net()
         optimizer, other = self.ours(net, "pinned"), torch.optim.AdamW(groups_of(plain), lr=1e-2)

@@ -57,8 +57,8 @@ static void test_structs(void) {
   const sluice_error_info info = SLUICE_ERROR_INFO_INIT;
   const sluice_allocator_options allocator_options = SLUICE_ALLOCATOR_OPTIONS_INIT;
   sluice_engine_options engine_options = SLUICE_ENGINE_OPTIONS_INIT;
-  sluice_usage usage = {sizeof(usage), 0, 0, 0, 0, 0, {0}};
-  sluice_allocator_stats stats = {sizeof(stats), 0, 0, 0, 0, 0, 0, 0, 0, 0};
+  sluice_usage usage = SLUICE_USAGE_INIT;
+  sluice_allocator_stats stats = SLUICE_ALLOCATOR_STATS_INIT;
   sluice_engine* engine = make_engine(8 * MIB);
   sluice_allocator* allocator = make_allocator(engine, 0, 0);
   engine_options.device_bytes = engine_options.pinned_bytes = 4 * MIB;
@@ -84,11 +84,11 @@ static void test_library(void) {
   sluice_status status;
   CHECK(sluice_version() ==
         (SLUICE_VERSION_MAJOR << 16 | SLUICE_VERSION_MINOR << 8 | SLUICE_VERSION_PATCH));
-  for (status = SLUICE_OK; status <= SLUICE_E_INTERNAL; ++status) {
+  for (status = SLUICE_OK; status <= SLUICE_E_LIMIT; ++status) {
     CHECK(strncmp(sluice_status_name(status), "SLUICE_", 7) == 0);
     CHECK(strcmp(sluice_status_name(status), "SLUICE_E_UNKNOWN") != 0);
   }
-  CHECK(strcmp(sluice_status_name(SLUICE_E_INTERNAL + 1), "SLUICE_E_UNKNOWN") == 0);
+  CHECK(strcmp(sluice_status_name(SLUICE_E_LIMIT + 1), "SLUICE_E_UNKNOWN") == 0);
   CHECK(strcmp(sluice_status_name(-1), "SLUICE_E_UNKNOWN") == 0);
   EXPECT(SLUICE_OK, sluice_set_log(NULL, NULL));
 }
@@ -96,8 +96,8 @@ static void test_library(void) {
 static void test_null(void) {
   const sluice_allocator_options allocator_options = SLUICE_ALLOCATOR_OPTIONS_INIT;
   sluice_engine_options engine_options = SLUICE_ENGINE_OPTIONS_INIT;
-  sluice_usage usage = {sizeof(usage), 0, 0, 0, 0, 0, {0}};
-  sluice_allocator_stats stats = {sizeof(stats), 0, 0, 0, 0, 0, 0, 0, 0, 0};
+  sluice_usage usage = SLUICE_USAGE_INIT;
+  sluice_allocator_stats stats = SLUICE_ALLOCATOR_STATS_INIT;
   sluice_engine* engine = make_engine(8 * MIB);
   sluice_allocator* allocator = make_allocator(engine, 0, 0);
   sluice_allocator* made = NULL;
@@ -176,7 +176,7 @@ static void test_wrong_use(const char* folder) {
                                TESTED_DEVICE == SLUICE_DEVICE_CPU ? (void*)&elsewhere : NULL};
   sluice_engine* engine = make_engine(64 * MIB);
   sluice_allocator* allocator = make_allocator(engine, 0, 100);
-  sluice_usage usage = {sizeof(usage), 0, 0, 0, 0, 0, {0}};
+  sluice_usage usage = SLUICE_USAGE_INIT;
   sluice_error_info info = SLUICE_ERROR_INFO_INIT;
   char local[600] = {0};
   void* data = NULL;
@@ -268,8 +268,8 @@ static void test_out_of_memory(void) {
 static void test_usage(void) {
   sluice_engine* engine = make_engine(64 * MIB);
   sluice_allocator* allocator = make_allocator(engine, 0, 0);
-  sluice_usage usage = {sizeof(usage), 0, 0, 0, 0, 0, {0}};
-  sluice_allocator_stats stats = {sizeof(stats), 0, 0, 0, 0, 0, 0, 0, 0, 0};
+  sluice_usage usage = SLUICE_USAGE_INIT;
+  sluice_allocator_stats stats = SLUICE_ALLOCATOR_STATS_INIT;
   void* data = NULL;
   EXPECT(SLUICE_OK, sluice_alloc(allocator, 5 * MIB, NULL, 0, &data));
   EXPECT(SLUICE_OK, sluice_engine_usage(engine, SLUICE_TIER_DEVICE, &usage));
@@ -290,7 +290,7 @@ static void test_usage(void) {
 static void test_planned(void) {
   sluice_engine* engine = make_engine(256 * MIB);
   sluice_allocator* allocator = make_allocator(engine, 1, 0);
-  sluice_allocator_stats stats = {sizeof(stats), 0, 0, 0, 0, 0, 0, 0, 0, 0};
+  sluice_allocator_stats stats = SLUICE_ALLOCATOR_STATS_INIT;
   int step, i;
   for (step = 0; step < 400; ++step) {
     void* blocks[8] = {NULL};
@@ -314,7 +314,7 @@ static void test_torch(void) {
   sluice_engine* engine = make_engine(8 * MIB);
   sluice_allocator* allocator = make_allocator(engine, 0, 0);
   sluice_allocator* other = make_allocator(engine, 0, 0);
-  sluice_allocator_stats stats = {sizeof(stats), 0, 0, 0, 0, 0, 0, 0, 0, 0};
+  sluice_allocator_stats stats = SLUICE_ALLOCATOR_STATS_INIT;
   void* data;
   CHECK(sluice_torch_alloc(1024, 0, NULL) == NULL);
   EXPECT(SLUICE_OK, sluice_torch_attach(allocator));

@@ -8,13 +8,12 @@
 #include "tests/engine/capi/check.h"
 
 #define MIB ((uint64_t)1 << 20)
-enum { ELEMS = 50000 };
+enum { ELEMS = 50000, LARGE_ELEMS = 200000 };
 
-static sluice_session* make_session(sluice_engine* engine, sluice_param* param) {
+static sluice_session* make_session(sluice_engine* engine, int64_t elems, sluice_param* param) {
   sluice_session_options options = SLUICE_SESSION_OPTIONS_INIT;
   sluice_group_options group_options = SLUICE_GROUP_OPTIONS_INIT;
   sluice_param_options param_options = SLUICE_PARAM_OPTIONS_INIT;
-  const int64_t shape[1] = {ELEMS};
   sluice_session* session = NULL;
   options.state = SLUICE_STATE_STORAGE;
   EXPECT(SLUICE_OK, sluice_session_create(engine, &options, &session));
@@ -22,7 +21,7 @@ static sluice_session* make_session(sluice_engine* engine, sluice_param* param) 
   EXPECT(SLUICE_OK, sluice_add_unit(session, "unit", &param_options.unit));
   param_options.name = "weight";
   param_options.ndim = 1;
-  param_options.shape = shape;
+  param_options.shape = &elems;
   EXPECT(SLUICE_OK, sluice_add_param(session, &param_options, param));
   EXPECT(SLUICE_OK, sluice_session_seal(session));
   return session;
@@ -38,8 +37,8 @@ static sluice_status update(sluice_session* session, sluice_param param) {
   return status == SLUICE_OK ? sluice_update(session, &info) : status;
 }
 
-/* Overwrites the middle of every large file below `folder` that this process has open. */
-static int corrupt_files(const char* folder) {
+/* Overwrites 64 KiB from `offset` on of every large file below `folder` that this process has open. */
+static int corrupt_files(const char* folder, off_t offset) {
   DIR* open_files = opendir("/proc/self/fd");
   struct dirent* entry;
   int corrupted = 0;
@@ -59,12 +58,31 @@ static int corrupt_files(const char* folder) {
     if (file < 0) continue;
     memset(garbage, 0xab, sizeof(garbage));
     if (fstat(file, &facts) == 0 && S_ISREG(facts.st_mode) && facts.st_size > (off_t)MIB / 8) {
-      corrupted += pwrite(file, garbage, sizeof(garbage), 8192) == (ssize_t)sizeof(garbage);
+      corrupted += pwrite(file, garbage, sizeof(garbage), offset) == (ssize_t)sizeof(garbage);
     }
     close(file);
   }
   closedir(open_files);
   return corrupted;
+}
+
+/* A write that fails before anything has changed does no harm; one that fails halfway poisons. */
+static void test_write(sluice_engine* engine, const char* folder) {
+  enum { WINDOW = 65536 };
+  static float values[LARGE_ELEMS];
+  sluice_param param = 0;
+  sluice_session* session = make_session(engine, LARGE_ELEMS, &param);
+  /* Behind the first window of the first moment. */
+  CHECK(corrupt_files(folder, (off_t)(2 * WINDOW * sizeof(float))) > 0);
+  EXPECT(SLUICE_E_INTEGRITY, sluice_write(session, param, SLUICE_KIND_MOMENT1, 2 * WINDOW, 10,
+                                          values, 10 * sizeof(float)));
+  EXPECT(SLUICE_OK,
+         sluice_write(session, param, SLUICE_KIND_MOMENT1, 0, 10, values, 10 * sizeof(float)));
+  EXPECT(SLUICE_E_INTEGRITY,
+         sluice_write(session, param, SLUICE_KIND_MOMENT1, 0, LARGE_ELEMS, values, sizeof(values)));
+  EXPECT(SLUICE_E_POISONED,
+         sluice_read(session, param, SLUICE_KIND_WEIGHT, 0, 10, values, 10 * sizeof(float)));
+  sluice_session_destroy(session);
 }
 
 int main(int argc, char** argv) {
@@ -73,7 +91,7 @@ int main(int argc, char** argv) {
   sluice_engine* engine = NULL;
   sluice_session *session, *next;
   sluice_param param = 0, other = 0;
-  sluice_session_stats stats = {sizeof(stats), 0, 0, 0, 0, 0, 0, 0, 0, 0};
+  sluice_session_stats stats = SLUICE_SESSION_STATS_INIT;
   float values[4];
   options.device_bytes = MIB;
   options.pinned_bytes = 32 * MIB;
@@ -82,21 +100,22 @@ int main(int argc, char** argv) {
   options.storage_path_count = 1;
   options.storage_engine = SLUICE_STORAGE_POSIX;
   EXPECT(SLUICE_OK, sluice_engine_create(&options, &engine));
-  session = make_session(engine, &param);
+  session = make_session(engine, ELEMS, &param);
   EXPECT(SLUICE_OK, update(session, param));
   EXPECT(SLUICE_OK, update(session, param));
-  CHECK(corrupt_files(folder) > 0);
+  CHECK(corrupt_files(folder, 8192) > 0);
   EXPECT(SLUICE_E_INTEGRITY, update(session, param));
   EXPECT(SLUICE_E_POISONED, update(session, param));
   EXPECT(SLUICE_E_POISONED, sluice_read(session, param, 0, 0, 4, values, sizeof(values)));
   EXPECT(SLUICE_E_POISONED, sluice_save(session, "nothing"));
   EXPECT(SLUICE_OK, sluice_session_get_stats(session, &stats));
   CHECK(stats.updates == 2);
-  next = make_session(engine, &other);
+  next = make_session(engine, ELEMS, &other);
   EXPECT(SLUICE_OK, update(next, other));
   sluice_session_destroy(session);
   EXPECT(SLUICE_OK, update(next, other));
   sluice_session_destroy(next);
+  test_write(engine, folder);
   sluice_engine_destroy(engine);
   return check_result();
 }

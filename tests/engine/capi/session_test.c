@@ -268,8 +268,8 @@ static void test_tiers(const char* folder) {
       /* 8 MiB hold all state, 2.25 MiB do not. */
       const uint64_t pinned = tier < 2 ? 8 * MIB : 9 * MIB / 4;
       sluice_engine* engine = make_engine(folder, pinned);
-      sluice_usage usage = {sizeof(usage), 0, 0, 0, 0, 0, {0}};
-      sluice_session_stats stats = {sizeof(stats), 0, 0, 0, 0, 0, 0, 0, 0, 0};
+      sluice_usage usage = SLUICE_USAGE_INIT;
+      sluice_session_stats stats = SLUICE_SESSION_STATS_INIT;
       struct trial t;
       open_trial(&t, engine,
                  tier == 0   ? SLUICE_STATE_PINNED
@@ -314,7 +314,7 @@ static void test_refusal(void) {
   sluice_session_options options = SLUICE_SESSION_OPTIONS_INIT;
   sluice_group_options group = SLUICE_GROUP_OPTIONS_INIT;
   sluice_error_info info = SLUICE_ERROR_INFO_INIT;
-  sluice_usage usage = {sizeof(usage), 0, 0, 0, 0, 0, {0}};
+  sluice_usage usage = SLUICE_USAGE_INIT;
   sluice_unit unit;
   t.engine = engine;
   t.dtype = SLUICE_F32;
@@ -378,7 +378,7 @@ static void test_structs(void) {
   const sluice_session_options options = SLUICE_SESSION_OPTIONS_INIT;
   const sluice_group_options group = SLUICE_GROUP_OPTIONS_INIT;
   sluice_param_options param = SLUICE_PARAM_OPTIONS_INIT;
-  sluice_session_stats stats = {sizeof(stats), 0, 0, 0, 0, 0, 0, 0, 0, 0};
+  sluice_session_stats stats = SLUICE_SESSION_STATS_INIT;
   sluice_tensor tensor = SLUICE_TENSOR_INIT;
   sluice_engine* engine = make_engine(NULL, 8 * MIB);
   sluice_session* session = NULL;

@@ -7,6 +7,17 @@
 #include "tests/engine/capi/check.h"
 
 #define MIB ((uint64_t)1 << 20)
+
+/* The beginning of dlpack.h's DLManagedTensorVersioned. */
+struct lent_head {
+  uint32_t major, minor;
+  void* context;
+  void (*deleter)(struct lent_head* self);
+};
+static void delete_lent(struct DLManagedTensorVersioned* lent) {
+  struct lent_head* head = (struct lent_head*)lent;
+  head->deleter(head);
+}
 enum { THREADS = 8, ROUNDS = 2000, BLOCKS = 16 };
 
 struct task {
@@ -15,10 +26,34 @@ struct task {
   unsigned number;
 };
 
+/* The other [any] calls, which meet in the trace, the log and each thread's own texts. */
+static void call_others(const struct task* task, const float* data) {
+  const char* answer = NULL;
+  const int64_t shape[1] = {4};
+  int64_t got[8];
+  sluice_tensor tensor = SLUICE_TENSOR_INIT, again = SLUICE_TENSOR_INIT;
+  struct DLManagedTensorVersioned* lent = NULL;
+  EXPECT(SLUICE_OK, sluice_trace_mark(task->engine, "phase"));
+  EXPECT(SLUICE_OK, sluice_trace_span(task->engine, "threads", "span", 1, 2));
+  EXPECT(SLUICE_OK, sluice_trace_counter(task->engine, "counter", 1, task->number));
+  EXPECT(SLUICE_OK, sluice_set_log(NULL, NULL));
+  CHECK(strcmp(sluice_status_name(SLUICE_E_IO), "SLUICE_E_IO") == 0);
+  tensor.ndim = 1;
+  tensor.shape = shape;
+  tensor.data = (void*)data;
+  EXPECT(SLUICE_OK, sluice_to_dlpack(&tensor, &lent));
+  EXPECT(SLUICE_OK, sluice_from_dlpack(lent, &again, got));
+  CHECK(again.data == data && got[0] == 4);
+  delete_lent(lent);
+  EXPECT(SLUICE_E_INPUT, sluice_plan("{\"config\":{\"no\":1}}", &answer));
+  EXPECT(SLUICE_OK, sluice_allocator_report(task->allocator, 0, &answer));
+  CHECK(answer != NULL && answer[0] == '\0');
+}
+
 static void exercise(const struct task* task, unsigned* random) {
   sluice_stream stream = {SLUICE_DEVICE_CPU, 0, NULL};
-  sluice_usage usage = {sizeof(usage), 0, 0, 0, 0, 0, {0}};
-  sluice_allocator_stats stats = {sizeof(stats), 0, 0, 0, 0, 0, 0, 0, 0, 0};
+  sluice_usage usage = SLUICE_USAGE_INIT;
+  sluice_allocator_stats stats = SLUICE_ALLOCATOR_STATS_INIT;
   sluice_error_info info = SLUICE_ERROR_INFO_INIT;
   unsigned char* blocks[BLOCKS] = {NULL};
   uint32_t site = 0;
@@ -39,6 +74,7 @@ static void exercise(const struct task* task, unsigned* random) {
     blocks[at][0] = (unsigned char)task->number;
     blocks[at][511] = (unsigned char)at;
     if (round % 64 != 0) continue;
+    call_others(task, (const float*)(void*)blocks[at]);
     EXPECT(SLUICE_OK, sluice_allocator_site(task->allocator, "a site", &site));
     EXPECT(SLUICE_OK, sluice_engine_usage(task->engine, SLUICE_TIER_DEVICE, &usage));
     EXPECT(SLUICE_OK, sluice_allocator_get_stats(task->allocator, &stats));
@@ -58,7 +94,36 @@ static void* run(void* argument) {
   return NULL;
 }
 
+enum { SHARED_ELEMS = 65536, SHARED_ROUNDS = 200 };
+
+static sluice_session* make_session(sluice_engine* engine) {
+  sluice_session_options options = SLUICE_SESSION_OPTIONS_INIT;
+  sluice_group_options group_options = SLUICE_GROUP_OPTIONS_INIT;
+  sluice_param_options param_options = SLUICE_PARAM_OPTIONS_INIT;
+  const int64_t shape[1] = {SHARED_ELEMS};
+  sluice_session* session = NULL;
+  sluice_param param;
+  EXPECT(SLUICE_OK, sluice_session_create(engine, &options, &session));
+  EXPECT(SLUICE_OK, sluice_add_group(session, &group_options, &param_options.group));
+  EXPECT(SLUICE_OK, sluice_add_unit(session, "unit", &param_options.unit));
+  param_options.name = "weight";
+  param_options.ndim = 1;
+  param_options.shape = shape;
+  EXPECT(SLUICE_OK, sluice_add_param(session, &param_options, &param));
+  EXPECT(SLUICE_OK, sluice_session_seal(session));
+  return session;
+}
+
+static void update(sluice_session* session) {
+  sluice_update_info info = SLUICE_UPDATE_INFO_INIT;
+  sluice_tensor grad = SLUICE_TENSOR_INIT;
+  EXPECT(SLUICE_OK, sluice_param_grad(session, 0, &grad));
+  EXPECT(SLUICE_OK, sluice_give_grad(session, 0, &grad));
+  EXPECT(SLUICE_OK, sluice_update(session, &info));
+}
+
 static void test_threads(sluice_engine* engine, int32_t planned) {
+  sluice_session* session = NULL;
   sluice_allocator_options options = SLUICE_ALLOCATOR_OPTIONS_INIT;
   sluice_allocator* allocator = NULL;
   struct task tasks[THREADS];
@@ -73,11 +138,14 @@ static void test_threads(sluice_engine* engine, int32_t planned) {
     tasks[i].number = i;
     CHECK(pthread_create(&threads[i], NULL, run, &tasks[i]) == 0);
   }
+  /* Updates record into the same trace meanwhile. */
+  session = make_session(engine);
+  for (i = 0; i < 20; ++i) update(session);
+  sluice_session_destroy(session);
   for (i = 0; i < THREADS; ++i) CHECK(pthread_join(threads[i], NULL) == 0);
   sluice_allocator_destroy(allocator);
 }
 
-enum { SHARED_ELEMS = 65536, SHARED_ROUNDS = 200 };
 static sluice_session* shared_session;
 static int shared_served[THREADS];
 
@@ -104,21 +172,9 @@ static void* call_shared(void* argument) {
 }
 
 static void test_busy(sluice_engine* engine) {
-  sluice_session_options options = SLUICE_SESSION_OPTIONS_INIT;
-  sluice_group_options group_options = SLUICE_GROUP_OPTIONS_INIT;
-  sluice_param_options param_options = SLUICE_PARAM_OPTIONS_INIT;
-  const int64_t shape[1] = {SHARED_ELEMS};
   pthread_t threads[THREADS];
   int total = 0, i;
-  sluice_param param;
-  EXPECT(SLUICE_OK, sluice_session_create(engine, &options, &shared_session));
-  EXPECT(SLUICE_OK, sluice_add_group(shared_session, &group_options, &param_options.group));
-  EXPECT(SLUICE_OK, sluice_add_unit(shared_session, "unit", &param_options.unit));
-  param_options.name = "weight";
-  param_options.ndim = 1;
-  param_options.shape = shape;
-  EXPECT(SLUICE_OK, sluice_add_param(shared_session, &param_options, &param));
-  EXPECT(SLUICE_OK, sluice_session_seal(shared_session));
+  shared_session = make_session(engine);
   for (i = 0; i < THREADS; ++i) {
     CHECK(pthread_create(&threads[i], NULL, call_shared, &shared_served[i]) == 0);
   }
@@ -166,6 +222,7 @@ int main(void) {
   options.device_bytes = 512 * MIB;
   options.pinned_bytes = 8 * MIB;
   EXPECT(SLUICE_OK, sluice_engine_create(&options, &engine));
+  EXPECT(SLUICE_OK, sluice_trace_start(engine, 500));
   test_threads(engine, 0);
   test_threads(engine, 1);
   test_busy(engine);
