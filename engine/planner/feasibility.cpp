@@ -122,6 +122,10 @@ const schedule::StepOptions& Feasibility::frugal() const {
 
 // A refusal of budgets as large as `need` asks the same question.
 std::optional<TierBytes> Feasibility::nearest_need(const TierBytes& need) {
+  const bool known = std::any_of(needs_.begin(), needs_.end(), [&](const auto& of_group) {
+    return of_group && planner::fits(*of_group, need);
+  });
+  if (known) return std::nullopt;
   std::vector<CandidateGroup> possible;
   for (std::size_t group = 0; group < groups_.size(); ++group) {
     if (planner::fits(floors_[group], budgets_)) possible.push_back(groups_[group]);
@@ -129,7 +133,7 @@ std::optional<TierBytes> Feasibility::nearest_need(const TierBytes& need) {
   Feasibility tight(model_, need, trials_, std::move(possible));
   if (tight.fits()) return std::nullopt;
   const TierBytes nearest = tight.refusal().needed_bytes;
-  return planner::fits(nearest, budgets_) ? nearest : trials_.exact_need(frugal());
+  return planner::fits(nearest, budgets_) ? nearest : this->need(*fitting_);
 }
 
 Refusal Feasibility::refusal() {

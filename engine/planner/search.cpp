@@ -32,9 +32,7 @@ constexpr std::uint64_t kTrialInstructions = 350'000;
 constexpr double kDearHiddenWork = 0.2;  // of a mixture that prefers recomputation to transfers
 constexpr std::uint64_t kSmallStep = 20'000;  // instructions; a trial takes milliseconds
 
-// The need, but at least `least` in every tier. A plan that spills may take less of a tier than any
-// group's most frugal candidate. With a budget between the two the configuration would be refused,
-// so the plan states the larger need.
+// The need, but at least `least` in every tier.
 runtime::MemoryNeed at_least(runtime::MemoryNeed need, const TierBytes& least) {
   const std::uint64_t device = need.peak_bytes()[0];
   const std::uint64_t wanted = least[0];
@@ -403,12 +401,15 @@ Compiled Search::conclude() {
     if (other) other = settled(std::move(*other));
     if (other && other->simulation.total_s < best.simulation.total_s) best = std::move(*other);
   }
-  if (spills_activations(best.options)) {
-    if (const auto least = feasibility_.nearest_need(best.most_bytes)) {
-      best.need = at_least(best.need, *least);
-    }
-  }
   return best;
+}
+
+// The search finds places that no group has, and they may take less of a tier than any group's most
+// frugal candidate. Budgets between the two would be refused.
+void Search::state_need(Compiled& plan) {
+  if (const auto least = feasibility_.nearest_need(plan.most_bytes)) {
+    plan.need = at_least(plan.need, *least);
+  }
 }
 
 }  // namespace sluice::planner

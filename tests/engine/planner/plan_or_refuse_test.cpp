@@ -1,9 +1,11 @@
 // Seeded random configurations and budgets. An accepted plan is a valid schedule that computes the
-// same as the all-device one and runs inside its budgets. A refusal suggests changes that fit; with
-// 2 MiB less of any of them the plan does not fit. test_training_sweep draws more of them.
+// same as the all-device one and runs inside its budgets, and it fits the peaks that it states. A
+// refusal suggests changes that fit; with 2 MiB less of any of them the plan does not fit.
+// test_training_sweep draws more of them.
 #include <gtest/gtest.h>
 
 #include "engine/config/schema.hpp"
+#include "engine/planner/candidates.hpp"
 #include "engine/schedule/check/interpret.hpp"
 #include "engine/schedule/check/validate.hpp"
 #include "tests/support/planned.hpp"
@@ -19,9 +21,11 @@ using namespace testing;
 #ifdef SLUICE_PLAN_SWEEP
 constexpr std::uint64_t kDrawnConfigurations = 500;
 constexpr std::uint64_t kGrownConfigurations = 400;
+constexpr std::uint64_t kRepeatedPlans = 1000;
 #else
 constexpr std::uint64_t kDrawnConfigurations = 200;
 constexpr std::uint64_t kGrownConfigurations = 40;
+constexpr std::uint64_t kRepeatedPlans = 150;
 #endif
 constexpr std::uint64_t kInterpretEvery = 8;  // of the accepted
 
@@ -171,6 +175,28 @@ TEST(PlanOrRefuse, ForRandomConfigurationsAndBudgets) {
   // Budgets are drawn so that both ends are common.
   EXPECT_GT(plans, configurations / 4);
   EXPECT_GT(refusals, configurations / 4);
+}
+
+// The search finds places that no group of candidates has. So a plan once took less of a tier than
+// any group, and its own peaks were refused as budgets.
+TEST(PlanOrRefuse, APlanFitsTheBudgetsOfItsPeaks) {
+  const TrainingBench bench;
+  std::uint64_t plans = 0;
+  const std::uint64_t configurations = sweep(kRepeatedPlans);
+  for (std::uint64_t seed = 2000; seed < 2000 + configurations; ++seed) {
+    const Draft draft = random_draft(seed);
+    SCOPED_TRACE(::testing::PrintToString(draft.model + draft.memory));
+    config::Config config = bench.config("run", draft.model + draft.memory);
+    const auto result = planned(config);
+    const auto* plan = std::get_if<Plan>(&result);
+    if (plan == nullptr) continue;
+    ++plans;
+    config.memory.device_bytes = plan->peak_bytes[0];
+    config.memory.pinned_bytes = plan->peak_bytes[1];
+    config.memory.storage_bytes = plan->peak_bytes[2];
+    EXPECT_TRUE(accepted(config)) << seed << ", spills: " << spills_activations(plan->options);
+  }
+  EXPECT_GT(plans, configurations / 4);
 }
 
 // More memory never turns a plan into a refusal, and seldom into one that is slower by more than 1%:
