@@ -30,7 +30,6 @@ constexpr double kNearStart = 1.25;
 // many as the exact step: a long step takes longer to compile anyway.
 constexpr std::uint64_t kTrialInstructions = 350'000;
 constexpr double kDearHiddenWork = 0.2;  // of a mixture that prefers recomputation to transfers
-constexpr std::uint64_t kSmallStep = 20'000;  // instructions; a trial takes milliseconds
 
 // The need, but at least `least` in every tier.
 runtime::MemoryNeed at_least(runtime::MemoryNeed need, const TierBytes& least) {
@@ -158,7 +157,7 @@ std::vector<Search::Shape> Search::narrowed(const Start& start) const {
   std::vector<Shape> list;
   Shape shape = start.shape;
   if (activations_.is_free()) {
-    const bool mixes = step_size(model_, start.plan.options) <= kSmallStep;
+    const bool mixes = step_size(model_, start.plan.options) <= kSmallStepInstructions;
     const schedule::Recomputation found = start.plan.options.recompute;
     shape.shape.recompute = mixes ? schedule::Recomputation{} : found;
     shape.shape.recompute_is_free = mixes;
@@ -372,7 +371,7 @@ void Search::explore() {
 }
 
 bool Search::is_cheap() const {
-  return !found_.empty() && step_size(model_, found_.front().options) <= kSmallStep;
+  return !found_.empty() && step_size(model_, found_.front().options) <= kSmallStepInstructions;
 }
 
 Compiled Search::settled(Compiled best) {
@@ -405,8 +404,11 @@ Compiled Search::conclude() {
 }
 
 // The search finds places that no group has, and they may take less of a tier than any group's most
-// frugal candidate. Budgets between the two would be refused.
+// frugal candidate. Budgets between the two would be refused. Finding a group takes up to a third of
+// the search, so plans of long steps do without, unless they spill: there the gap is the widest.
 void Search::state_need(Compiled& plan) {
+  if (step_size(model_, plan.options) > kSmallStepInstructions && !spills_activations(plan.options))
+    return;
   if (const auto least = feasibility_.nearest_need(plan.most_bytes)) {
     plan.need = at_least(plan.need, *least);
   }

@@ -61,7 +61,8 @@ class Search {
   void improve(const Shortlist::Found& from) { improver_.improve(from); }
   // The fastest plan found, compiled exactly. Call once, after explore().
   Compiled conclude();
-  // Raises the need of a plan until its peaks, given as budgets, fit again. Call for the chosen plan.
+  // Raises the need of a plan until its peaks, given as budgets, fit again; plans of long steps only
+  // if they spill. Call for the chosen plan.
   void state_need(Compiled& plan);
   // No plan takes less, of the shapes that the configuration leaves open. Valid after explore().
   double bound_s() const { return bound_s_; }

@@ -11,6 +11,7 @@
 
 #include "base/units.hpp"
 #include "engine/planner/candidates.hpp"
+#include "engine/planner/step_size.hpp"
 #include "engine/runtime/state_store.hpp"
 #include "engine/schedule/compile/generate.hpp"
 #include "engine/schedule/compile/link.hpp"
@@ -93,6 +94,11 @@ std::int32_t few_microbatches(const schedule::StepModel& model,
   return options.fold_groups > 1 ? own : std::min(own, few);
 }
 
+bool is_spilled_piece(const schedule::Buffer& buffer) {
+  return buffer.ring == static_cast<std::int32_t>(schedule::Ring::kSpills) ||
+         buffer.ring == static_cast<std::int32_t>(schedule::Ring::kFetches);
+}
+
 // whole_tensors: of a rule that takes a unit's state as one piece, whatever the pieces of others are.
 void shrink_staging(const schedule::StepOptions& options, schedule::Schedule& training,
                     bool whole_tensors) {
@@ -101,6 +107,11 @@ void shrink_staging(const schedule::StepOptions& options, schedule::Schedule& tr
     const bool whole =
         whole_tensors && buffer.ring == static_cast<std::int32_t>(schedule::Ring::kUpdates);
     if (is_staging(options, buffer) && !whole) buffer.bytes = std::min(buffer.bytes, exact);
+    // A spilled value is often one coarse piece, and as many exact ones as its ring is deep.
+    if (is_spilled_piece(buffer)) {
+      const auto deep = static_cast<std::uint64_t>(options.stream_lookahead) + 1;
+      buffer.bytes = std::min(buffer.bytes, deep * bytes_of(DType::kF32, options.piece_elems));
+    }
   }
 }
 
@@ -192,6 +203,12 @@ TierBytes Trials::need_of_all(const schedule::StepOptions& options, TierBytes ne
 }
 
 TierBytes Trials::measure_need(const schedule::StepOptions& options) const {
+  if (step_size(model_, options) <= kSmallStepInstructions) {
+    schedule::Schedule training =
+        schedule::generate(model_, options, schedule::StepKind::kTraining);
+    schedule::place_buffers(training);
+    return need_of(training);
+  }
   constexpr auto kEffort = packing::PackingEffort::kQuick;
   const bool by_unit = options.order == schedule::ComputeOrder::kUnit;
   const std::int32_t few =

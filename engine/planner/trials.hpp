@@ -56,7 +56,8 @@ class Trials {
 
   // The need is up to a few percent above the exact one, since packings are coarse too.
   const Trial& coarse(const schedule::StepOptions& options);
-  // The need alone, from a coarse schedule that is packed as an exact one is.
+  // The need alone, packed as an exact one is. It comes from a coarse schedule, which may state too
+  // much, or from the training step itself if that is small: then no exact need is below it.
   const TierBytes& coarse_need(const schedule::StepOptions& options);
   // The most_bytes of exact(), in half of its time.
   const TierBytes& exact_need(const schedule::StepOptions& options);

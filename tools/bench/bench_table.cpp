@@ -240,14 +240,19 @@ std::string small_plans_table(const json& figures) {
       formatted("%d small models, %d of them fit by exhaustive search; refused wrongly: %s\n",
                 figures["count"].get<int>(), figures["fits"].get<int>(),
                 figures["refused_wrongly"].dump().c_str());
-  if (!figures.contains("worst")) return text;
-  const json& worst = figures["worst"];
-  return text +
-         formatted("automatic plans take %+.2f%% (median), %+.2f%% (worst, model %d)\n",
-                   100 * figures["median_gain"].get<double>(), 100 * worst["gain"].get<double>(),
-                   worst["model"].get<int>()) +
-         "its plan: " + worst["plan"].get<std::string>() +
-         "\nits best: " + worst["best"].get<std::string>() + "\n";
+  if (!figures.contains("most_gain")) return text;
+  const json& slower = figures["slower"];
+  text += formatted(
+      "automatic plans take %+.2f%% (median), %+.2f%% (worst); %zu take over 0.5%% more\n",
+      100 * figures["median_gain"].get<double>(), 100 * figures["most_gain"].get<double>(),
+      slower.size());
+  for (const json& each : slower) {
+    text += formatted("model %d, %+.2f%%\n", each["model"].get<int>(),
+                      100 * each["gain"].get<double>()) +
+            "  its plan: " + each["plan"].get<std::string>() +
+            "\n  its best: " + each["best"].get<std::string>() + "\n";
+  }
+  return text;
 }
 
 std::string rank_plans_table(const json& plans) {

@@ -10,7 +10,7 @@ namespace sluice::bench {
 // recomputation, both orders, the places of the update, and 0 to 3 units of prefetch.
 // {"count", "fits" (by the search), "refused_wrongly" (the search found a plan), "median_gain" (the
 //   share by which an automatic plan takes longer than the best; below zero: it takes less),
-//   "worst" (of the largest gain: "model" (its seed), "gain", "plan", "best")}
+//   "most_gain", "slower" (those with a gain of over 0.5%: "model" (the seed), "gain", "plan", "best")}
 nlohmann::json measure_small_plans(int count);
 
 }  // namespace sluice::bench
