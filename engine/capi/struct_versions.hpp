@@ -32,5 +32,7 @@ SLUICE_FIRST_VERSION(sluice_param_options, data);
 SLUICE_FIRST_VERSION(sluice_update_info, grad_norm);
 SLUICE_FIRST_VERSION(sluice_update_part, state);
 SLUICE_FIRST_VERSION(sluice_session_stats, update_ns);
+SLUICE_FIRST_VERSION(sluice_pager_options, window_bytes);
+SLUICE_FIRST_VERSION(sluice_pager_stats, wait_ns);
 
 }  // namespace sluice::capi

@@ -506,6 +506,8 @@ typedef struct sluice_pager_stats {
   uint64_t storage_read_bytes, storage_write_bytes;
   uint64_t wait_ns; /* in sluice_pager_acquire() */
 } sluice_pager_stats;
+#define SLUICE_PAGER_STATS_INIT \
+  { sizeof(sluice_pager_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 SLUICE_API sluice_status sluice_pager_get_stats(sluice_pager* pager, sluice_pager_stats* out);
 
 /* ---- Planner: before anything runs ----------------------------------------------------------- */

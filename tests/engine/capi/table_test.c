@@ -16,6 +16,7 @@ struct world {
   sluice_engine* engine;
   sluice_allocator* allocator;
   sluice_session *open, *sealed;
+  sluice_pager *open_pager, *sealed_pager; /* with one unit of one weight */
   sluice_group group;
   sluice_unit unit;
   void* block; /* of the allocator */
@@ -27,6 +28,7 @@ static struct world world;
 /* One letter for each pointer that a call passes, in order.
  *   E A        an engine, an allocator
  *   S O N      a session: sealed, open, either (the sealed one is passed)
+ *   P Q R      a pager, likewise
  *   i f b      a struct that is read, filled, or both
  *   o t d      required: an out parameter, a text, data
  *   ?          may be NULL */
@@ -36,7 +38,7 @@ struct row {
   sluice_status (*call)(void** a);
   const void* structure; /* a valid one */
   size_t struct_bytes;
-  void (*before)(sluice_session* session); /* each call that may pass */
+  void (*before)(void* handle); /* each call that may pass */
 };
 
 /* The beginning of dlpack.h's DLManagedTensorVersioned. */
@@ -60,7 +62,7 @@ static sluice_tensor gradient(void) {
   tensor.data = world.values;
   return tensor;
 }
-static void give(sluice_session* session) {
+static void give(void* session) {
   const sluice_tensor tensor = gradient();
   EXPECT(SLUICE_OK, sluice_give_grad(session, 0, &tensor));
 }
@@ -99,6 +101,7 @@ static sluice_status call_destroys(void** a) {
   sluice_engine_destroy(NULL);
   sluice_allocator_destroy(NULL);
   sluice_session_destroy(NULL);
+  sluice_pager_destroy(NULL);
   return SLUICE_OK;
 }
 static sluice_status call_engine_usage(void** a) {
@@ -206,7 +209,7 @@ static sluice_status call_update_begin(void** a) {
   if (status == SLUICE_OK) EXPECT(SLUICE_OK, sluice_update_next(a[0], &part));
   return status;
 }
-static void begin(sluice_session* session) {
+static void begin(void* session) {
   const sluice_update_info info = SLUICE_UPDATE_INFO_INIT;
   give(session);
   EXPECT(SLUICE_OK, sluice_update_begin(session, &info));
@@ -226,7 +229,7 @@ static sluice_status call_write(void** a) {
 static sluice_status call_save(void** a) {
   return sluice_save(a[0], a[1]);
 }
-static void save(sluice_session* session) {
+static void save(void* session) {
   EXPECT(SLUICE_OK, sluice_save(session, world.path));
 }
 static sluice_status call_load(void** a) {
@@ -234,6 +237,70 @@ static sluice_status call_load(void** a) {
 }
 static sluice_status call_set_updates(void** a) {
   return sluice_set_updates(a[0], 3);
+}
+static sluice_status call_pager_create(void** a) {
+  const sluice_status status = sluice_pager_create(a[0], a[1], a[2]);
+  if (status == SLUICE_OK) sluice_pager_destroy(*(sluice_pager**)a[2]);
+  return status;
+}
+static sluice_status call_pager_add_unit(void** a) {
+  return sluice_pager_add_unit(a[0], a[1], a[2]);
+}
+static sluice_status call_pager_add(void** a) {
+  return sluice_pager_add(a[0], 0, SLUICE_PART_STATE, 100, NULL, a[1]);
+}
+static sluice_status call_pager_seal(void** a) {
+  return sluice_pager_seal(a[0]);
+}
+static sluice_status call_pager_window(void** a) {
+  return sluice_pager_window(a[0], 0, a[1]);
+}
+static sluice_status call_pager_home(void** a) {
+  return sluice_pager_home(a[0], 0, a[1]);
+}
+static sluice_status call_pager_staged(void** a) {
+  return sluice_pager_staged(a[0], 0, a[1]);
+}
+static sluice_status call_begin_pass(void** a) {
+  return sluice_pager_begin_pass(a[0]);
+}
+static void begin_pass(void* pager) {
+  EXPECT(SLUICE_OK, sluice_pager_begin_pass(pager));
+}
+static sluice_status call_acquire(void** a) {
+  const sluice_status status = sluice_pager_acquire(a[0], 0, a[1]);
+  if (status == SLUICE_OK) EXPECT(SLUICE_OK, sluice_pager_release(a[0], 0, NULL));
+  return status;
+}
+static void acquire(void* pager) {
+  begin_pass(pager);
+  EXPECT(SLUICE_OK, sluice_pager_acquire(pager, 0, NULL));
+}
+static sluice_status call_release(void** a) {
+  return sluice_pager_release(a[0], 0, a[1]);
+}
+static sluice_status call_stage(void** a) {
+  const sluice_status status = sluice_pager_stage(a[0], 0, SLUICE_NONE);
+  if (status == SLUICE_OK) EXPECT(SLUICE_OK, sluice_pager_unstage(a[0], 0));
+  return status;
+}
+static void stage(void* pager) {
+  EXPECT(SLUICE_OK, sluice_pager_stage(pager, 0, SLUICE_NONE));
+}
+static sluice_status call_unstage(void** a) {
+  return sluice_pager_unstage(a[0], 0);
+}
+static sluice_status call_settle(void** a) {
+  return sluice_pager_settle(a[0]);
+}
+static sluice_status call_pager_read(void** a) {
+  return sluice_pager_read(a[0], 0, 0, a[1], 100);
+}
+static sluice_status call_pager_write(void** a) {
+  return sluice_pager_write(a[0], 0, 0, a[1], 100);
+}
+static sluice_status call_pager_stats(void** a) {
+  return sluice_pager_get_stats(a[0], a[1]);
 }
 static sluice_status call_to_dlpack(void** a) {
   const sluice_status status = sluice_to_dlpack(a[0], a[1]);
@@ -285,6 +352,8 @@ static const sluice_tensor tensor = SLUICE_TENSOR_INIT;
 static const sluice_update_info update_info = SLUICE_UPDATE_INFO_INIT;
 static const sluice_update_part update_part = SLUICE_UPDATE_PART_INIT;
 static const sluice_session_stats session_stats = SLUICE_SESSION_STATS_INIT;
+static const sluice_pager_options pager_options = SLUICE_PAGER_OPTIONS_INIT;
+static const sluice_pager_stats pager_stats = SLUICE_PAGER_STATS_INIT;
 
 #define PLAIN(name, kinds, call) \
   { #name, kinds, call, NULL, 0, NULL }
@@ -334,6 +403,23 @@ static const struct row rows[] = {
     {"sluice_load", "St", call_load, NULL, 0, save},
     PLAIN(sluice_set_updates, "S", call_set_updates),
     STRUCT(sluice_session_get_stats, "Nf", call_session_stats, session_stats),
+    STRUCT(sluice_pager_create, "Eio", call_pager_create, pager_options),
+    PLAIN(sluice_pager_destroy, "", call_destroys),
+    PLAIN(sluice_pager_add_unit, "Qto", call_pager_add_unit),
+    PLAIN(sluice_pager_add, "Qo", call_pager_add),
+    PLAIN(sluice_pager_seal, "Q", call_pager_seal),
+    PLAIN(sluice_pager_window, "Po", call_pager_window),
+    PLAIN(sluice_pager_home, "Po", call_pager_home),
+    PLAIN(sluice_pager_staged, "Po", call_pager_staged),
+    PLAIN(sluice_pager_begin_pass, "P", call_begin_pass),
+    {"sluice_pager_acquire", "P?", call_acquire, NULL, 0, begin_pass},
+    {"sluice_pager_release", "P?", call_release, NULL, 0, acquire},
+    PLAIN(sluice_pager_stage, "P", call_stage),
+    {"sluice_pager_unstage", "P", call_unstage, NULL, 0, stage},
+    PLAIN(sluice_pager_settle, "P", call_settle),
+    PLAIN(sluice_pager_read, "Pd", call_pager_read),
+    PLAIN(sluice_pager_write, "Pd", call_pager_write),
+    STRUCT(sluice_pager_get_stats, "Rf", call_pager_stats, pager_stats),
     STRUCT(sluice_to_dlpack, "io", call_to_dlpack, full_gradient),
     STRUCT(sluice_from_dlpack, "dfd", call_from_dlpack, tensor),
     PLAIN(sluice_plan, "to", call_plan),
@@ -363,6 +449,17 @@ static sluice_session* make_session(sluice_engine* engine, int32_t rule, int sea
   return session;
 }
 
+static sluice_pager* make_pager(int seals) {
+  sluice_pager* pager = NULL;
+  sluice_unit unit;
+  sluice_paged weight;
+  EXPECT(SLUICE_OK, sluice_pager_create(world.engine, &pager_options, &pager));
+  EXPECT(SLUICE_OK, sluice_pager_add_unit(pager, "unit", &unit));
+  EXPECT(SLUICE_OK, sluice_pager_add(pager, unit, SLUICE_PART_WEIGHT, 4096, NULL, &weight));
+  if (seals) EXPECT(SLUICE_OK, sluice_pager_seal(pager));
+  return pager;
+}
+
 static sluice_engine* make_engine(double deadline_s) {
   sluice_engine_options options = engine_options;
   sluice_engine* engine = NULL;
@@ -378,9 +475,13 @@ static void make_world(void) {
   EXPECT(SLUICE_OK, sluice_alloc(world.allocator, 512, NULL, 0, &world.block));
   world.open = make_session(world.engine, SLUICE_ADAMW, 0);
   world.sealed = make_session(world.engine, SLUICE_ADAMW, 1);
+  world.open_pager = make_pager(0);
+  world.sealed_pager = make_pager(1);
   full_gradient = gradient();
 }
 static void destroy_world(void) {
+  sluice_pager_destroy(world.open_pager);
+  sluice_pager_destroy(world.sealed_pager);
   sluice_session_destroy(world.open);
   sluice_session_destroy(world.sealed);
   sluice_allocator_destroy(world.allocator);
@@ -411,6 +512,13 @@ static void fill(const struct row* row, void** a, unsigned char* scratch) {
       case 'N':
         a[i] = world.sealed;
         break;
+      case 'Q':
+        a[i] = world.open_pager;
+        break;
+      case 'P':
+      case 'R':
+        a[i] = world.sealed_pager;
+        break;
       case 't':
         a[i] = world.path;
         break;
@@ -430,8 +538,8 @@ static void fill(const struct row* row, void** a, unsigned char* scratch) {
 }
 
 static sluice_status call(const struct row* row, void** a, sluice_status wanted) {
-  const int session = find(row, "SN");
-  if (wanted == SLUICE_OK && row->before != NULL) row->before(a[session]);
+  const int handle = find(row, "SNPR");
+  if (wanted == SLUICE_OK && row->before != NULL) row->before(a[handle]);
   return row->call(a);
 }
 static void check_call(const struct row* row, void** a, sluice_status wanted, const char* trial) {
@@ -495,9 +603,9 @@ static void test_arguments(void) {
   }
 }
 
-/* Every function of a session with this one in its place. `except` is served. */
-static void check_sessions(sluice_session* session, const char* kinds, sluice_status wanted,
-                           const char* except, const char* trial) {
+/* Every function of a session or pager with this one in its place. `except` is served. */
+static void check_handles(void* handle, const char* kinds, sluice_status wanted, const char* except,
+                          const char* trial) {
   unsigned char scratch[2048] = {0};
   void* a[MOST_ARGUMENTS];
   int i;
@@ -505,7 +613,7 @@ static void check_sessions(sluice_session* session, const char* kinds, sluice_st
     const int at = find(&rows[i], kinds);
     if (at < 0 || strstr(except, rows[i].name) != NULL) continue;
     fill(&rows[i], a, scratch);
-    a[at] = session;
+    a[at] = handle;
     check_call(&rows[i], a, wanted, trial);
   }
 }
@@ -517,17 +625,19 @@ static void test_states(void) {
   sluice_engine* hurried = make_engine(0.05);
   sluice_session* session = make_session(hurried, SLUICE_CALLER, 1);
   make_world();
-  check_sessions(world.sealed, "O", SLUICE_E_STATE, "", "a sealed session");
-  check_sessions(world.open, "S", SLUICE_E_STATE, "", "an open session");
+  check_handles(world.sealed, "O", SLUICE_E_STATE, "", "a sealed session");
+  check_handles(world.open, "S", SLUICE_E_STATE, "", "an open session");
+  check_handles(world.sealed_pager, "Q", SLUICE_E_STATE, "", "a sealed pager");
+  check_handles(world.open_pager, "P", SLUICE_E_STATE, "", "an open pager");
   give(session);
   EXPECT(SLUICE_OK, sluice_update_begin(session, &info));
   EXPECT(SLUICE_OK, sluice_update_next(session, &part));
-  check_sessions(session, "S", SLUICE_E_STATE, "sluice_update_next", "an update under way");
+  check_handles(session, "S", SLUICE_E_STATE, "sluice_update_next", "an update under way");
   /* The program does not take the next part in time. */
   nanosleep(&pause, NULL);
   EXPECT(SLUICE_E_TIMEOUT, sluice_update_next(session, &part));
-  check_sessions(session, "S", SLUICE_E_POISONED, "", "a poisoned session");
-  check_sessions(session, "O", SLUICE_E_STATE, "", "a poisoned session");
+  check_handles(session, "S", SLUICE_E_POISONED, "", "a poisoned session");
+  check_handles(session, "O", SLUICE_E_STATE, "", "a poisoned session");
   sluice_session_destroy(session);
   sluice_engine_destroy(hurried);
   destroy_world();
@@ -539,7 +649,7 @@ static void check_left(const char* gone) {
   void* a[MOST_ARGUMENTS];
   int i;
   for (i = 0; i < ROWS; ++i) {
-    if (find(&rows[i], gone) >= 0 || strcmp(rows[i].name, "sluice_session_seal") == 0) continue;
+    if (find(&rows[i], gone) >= 0 || strstr(rows[i].name, "_seal") != NULL) continue;
     if (strchr(gone, 'A') != NULL && strncmp(rows[i].name, "sluice_torch", 12) == 0) continue;
     fill(&rows[i], a, scratch);
     check_call(&rows[i], a, SLUICE_OK, gone);
@@ -550,7 +660,7 @@ static void test_orders(void) {
   static const char* const orders[] = {"EAS", "ESA", "AES", "ASE", "SEA", "SAE"};
   size_t order, at;
   for (order = 0; order < sizeof(orders) / sizeof(orders[0]); ++order) {
-    char gone[8] = "";
+    char gone[16] = "";
     size_t used = 0;
     make_world();
     for (at = 0; at < 3; ++at) {
@@ -560,8 +670,10 @@ static void test_orders(void) {
       if (handle == 'S') {
         sluice_session_destroy(world.open);
         sluice_session_destroy(world.sealed);
-        gone[used++] = 'O';
-        gone[used++] = 'N';
+        sluice_pager_destroy(world.open_pager);
+        sluice_pager_destroy(world.sealed_pager);
+        memcpy(gone + used, "ONPQR", 5);
+        used += 5;
       }
       gone[used++] = handle;
       gone[used] = '\0';
