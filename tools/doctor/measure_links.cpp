@@ -40,16 +40,8 @@ RankGroup make_group(const LinkOptions& options, int ranks) {
   return options.make_group ? options.make_group(ranks) : RankGroup();
 }
 
-}  // namespace
-
-LinkTrial::LinkTrial(const LinkOptions& options)
-    : rank_bytes_(options.rank_bytes),
-      pair_(make_group(options, 2)),
-      node_(make_group(options, kNodeRanks)) {}
-
 // Seconds of one of several exchanges in a row. The first, which maps pages, is not timed.
-double LinkTrial::exchange_s(const RankGroup& group, std::uint64_t rank_bytes,
-                             int exchanges) const {
+double exchange_s(const RankGroup& group, std::uint64_t rank_bytes, int exchanges) {
   const std::uint64_t part = std::max<std::uint64_t>(rank_bytes / (group.size() - 1), 1);
   double seconds = 0;
   run_ranks(group, [&](std::size_t rank) {
@@ -71,6 +63,13 @@ double LinkTrial::exchange_s(const RankGroup& group, std::uint64_t rank_bytes,
   });
   return seconds;
 }
+
+}  // namespace
+
+LinkTrial::LinkTrial(const LinkOptions& options)
+    : rank_bytes_(options.rank_bytes),
+      pair_(make_group(options, 2)),
+      node_(make_group(options, kNodeRanks)) {}
 
 void LinkTrial::measure_round() {
   constexpr int kSmall = 50;

@@ -39,8 +39,6 @@ class LinkTrial {
   void save(planner::HardwareProfile& profile) const;
 
  private:
-  double exchange_s(const RankGroup& group, std::uint64_t rank_bytes, int exchanges) const;
-
   const std::uint64_t rank_bytes_;
   const RankGroup pair_, node_;
   Samples latency_s_, pair_s_, node_s_;
