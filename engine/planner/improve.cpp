@@ -5,6 +5,7 @@
 #include <array>
 
 #include "engine/planner/candidates.hpp"
+#include "engine/planner/piece_sizes.hpp"
 #include "engine/planner/plan_steps.hpp"
 #include "engine/planner/recompute_choice.hpp"
 #include "engine/schedule/compile/rank_share.hpp"
@@ -63,6 +64,9 @@ std::vector<Improver::Change> Improver::changes(const schedule::StepOptions& fro
   }
   for (const std::int32_t lookahead : kLookaheads) {
     list.emplace_back([lookahead](auto& to) { to.stream_lookahead = lookahead; });
+  }
+  if (const std::uint64_t usual = usual_piece_elems(model_); from.piece_elems < usual) {
+    list.emplace_back([usual](auto& to) { to.piece_elems = usual; });
   }
   for (std::int32_t lag = 0; lag <= kMostExchangeLag && !model_.view.is_alone(); ++lag) {
     list.emplace_back([lag](auto& to) { to.exchange_lag = lag; });

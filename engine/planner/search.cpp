@@ -58,6 +58,7 @@ bool has_room_to_lag(const schedule::StepModel& model, const TierBytes& budgets)
 using Place = config::Config::Place;
 using Places = config::Config::Places;
 
+constexpr std::array<Place, 3> kPlaces{Place::kDevice, Place::kPinned, Place::kStorage};
 constexpr std::array<std::pair<Place Places::*, const char*>, 4> kKinds{{
     {&Places::weight, "weights"},
     {&Places::gradient, "gradients"},
@@ -148,7 +149,7 @@ std::string Search::Shape::text() const {
   for (const auto& [kind, name] : kKinds) {
     if (places.*kind != Place::kAuto) text += place_text(name, places.*kind);
   }
-  return text;
+  return is_frugal ? text + ", shared device" : text;
 }
 
 // The start's shape with one more kind of state on one tier. Other places leave other room, and so
@@ -166,17 +167,71 @@ std::vector<Search::Shape> Search::narrowed(const Start& start) const {
   }
   for (const auto& [kind, name] : kKinds) {
     if (shape.places.*kind != Place::kAuto) continue;
-    for (const Place place : {Place::kDevice, Place::kPinned, Place::kStorage}) {
-      Shape narrower = shape;
-      narrower.places.*kind = place;
-      if (const auto least = relaxation_.solve(shape.shape, narrower.places, found_.room(), {})) {
-        narrower.least = *least;
-        list.push_back(std::move(narrower));
-      }
+    for (const Place place : kPlaces) {
+      Places places = shape.places;
+      places.*kind = place;
+      add_with_places(shape, places, list);
     }
   }
   sort_by_bound(list);
   return list;
+}
+
+void Search::add_with_places(const Shape& shape, const Places& places,
+                             std::vector<Shape>& list) const {
+  const auto least = relaxation_.solve(shape.shape, places, found_.room(), {});
+  if (!least) return;
+  list.push_back(shape);
+  list.back().places = places;
+  list.back().least = *least;
+}
+
+// The shape with each kind of state on one tier. A small model's units are too large for the shares
+// of the relaxation: rounded to whole units they leave much of a tier empty.
+void Search::add_whole_places(Shape shape, std::vector<Shape>& list) const {
+  const Places& fixed = config_.memory.place;
+  const auto may = [](Place wanted, Place place) {
+    return wanted == Place::kAuto || wanted == place;
+  };
+  for (const Place weight : kPlaces) {
+    for (const Place gradient : kPlaces) {
+      for (const Place optimizer : kPlaces) {
+        const bool there = weight == Place::kDevice && gradient == Place::kDevice;
+        if (optimizer == Place::kDevice && !there) continue;
+        if (!may(fixed.weight, weight) || !may(fixed.gradient, gradient)) continue;
+        if (!may(fixed.optimizer, optimizer)) continue;
+        Places places = fixed;
+        places.weight = weight;
+        places.gradient = gradient;
+        places.optimizer = optimizer;
+        for (const bool is_frugal : {false, true}) {
+          shape.is_frugal = is_frugal;
+          add_with_places(shape, places, list);
+        }
+      }
+    }
+  }
+}
+
+// For the fastest start of each order and update.
+void Search::try_whole_places(const std::vector<Start>& starts) {
+  std::vector<Shape> list;
+  std::vector<std::pair<schedule::ComputeOrder, schedule::UpdatePlacement>> seen;
+  for (const Start& start : starts) {
+    const std::pair passes(start.shape.shape.order, start.shape.shape.update);
+    if (std::find(seen.begin(), seen.end(), passes) != seen.end()) continue;
+    seen.push_back(passes);
+    add_whole_places(start.shape, list);
+  }
+  sort_by_bound(list);
+  std::optional<Shortlist::Found> best;
+  const std::uint64_t most = trials_.instructions() + kTrialInstructions;
+  for (const Shape& shape : list) {
+    if (!found_.would_be_better(shape.least.seconds) || trials_.instructions() > most) break;
+    const std::optional<Shortlist::Found> plan = try_shape(shape);
+    if (plan && (!best || plan->seconds < best->seconds)) best = plan;
+  }
+  if (best) improver_.improve(*best);
 }
 
 // The relaxation may mix places that the schedule cannot use well together. So a shape is tried with
@@ -210,25 +265,34 @@ void Search::search(std::vector<Start> starts) {
     improver_.improve(start.plan);
     improver_.improve(narrow(start).plan);
   }
+  if (is_cheap()) try_whole_places(starts);
 }
 
-schedule::StepOptions Search::base_options(const PlanShape& shape) const {
+schedule::StepOptions Search::base_options(const Shape& shape) const {
   schedule::StepOptions options = feasibility_.groups().front().front();
-  options.order = shape.order;
-  options.update = shape.update;
-  options.recompute = shape.recompute;
-  place_partials(options, shape.partial, model_);
+  options.order = shape.shape.order;
+  options.update = shape.shape.update;
+  options.recompute = shape.shape.recompute;
+  place_partials(options, shape.shape.partial, model_);
   options.weight_slots = 0;
   options.prefetch = static_cast<std::int32_t>(config_.memory.prefetch);
   options.exchange_lag = has_room_to_lag(model_, budgets_) ? 1 : 0;
-  make_staging_roomy(model_, budgets_[static_cast<std::size_t>(Tier::kPinned)], options);
+  if (shape.is_frugal) {
+    const schedule::StepOptions& least = feasibility_.groups().front().back();
+    options.shares_device = true;
+    options.prefetch = 0;
+    options.piece_elems = least.piece_elems;
+    options.stream_lookahead = least.stream_lookahead;
+  } else {
+    make_staging_roomy(model_, budgets_[static_cast<std::size_t>(Tier::kPinned)], options);
+  }
   return options;
 }
 
 // Activations that leave the device: the first items of a choice, up to the share that leaves it.
 schedule::StepOptions Search::placed(const Shape& shape, const Relaxed& places,
                                      const TierBytes& extra) const {
-  schedule::StepOptions options = base_options(shape.shape);
+  schedule::StepOptions options = base_options(shape);
   options.placement.weight = spread_shares(places.weight, model_);
   options.placement.gradient = spread_shares(places.gradient, model_);
   options.placement.optimizer = spread_shares(places.optimizer, model_);
@@ -296,9 +360,14 @@ std::vector<Search::Start> Search::try_shapes(const std::vector<Shape>& shapes) 
   for (const Shape& shape : shapes) {
     if (!found_.would_be_better(shape.least.seconds)) {
       tried_.push_back({shape.text(), shape.least.seconds, std::nullopt});
-    } else if (const auto plan = try_shape(shape)) {
-      starts.push_back({shape, *plan});
+      continue;
     }
+    if (const auto plan = try_shape(shape)) starts.push_back({shape, *plan});
+    // From a plan with windows beside the arena, no single change leads to a device that holds all.
+    if (step_size(model_, base_options(shape)) > kSmallStepInstructions) continue;
+    Shape frugal = shape;
+    frugal.is_frugal = true;
+    if (const auto plan = try_shape(frugal)) starts.push_back({frugal, *plan});
   }
   return starts;
 }

@@ -75,6 +75,9 @@ class Search {
     Places places;  // of the kinds of state that are not free
     Relaxed least;
     std::string policy;  // of recomputation
+    // Windows and arena share the device, nothing is fetched ahead and staging is small, so that
+    // more state has room.
+    bool is_frugal = false;
     std::string text() const;
   };
 
@@ -87,8 +90,10 @@ class Search {
   std::string policy_of(const PlanShape& shape) const;
   std::vector<Shape> shapes() const;
   std::vector<Shape> narrowed(const Start& start) const;
+  void add_whole_places(Shape shape, std::vector<Shape>& list) const;
+  void add_with_places(const Shape& shape, const Places& places, std::vector<Shape>& list) const;
   static void sort_by_bound(std::vector<Shape>& shapes);
-  schedule::StepOptions base_options(const PlanShape& shape) const;
+  schedule::StepOptions base_options(const Shape& shape) const;
   schedule::StepOptions placed(const Shape& shape, const Relaxed& places,
                                const TierBytes& extra) const;
   schedule::StepOptions frugal_options(const Shape& shape) const;
@@ -96,6 +101,7 @@ class Search {
   std::optional<Shortlist::Found> try_shape(const Shape& shape);
   std::vector<Start> try_shapes(const std::vector<Shape>& shapes);
   Start narrow(Start start);
+  void try_whole_places(const std::vector<Start>& starts);
   void search(std::vector<Start> starts);
   void try_groups();
   std::optional<Shortlist::Found> try_carried();

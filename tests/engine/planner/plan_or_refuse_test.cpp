@@ -199,12 +199,11 @@ TEST(PlanOrRefuse, APlanFitsTheBudgetsOfItsPeaks) {
   EXPECT_GT(plans, configurations / 4);
 }
 
-// More memory never turns a plan into a refusal, and seldom into one that is slower by more than 1%:
-// the search is greedy, and 3 of 136 drawn plans are.
+// More memory never turns a plan into a refusal, nor into one that is slower by more than 1%.
 TEST(PlanOrRefuse, MoreMemoryNeverHurts) {
   const TrainingBench bench;
   std::uint64_t plans = 0;
-  std::uint64_t slower = 0;
+  std::string slower;
   for (std::uint64_t seed = 1000; seed < 1000 + sweep(kGrownConfigurations); ++seed) {
     const Draft draft = random_draft(seed);
     SCOPED_TRACE(::testing::PrintToString(draft.model + draft.memory));
@@ -213,23 +212,24 @@ TEST(PlanOrRefuse, MoreMemoryNeverHurts) {
     if (!std::holds_alternative<Plan>(result)) continue;
     ++plans;
     double fastest_s = std::get<Plan>(result).simulation.total_s;
-    bool is_slower = false;
-    const auto plan_again = [&] {
+    const auto plan_again = [&](const char* grown) {
       result = planned(config);
       ASSERT_TRUE(std::holds_alternative<Plan>(result)) << seed;
       const double time_s = std::get<Plan>(result).simulation.total_s;
-      is_slower |= time_s > fastest_s * 1.01;
+      if (time_s > fastest_s * 1.01) {
+        slower += " " + std::to_string(seed) + " (" + grown + ", " +
+                  std::to_string(time_s / fastest_s) + ")";
+      }
       fastest_s = std::min(fastest_s, time_s);
     };
     config.memory.device_bytes += 2 * kMiB;
-    plan_again();
+    plan_again("device");
     config.memory.pinned_bytes += 12345678;
-    plan_again();
+    plan_again("pinned");
     config.memory.storage_bytes += 1;
-    plan_again();
-    slower += is_slower ? 1 : 0;
+    plan_again("storage");
   }
-  EXPECT_LE(slower * 30, plans) << slower << " of " << plans;
+  EXPECT_EQ(slower, "") << "of " << plans << " plans";
   EXPECT_GT(plans, sweep(kGrownConfigurations) / 8);
 }
 
