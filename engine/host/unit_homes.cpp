@@ -28,9 +28,8 @@ UnitHomes::UnitHomes(HostEngine& engine, const std::vector<PagedUnit>& units, co
       pinned_(engine.device(), engine.ledger(), plan.pinned_bytes, Category::kOptimizer),
       storage_(make_storage(engine, plan)) {
   const RunId run = make_run_id();
-  space_ =
-      std::make_unique<offload::StripedSpace>(storage_.get(), engine.ledger(),
-                                              engine.options().storage_paths, plan.storage_bytes, run);
+  space_ = std::make_unique<offload::StripedSpace>(
+      storage_.get(), engine.ledger(), engine.options().storage_paths, plan.storage_bytes, run);
   tagged_ = std::make_unique<offload::TaggedSpace>(*space_, run);
   if (storage_ != nullptr) storage_->register_memory(pinned_.data(), pinned_.bytes());
   ranges_.resize(units.size());
@@ -39,10 +38,10 @@ UnitHomes::UnitHomes(HostEngine& engine, const std::vector<PagedUnit>& units, co
       if (!rests_on_storage(unit, part)) continue;
       const auto at = static_cast<std::size_t>(part);
       const char* const kind = part == PagedPart::kWeight ? "weights" : "state";
-      ranges_[unit][at] = tagged_->add_range(
-          {std::string(kind) + " of unit '" + shown(units[unit].name) + "'",
-           std::uint64_t{unit} << 1 | at, plan.place(unit, part).offset_bytes,
-           stored_bytes(unit, part), kPagedBlockBytes});
+      ranges_[unit][at] =
+          tagged_->add_range({std::string(kind) + " of unit '" + shown(units[unit].name) + "'",
+                              std::uint64_t{unit} << 1 | at, plan.place(unit, part).offset_bytes,
+                              stored_bytes(unit, part), kPagedBlockBytes});
     }
   }
 }
@@ -111,9 +110,9 @@ void UnitHomes::check_writes() {
   } catch (const SessionPoisoned&) {
     throw;
   } catch (const Error& error) {
-    write_error_ = std::make_exception_ptr(SessionPoisoned(
-        std::string("an earlier write of weights or state failed (") + error.what() +
-        "), so a unit's bytes are lost"));
+    write_error_ = std::make_exception_ptr(
+        SessionPoisoned(std::string("an earlier write of weights or state failed (") +
+                        error.what() + "), so a unit's bytes are lost"));
     throw;
   }
 }
@@ -219,9 +218,8 @@ const std::byte* UnitHomes::page_in(std::uint32_t unit, PagedPart part, std::uin
                                     std::uint64_t bytes, std::uint32_t piece) {
   if (const std::byte* const resting = home(unit, part)) return resting + first;
   std::byte* const into = pinned_.at(plan_.pieces_offset_bytes + piece * kPageInPieceBytes);
-  const std::uint64_t end = first + bytes == units_[unit].bytes_of(part)
-                                ? stored_bytes(unit, part)
-                                : first + bytes;
+  const std::uint64_t end =
+      first + bytes == units_[unit].bytes_of(part) ? stored_bytes(unit, part) : first + bytes;
   tagged_->transfer(offload::StorageOp::kRead, ranges_[unit][static_cast<std::size_t>(part)], first,
                     into, end - first);
   return into;

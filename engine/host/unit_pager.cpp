@@ -34,7 +34,7 @@ struct UnitPager::Sealed {
 
   const PagerPlan plan;
   UnitHomes homes;
-  WindowFetcher fetcher;  // its thread ends before the homes go
+  WindowFetcher fetcher;    // its thread ends before the homes go
   bool needs_pass = false;  // homes have changed since the last pass began
 };
 

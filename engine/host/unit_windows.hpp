@@ -33,7 +33,6 @@ class UnitWindows {
               const std::vector<PagedUnit>& units, const PagerPlan& plan);
 
   std::byte* address(std::uint32_t unit) const { return windows_[unit].range.data(); }
-  bool has_claim(std::uint32_t unit) const { return windows_[unit].is_claimed; }
   std::uint64_t slots_of(std::uint32_t unit) const { return windows_[unit].slots.size(); }
   std::uint64_t free_slots() const { return free_slots_; }
 

@@ -23,12 +23,12 @@ WindowFetcher::WindowFetcher(HostEngine& engine, const std::vector<PagedUnit>& u
     : engine_(engine),
       paged_(units),
       homes_(homes),
-      copies_(engine.device().create_stream("window fetches")),
-      events_(units.size()),
       windows_(engine.device(), engine.ledger(), units, plan),
       units_(units.size()) {
-  for (auto& event : piece_copied_) event = engine.device().create_event();
-  for (Events& events : events_) {
+  streams_.copies = engine.device().create_stream("window fetches");
+  streams_.events.resize(units.size());
+  for (auto& event : streams_.piece_copied) event = engine.device().create_event();
+  for (Events& events : streams_.events) {
     events.fetched = engine.device().create_event();
     events.released = engine.device().create_event();
   }
@@ -38,10 +38,12 @@ WindowFetcher::WindowFetcher(HostEngine& engine, const std::vector<PagedUnit>& u
 WindowFetcher::~WindowFetcher() {
   {
     const MutexLock lock(mutex_);
-    stops_ = true;
+    work_.stops = true;
     changed_.notify_all();
   }
   thread_.join();
+  // Copies under way must end before the windows go.
+  streams_.copies.reset();
 }
 
 bool WindowFetcher::is_fetching() const {
@@ -57,8 +59,8 @@ void WindowFetcher::wait_for_fetch(MutexLock& lock) {
 }
 
 void WindowFetcher::drop_last_queued() {
-  const std::uint32_t unit = queue_.back();
-  queue_.pop_back();
+  const std::uint32_t unit = work_.queue.back();
+  work_.queue.pop_back();
   units_[unit].phase = Phase::kAway;
   windows_.release(unit);
 }
@@ -66,10 +68,10 @@ void WindowFetcher::drop_last_queued() {
 void WindowFetcher::quiesce() {
   {
     MutexLock lock(mutex_);
-    while (!queue_.empty()) drop_last_queued();
+    while (!work_.queue.empty()) drop_last_queued();
     wait_for_fetch(lock);
   }
-  copies_->synchronize(Deadline::after_seconds(engine_.options().deadline_s));
+  streams_.copies->synchronize(Deadline::after_seconds(engine_.options().deadline_s));
 }
 
 void WindowFetcher::begin_pass() {
@@ -95,13 +97,13 @@ std::uint64_t WindowFetcher::eviction_rank(std::uint32_t unit) const {
   if (state.phase != Phase::kHere || state.holds > 0) return UnitWindows::kKeep;
   const std::uint64_t distance = record_.next_use(unit);
   if (distance != UseRecord::kNever) return distance + 1;
-  return kUnplanned + (counters_.uses - state.last_use);
+  return kUnplanned + (work_.counters.uses - state.last_use);
 }
 
 bool WindowFetcher::try_claim(std::uint32_t unit, std::uint64_t least) {
-  const auto evicted = windows_.claim(
-      unit, least,
-      [this](std::uint32_t other) SLUICE_REQUIRES(mutex_) { return eviction_rank(other); });
+  const auto evicted = windows_.claim(unit, least,
+                                      [this](std::uint32_t other)
+                                          SLUICE_REQUIRES(mutex_) { return eviction_rank(other); });
   if (!evicted) return false;
   for (const std::uint32_t other : *evicted) units_[other].phase = Phase::kAway;
   return true;
@@ -110,7 +112,7 @@ bool WindowFetcher::try_claim(std::uint32_t unit, std::uint64_t least) {
 // Fetches ahead give way to a demand: queued ones at once, one under way when it has ended.
 void WindowFetcher::queue_demand(MutexLock& lock, std::uint32_t unit) {
   while (!try_claim(unit, UnitWindows::kKeep)) {
-    if (!queue_.empty()) {
+    if (!work_.queue.empty()) {
       drop_last_queued();
     } else if (is_fetching()) {
       wait_for_fetch(lock);
@@ -121,8 +123,8 @@ void WindowFetcher::queue_demand(MutexLock& lock, std::uint32_t unit) {
     }
   }
   units_[unit].phase = Phase::kQueued;
-  queue_.push_front(unit);
-  ++counters_.demand_fetches;
+  work_.queue.push_front(unit);
+  ++work_.counters.demand_fetches;
   changed_.notify_all();
 }
 
@@ -130,24 +132,24 @@ void WindowFetcher::look_ahead() {
   std::uint64_t distance = 0;
   for (const std::uint32_t unit : record_.upcoming()) {
     ++distance;
-    if (queue_.size() >= kMostQueued) return;
+    if (work_.queue.size() >= kMostQueued) return;
     if (units_[unit].phase != Phase::kAway || !has_window(unit)) continue;
     // A unit must not make room for one that is used later.
     if (!try_claim(unit, distance)) return;
     units_[unit].phase = Phase::kQueued;
-    queue_.push_back(unit);
-    ++counters_.prefetches;
+    work_.queue.push_back(unit);
+    ++work_.counters.prefetches;
     changed_.notify_all();
   }
 }
 
 void WindowFetcher::wait_until_here(MutexLock& lock, std::uint32_t unit) {
   Unit& state = units_[unit];
-  const bool done = changed_.wait_until(
-      lock, Deadline::after_seconds(engine_.options().deadline_s),
-      [&state]() SLUICE_REQUIRES(mutex_) {
-        return state.phase == Phase::kHere || state.phase == Phase::kAway;
-      });
+  const bool done =
+      changed_.wait_until(lock, Deadline::after_seconds(engine_.options().deadline_s),
+                          [&state]() SLUICE_REQUIRES(mutex_) {
+                            return state.phase == Phase::kHere || state.phase == Phase::kAway;
+                          });
   if (!done) throw TimeoutError("the weights of unit '" + paged_[unit].name + "'");
   if (state.phase == Phase::kAway) std::rethrow_exception(std::exchange(state.error, nullptr));
 }
@@ -159,13 +161,13 @@ void WindowFetcher::acquire(std::uint32_t unit, void* native_stream) {
     MutexLock lock(mutex_);
     Unit& state = units_[unit];
     record_.note_use(unit);
-    state.last_use = ++counters_.uses;
+    state.last_use = ++work_.counters.uses;
     ++state.holds;  // from here on nothing takes its slots
     try {
       if (state.phase == Phase::kAway) queue_demand(lock, unit);
-      if (state.phase == Phase::kQueued && queue_.front() != unit) {
-        std::erase(queue_, unit);
-        queue_.push_front(unit);
+      if (state.phase == Phase::kQueued && work_.queue.front() != unit) {
+        std::erase(work_.queue, unit);
+        work_.queue.push_front(unit);
       }
       wait_until_here(lock, unit);
     } catch (...) {
@@ -175,11 +177,11 @@ void WindowFetcher::acquire(std::uint32_t unit, void* native_stream) {
     look_ahead();
   }
   if (engine_.options().cuda) {
-    program_stream(native_stream).wait(*events_[unit].fetched);
+    program_stream(native_stream).wait(*streams_.events[unit].fetched);
   } else {
     try {
-      events_[unit].fetched->synchronize(Deadline::after_seconds(engine_.options().deadline_s),
-                                         "the copy of a unit's weights");
+      streams_.events[unit].fetched->synchronize(
+          Deadline::after_seconds(engine_.options().deadline_s), "the copy of a unit's weights");
     } catch (...) {
       const MutexLock lock(mutex_);
       --units_[unit].holds;
@@ -188,7 +190,7 @@ void WindowFetcher::acquire(std::uint32_t unit, void* native_stream) {
   }
   const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
   const MutexLock lock(mutex_);
-  counters_.wait_seconds += waited.count();
+  work_.counters.wait_seconds += waited.count();
 }
 
 void WindowFetcher::release(std::uint32_t unit, void* native_stream) {
@@ -198,7 +200,7 @@ void WindowFetcher::release(std::uint32_t unit, void* native_stream) {
   if (state.holds == 0) {
     throw SessionStateError("unit '" + paged_[unit].name + "' is released but not acquired");
   }
-  if (engine_.options().cuda) program_stream(native_stream).record(*events_[unit].released);
+  if (engine_.options().cuda) program_stream(native_stream).record(*streams_.events[unit].released);
   if (--state.holds > 0 || !state.is_stale) return;
   state.is_stale = false;
   state.phase = Phase::kAway;
@@ -207,14 +209,14 @@ void WindowFetcher::release(std::uint32_t unit, void* native_stream) {
 
 WindowFetcher::Counters WindowFetcher::counters() const {
   const MutexLock lock(mutex_);
-  Counters found = counters_;
+  Counters found = work_.counters;
   found.plans = record_.plans();
   found.deviations = record_.deviations();
   return found;
 }
 
 device::Stream& WindowFetcher::program_stream(void* native) {
-  std::unique_ptr<device::Stream>& stream = streams_[native];
+  std::unique_ptr<device::Stream>& stream = streams_.of_program[native];
   if (stream == nullptr) {
     stream = engine_.device().wrap_stream(native, "host program's stream");
   }
@@ -224,11 +226,11 @@ device::Stream& WindowFetcher::program_stream(void* native) {
 void WindowFetcher::run() {
   MutexLock lock(mutex_);
   while (true) {
-    changed_.wait(
-        lock, [this]() SLUICE_REQUIRES(mutex_) { return stops_ || !queue_.empty(); });
-    if (stops_) return;
-    const std::uint32_t unit = queue_.front();
-    queue_.pop_front();
+    changed_.wait(lock,
+                  [this]() SLUICE_REQUIRES(mutex_) { return work_.stops || !work_.queue.empty(); });
+    if (work_.stops) return;
+    const std::uint32_t unit = work_.queue.front();
+    work_.queue.pop_front();
     units_[unit].phase = Phase::kFetching;
     const std::vector<std::uint32_t> former = windows_.take_former_owners(unit);
     lock.unlock();
@@ -240,13 +242,13 @@ void WindowFetcher::run() {
       error = std::current_exception();
     }
     lock.lock();
-    counters_.mapped_pages += mapped;
+    work_.counters.mapped_pages += mapped;
     units_[unit].error = error;
     units_[unit].phase = error ? Phase::kAway : Phase::kHere;
     if (error) {
       windows_.release(unit);
     } else {
-      counters_.fetched_bytes += paged_[unit].bytes_of(PagedPart::kWeight);
+      work_.counters.fetched_bytes += paged_[unit].bytes_of(PagedPart::kWeight);
     }
     changed_.notify_all();
   }
@@ -255,14 +257,12 @@ void WindowFetcher::run() {
 // Returns the number of pages that were mapped. A slot is written behind the last use of its former
 // owners, and nobody uses addresses that lead elsewhere from now on.
 std::uint64_t WindowFetcher::fetch(std::uint32_t unit, const std::vector<std::uint32_t>& former) {
-  const auto deadline = [this] {
-    return Deadline::after_seconds(engine_.options().deadline_s);
-  };
-  for (const std::uint32_t owner : former) copies_->wait(*events_[owner].released);
+  const auto deadline = [this] { return Deadline::after_seconds(engine_.options().deadline_s); };
+  for (const std::uint32_t owner : former) streams_.copies->wait(*streams_.events[owner].released);
   std::uint64_t mapped = 0;
   if (windows_.needs_mapping(unit)) {
-    copies_->synchronize(deadline());
-    events_[unit].released->synchronize(deadline(), "the last use of a unit's weights");
+    streams_.copies->synchronize(deadline());
+    streams_.events[unit].released->synchronize(deadline(), "the last use of a unit's weights");
     mapped = windows_.map(unit);
   }
   const std::uint64_t bytes = paged_[unit].bytes_of(PagedPart::kWeight);
@@ -272,13 +272,15 @@ std::uint64_t WindowFetcher::fetch(std::uint32_t unit, const std::vector<std::ui
   for (std::uint64_t first = 0; first < bytes; first += piece_bytes) {
     const std::uint64_t count = std::min(piece_bytes, bytes - first);
     // The piece's earlier contents must have left it.
-    if (stored) piece_copied_[piece]->synchronize(deadline(), "the copy of a piece of weights");
+    if (stored)
+      streams_.piece_copied[piece]->synchronize(deadline(), "the copy of a piece of weights");
     const std::byte* const from = homes_.page_in(unit, PagedPart::kWeight, first, count, piece);
-    copies_->copy(windows_.address(unit) + first, from, count, device::CopyKind::kHostToDevice);
-    if (stored) copies_->record(*piece_copied_[piece]);
+    streams_.copies->copy(windows_.address(unit) + first, from, count,
+                          device::CopyKind::kHostToDevice);
+    if (stored) streams_.copies->record(*streams_.piece_copied[piece]);
     piece = (piece + 1) % kPageInPieces;
   }
-  copies_->record(*events_[unit].fetched);
+  streams_.copies->record(*streams_.events[unit].fetched);
   return mapped;
 }
 

@@ -74,22 +74,29 @@ class WindowFetcher {
   void run();
   std::uint64_t fetch(std::uint32_t unit, const std::vector<std::uint32_t>& former);
 
+  struct Streams {
+    // Of the thread that fetches.
+    std::unique_ptr<device::Stream> copies;
+    std::array<std::unique_ptr<device::Event>, kPageInPieces> piece_copied;
+    std::unordered_map<void*, std::unique_ptr<device::Stream>> of_program;  // by native handle
+    std::vector<Events> events;                                             // by unit
+  };
+  struct Work {
+    std::deque<std::uint32_t> queue;
+    Counters counters;
+    bool stops = false;
+  };
+
   HostEngine& engine_;
   const std::vector<PagedUnit>& paged_;
   UnitHomes& homes_;
-  // Of the thread that fetches.
-  std::unique_ptr<device::Stream> copies_;
-  std::array<std::unique_ptr<device::Event>, kPageInPieces> piece_copied_;
-  std::unordered_map<void*, std::unique_ptr<device::Stream>> streams_;  // of the program
-  std::vector<Events> events_;                                          // by unit
+  Streams streams_;
   UnitWindows windows_;  // claims are guarded by mutex_
   mutable Mutex mutex_;
   CondVar changed_;
   std::vector<Unit> units_ SLUICE_GUARDED_BY(mutex_);
   UseRecord record_ SLUICE_GUARDED_BY(mutex_);
-  std::deque<std::uint32_t> queue_ SLUICE_GUARDED_BY(mutex_);
-  Counters counters_ SLUICE_GUARDED_BY(mutex_);
-  bool stops_ SLUICE_GUARDED_BY(mutex_) = false;
+  Work work_ SLUICE_GUARDED_BY(mutex_);
   std::jthread thread_;
 };
 

@@ -215,7 +215,7 @@ def offload(model, optimizer=None, config="auto"):
     config: "auto", the path of a TOML file, or a dictionary of
         device        bytes of windows for weights on the device; by default four of the largest units
         pinned        bytes of pinned memory; by default nine tenths of the free memory
-        storage       a directory, or several, for what does not fit or is told to lie there
+        storage       a directory, or several, for bytes that do not fit or are told to lie there
         storage_bytes bytes of storage; by default nine tenths of the free bytes
         weights       "auto", "pinned" or "storage": where weights rest
         state         the same of optimizer state

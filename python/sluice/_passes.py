@@ -1,7 +1,7 @@
 """The passes of an offloaded model: hooks that bring a unit's weights to the device and let them go.
 
 In a forward pass, hooks put tensors over the unit's windows in the place of its parameters. These tensors are
-leaves of autograd's graph; what it saves of them are views of the windows, and a unit's window never moves. So
+leaves of autograd's graph; it saves views of the windows, and a unit's window never moves. So
 in the backward pass it is enough that the unit is in its window again while its nodes run. The tensors are in
 place then, too: a module that recomputes its own forward() calls no hooks.
 
@@ -55,7 +55,7 @@ class Passes:
         self._clock = 0
         self._stack = []          # (module, [call]) of modules in their forward pass
         self._inside = {}         # unit: its uses in progress, forward and backward
-        self._held = {}           # graph task: calls whose backward has begun and not ended
+        self._held = {}           # graph task: calls in their backward pass
         self._handles = []
         of_module = {}
         for number, unit in enumerate(units):

@@ -132,7 +132,7 @@ class Values:
             self._write(parameter, own)
 
     def data_of(self, parameter):
-        """Stands for parameter.data: without gradients, and what is written in place goes to the parameter."""
+        """Stands for parameter.data: without gradients, and a write in place goes to the parameter."""
         with torch._C.DisableTorchFunctionSubclass():
             data = torch.Tensor._make_subclass(StandIn, parameter.data, False)
         data._source = _DataOf(self, parameter)

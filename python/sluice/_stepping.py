@@ -28,7 +28,7 @@ class Entry:
 
 
 class _Away(dict):
-    """State of a parameter whose tensors rest on storage."""
+    """State of a parameter with tensors on storage."""
 
     def __missing__(self, key):
         raise InputError(f"the state {key!r} rests on storage; read it from optimizer.state_dict()")
@@ -216,7 +216,7 @@ class Stepper:
             self.pager.unstage(number)
 
     def _bring(self, parameter):
-        """The staged state, in the place of what is away, with torch's order of keys."""
+        """The staged state, in the place of the one that is away, with torch's order of keys."""
         state = self.optimizer.state[parameter]
         if type(state) is _Away:
             entries = self.planned[parameter]

@@ -15,7 +15,7 @@ class Unit:
         self.name = name
         self.parameters = {}  # name: parameter, in the model's order
         self.places = []      # (module, name in the module, parameter): all that refer to a parameter
-        self.modules = []     # whose passes need the unit
+        self.modules = []     # their passes need the unit
 
     def __repr__(self):
         return f"Unit({self.name!r}, {len(self.parameters)} parameters)"
