@@ -107,7 +107,7 @@ TEST(PipelinePlans, ARefusalNamesTheLeastBudgetThatFits) {
   EXPECT_TRUE(std::holds_alternative<Refusal>(with(least - kPageBytes)));
 }
 
-// Passes are long enough for the latency of messages not to count.
+// A plan's bubble also holds sums and waits, so it is no closed form; it still shrinks.
 TEST(PipelinePlans, MoreMicroBatchesHaveASmallerBubble) {
   const auto share = [](const char* microbatches) {
     return bubble_share(pipeline_plan(
@@ -116,8 +116,8 @@ TEST(PipelinePlans, MoreMicroBatchesHaveASmallerBubble) {
   };
   const double few = share("train.accumulate=4");
   const double many = share("train.accumulate=24");
-  EXPECT_GT(few, 0.2);  // 3 / 7 with equal stages
-  EXPECT_LT(2 * many, few);
+  EXPECT_GT(few, 3.0 / 7 - 0.1);  // (p - 1) / (m + p - 1) for equal stages
+  EXPECT_LT(many, few);
 }
 
 // The stage with the longest passes bounds the step. In the first cut no border could move to make it
