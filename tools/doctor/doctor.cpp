@@ -113,7 +113,7 @@ void keep_network(planner::HardwareProfile& profile, const planner::HardwareProf
 // Saves the profile unless a better one is saved; returns words for people.
 std::string save(const DoctorOptions& options, planner::HardwareProfile& profile) {
   if (options.profile_path.empty()) return "profile not saved";
-  const auto saved = saved_profile(options.profile_path, profile);
+  auto saved = saved_profile(options.profile_path, profile);
   if (saved) keep_network(profile, *saved);
   const double ratio = saved ? rates_ratio(*saved, profile) : 0;
   if (ratio > kBetterProfile && !options.replaces_better) {
@@ -121,6 +121,10 @@ std::string save(const DoctorOptions& options, planner::HardwareProfile& profile
     text << "the saved profile '" << options.profile_path << "' is kept: its rates are "
          << std::setprecision(3) << ratio
          << " times as high (a busy machine measures low); --replace saves the new one";
+    if (!saved->rank_links && profile.rank_links) {
+      saved->rank_links = profile.rank_links;
+      planner::save_profile(*saved, options.profile_path);
+    }
     return text.str();
   }
   planner::save_profile(profile, options.profile_path);
