@@ -173,7 +173,8 @@ struct Config {
     bool server = false;          // rank 0 keeps all optimizer state and updates for all
     std::int64_t node_ranks = 0;  // that sum among themselves first; 0: none do
     GradientSum reduction = GradientSum::kTree;
-    std::uint64_t bucket_bytes = 16 * kMiB;  // plain data parallelism: of fp32 sums that travel at once
+    std::uint64_t bucket_bytes =
+        16 * kMiB;  // plain data parallelism: of fp32 sums that travel at once
     PipelineSchedule schedule = PipelineSchedule::k1F1B;
     std::string schedule_file;        // kCsv
     std::int64_t virtual_stages = 0;  // stages of a pipeline rank; derived from the schedule

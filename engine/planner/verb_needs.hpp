@@ -18,8 +18,8 @@
 
 #include "engine/planner/tier_bytes.hpp"
 #include "engine/runtime/run_memory.hpp"
-#include "engine/schedule/orders/stage_view.hpp"
 #include "engine/schedule/compile/step_kind.hpp"
+#include "engine/schedule/orders/stage_view.hpp"
 #include "engine/schedule/rank_view.hpp"
 
 namespace sluice::planner {

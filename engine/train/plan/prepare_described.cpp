@@ -14,8 +14,7 @@ schedule::SimulationModel Prepared::simulation_model() const {
   return planner::CostModel(config, model, batch, hardware).simulation_model();
 }
 
-Prepared prepare_described(const config::Config& given,
-                           const planner::HardwareProfile& hardware) {
+Prepared prepare_described(const config::Config& given, const planner::HardwareProfile& hardware) {
   config::Config config = given;
   settle_described_backend(config, hardware);
   if (config.train.threads == 0) config.train.threads = hardware.cores;

@@ -19,7 +19,7 @@ static void* struct_copy(const void* valid, size_t bytes, uint32_t struct_size,
 }
 
 static inline void check_struct(struct_call call, void* context, const void* valid, size_t bytes,
-                         int is_input) {
+                                int is_input) {
   const uint32_t size = (uint32_t)bytes;
   const uint32_t wrong_sizes[] = {0, 1, 4, size - 1, UINT32_MAX};
   void* copy;
