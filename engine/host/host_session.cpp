@@ -279,6 +279,7 @@ double HostSession::run_update(Sealed& inner) {
 }
 
 double HostSession::update(const UpdateRequest& request) {
+  sealed();  // a poisoned session says so first
   if (space_.has_caller_groups()) {
     throw SessionStateError(
         "the program updates some parameters itself; begin an update and take "
