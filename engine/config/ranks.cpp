@@ -79,9 +79,31 @@ std::optional<RanksProblem> node_problem(const Config& config) {
                           "parallel.reduction = \"tree\"; leave it out"};
 }
 
+// The lists of these ways to sum know no stages.
+std::optional<RanksProblem> pipeline_problem(const Config& config) {
+  const auto& parallel = config.parallel;
+  if (parallel.pipeline == 1) return std::nullopt;
+  const std::string stages =
+      ", which does not go with parallel.pipeline = " + std::to_string(parallel.pipeline);
+  if (parallel.server) {
+    return RanksProblem{"parallel.server", "parallel.server is true" + stages + "; leave it out"};
+  }
+  if (parallel.reduction == Config::GradientSum::kRing) {
+    return RanksProblem{"parallel.reduction",
+                        "parallel.reduction is \"ring\"" + stages + "; use \"tree\""};
+  }
+  if (parallel.node_ranks > 1) {
+    return RanksProblem{"parallel.node_ranks", "parallel.node_ranks is " +
+                                                   std::to_string(parallel.node_ranks) + stages +
+                                                   "; leave it out"};
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 std::optional<RanksProblem> ranks_problem(const Config& config) {
+  if (const auto problem = pipeline_problem(config)) return problem;
   const std::int64_t ranks = config.parallel.data;
   if (ranks == 1) return std::nullopt;
   const std::string ranks_text = "parallel.data = " + std::to_string(ranks);

@@ -33,16 +33,8 @@ PipelineCase pipeline_case(std::size_t i) {
            "optimizer.name=adafactor"});
   pick(6, {"model.family=gpt2", "model.family=llama"});
   pick(11, {"train.clip=1.0", "train.clip=0"});
-  switch (i % 5) {
-    case 0:
-      return at.settings = at.settings + places("device", "device", "device"), at;
-    case 1:
-      return at.settings = at.settings + places("pinned", "pinned", "storage"), at;
-    case 2:
-      return at.settings = at.settings + places("storage", "storage", "storage"), at;
-    default:
-      return at.settings = at.settings + places("pinned", "pinned", "pinned"), at;
-  }
+  at.settings = at.settings + places_in_turn(i);
+  return at;
 }
 
 TEST(Pipelines, TwoRanksAndOneForwardOneBackward) {
@@ -64,6 +56,18 @@ TEST(Pipelines, OrdersOfTorchGiveOneRanksBits) {
     at.virtual_stages = known.stages;
     at.microbatches = known.microbatches;
     at.settings = {"optimizer.placement=next_forward", "memory.place.optimizer=storage"};
+    expect_one_ranks_bits(at);
+  }
+}
+
+// Sums of groups wait on lower tiers inside stages, too.
+TEST(Pipelines, PartialSumsMayLieOnLowerTiers) {
+  for (const Tier tier : {Tier::kPinned, Tier::kStorage}) {
+    PipelineCase at;
+    at.data = at.zero = 2;
+    at.microbatches = at.fold_groups = 4;
+    at.partial = tier;
+    at.settings = places("storage", "pinned", "storage");
     expect_one_ranks_bits(at);
   }
 }

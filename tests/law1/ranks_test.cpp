@@ -93,16 +93,8 @@ RanksCase ranks_case(std::size_t i) {
   pick(6, {"model.family=gpt2", "model.family=llama"});
   pick(11, {"train.clip=1.0", "train.clip=0"});
   pick(13, {"parallel.bucket=16MiB", "parallel.bucket=64KiB"});
-  switch (i % 5) {
-    case 0:
-      return at.settings = at.settings + places("device", "device", "device"), at;
-    case 1:
-      return at.settings = at.settings + places("pinned", "pinned", "storage"), at;
-    case 2:
-      return at.settings = at.settings + places("storage", "storage", "storage"), at;
-    default:
-      return at.settings = at.settings + places("pinned", "pinned", "pinned"), at;
-  }
+  at.settings = at.settings + places_in_turn(i);
+  return at;
 }
 
 TEST(Ranks, GiveOneRanksBits) {

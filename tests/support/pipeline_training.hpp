@@ -23,6 +23,7 @@ struct PipelineCase {
   int virtual_stages = 1;
   int microbatches = 2;  // of each pipeline
   int fold_groups = 1;
+  Tier partial = Tier::kDevice;  // of the groups' sums
   std::string order = "1f1b";
   std::uint64_t cut_seed = 1;
   Overrides settings;
@@ -69,6 +70,7 @@ inline void expect_one_ranks_bits(const PipelineCase& at) {
   schedule::StepOptions options = planned.plan().options;
   options.stages = drawn_stages(kPipelineLayers + 2, at.pipeline * at.virtual_stages, at.cut_seed);
   cut_segments(options.recompute, options.stages);
+  options.placement.partial.assign(kPipelineLayers + 2, at.partial);
   const RanksRun run = train_on_ranks(config_of_case(bench, at, false), options, kPipelineSteps);
   for (const RanksRecord& rank : run.ranks) EXPECT_EQ(rank, expected);
   EXPECT_EQ(run.sent_bytes, run.planned_bytes);

@@ -121,6 +121,20 @@ inline Overrides places(const std::string& weight, const std::string& gradient,
           "memory.place.optimizer=" + optimizer};
 }
 
+// Tiers of all state, a different choice for each of five numbers but for two on pinned memory.
+inline Overrides places_in_turn(std::size_t i) {
+  switch (i % 5) {
+    case 0:
+      return places("device", "device", "device");
+    case 1:
+      return places("pinned", "pinned", "storage");
+    case 2:
+      return places("storage", "storage", "storage");
+    default:
+      return places("pinned", "pinned", "pinned");
+  }
+}
+
 // The least that has every kind of unit and uses every lane, all of it on storage.
 inline Overrides tiny_stored_model(int steps) {
   return Overrides{"model.layers=1",      "model.hidden=32",

@@ -2,6 +2,8 @@
 // processes would; their groups are local.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <functional>
 #include <memory>
 #include <string>
@@ -61,6 +63,24 @@ inline TrainingRecord train_in_world(const config::Config& config,
     if (rank == 0) record = std::move(of_rank);
   });
   return record;
+}
+
+// Two of the run's steps by the ranks of one configuration and the others by those of another give
+// the bits of the whole run. `run` is the name of the run directory of both.
+inline void expect_resumed_bits(const TrainingBench& bench, const std::string& run,
+                                const config::Config& from, const config::Config& to,
+                                const TrainingRecord& whole) {
+  train::TrainingOptions options;
+  options.stop_at_step = 2;
+  TrainingRecord record = train_in_world(from, options);
+  ASSERT_EQ(record.end, train::TrainingEnd::kDone);
+  train::TrainingOptions resume;
+  resume.resume = bench.run_directory(run);
+  record.append(train_in_world(to, resume));
+  EXPECT_EQ(record.losses, whole.losses);
+  EXPECT_EQ(record.norms, whole.norms);
+  EXPECT_EQ(record.eval_losses, whole.eval_losses);
+  EXPECT_EQ(record.weights_hash, whole.weights_hash);
 }
 
 }  // namespace sluice::testing

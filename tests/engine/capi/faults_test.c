@@ -1,11 +1,7 @@
 /* Faults of storage under a session: a status, a poisoned session, and a process that goes on. */
 #define _POSIX_C_SOURCE 200809L
-#include <dirent.h>
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include "tests/engine/capi/check.h"
+#include "tests/engine/capi/corrupt.h"
 
 #define MIB ((uint64_t)1 << 20)
 enum { ELEMS = 50000, LARGE_ELEMS = 200000 };
@@ -35,35 +31,6 @@ static sluice_status update(sluice_session* session, sluice_param param) {
   ((float*)grad.data)[7] = 1;
   status = sluice_give_grad(session, param, &grad);
   return status == SLUICE_OK ? sluice_update(session, &info) : status;
-}
-
-/* Overwrites 64 KiB from `offset` on of every large file below `folder` that this process has open. */
-static int corrupt_files(const char* folder, off_t offset) {
-  DIR* open_files = opendir("/proc/self/fd");
-  struct dirent* entry;
-  int corrupted = 0;
-  if (open_files == NULL) return 0;
-  while ((entry = readdir(open_files)) != NULL) {
-    char path[300], target[4096];
-    unsigned char garbage[65536];
-    struct stat facts;
-    ssize_t length;
-    int file;
-    snprintf(path, sizeof(path), "/proc/self/fd/%s", entry->d_name);
-    length = readlink(path, target, sizeof(target) - 1);
-    if (length <= 0) continue;
-    target[length] = '\0';
-    if (strncmp(target, folder, strlen(folder)) != 0) continue;
-    file = open(path, O_WRONLY);
-    if (file < 0) continue;
-    memset(garbage, 0xab, sizeof(garbage));
-    if (fstat(file, &facts) == 0 && S_ISREG(facts.st_mode) && facts.st_size > (off_t)MIB / 8) {
-      corrupted += pwrite(file, garbage, sizeof(garbage), offset) == (ssize_t)sizeof(garbage);
-    }
-    close(file);
-  }
-  closedir(open_files);
-  return corrupted;
 }
 
 /* A write that fails before anything has changed does no harm; one that fails halfway poisons. */

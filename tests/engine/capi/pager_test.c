@@ -1,11 +1,7 @@
 /* Pagers: 1,000 passes in random and in steady orders over every placement, each byte compared with a
  * plain array; plans, refusals, wrong calls, and corrupted storage. */
 #define _POSIX_C_SOURCE 200809L
-#include <dirent.h>
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
+#include "tests/engine/capi/corrupt.h"
 #include "tests/engine/capi/structs.h"
 
 #define MIB ((uint64_t)1 << 20)
@@ -329,35 +325,6 @@ static void test_wrong_calls(void) {
   close_trial(&t);
 }
 
-/* Overwrites a part of every large file below `folder` that this process has open. */
-static int corrupt_files(const char* folder) {
-  DIR* open_files = opendir("/proc/self/fd");
-  struct dirent* entry;
-  int corrupted = 0;
-  if (open_files == NULL) return 0;
-  while ((entry = readdir(open_files)) != NULL) {
-    char path[300], target[4096];
-    static unsigned char garbage[65536];
-    struct stat facts;
-    ssize_t length;
-    int file;
-    snprintf(path, sizeof(path), "/proc/self/fd/%s", entry->d_name);
-    length = readlink(path, target, sizeof(target) - 1);
-    if (length <= 0) continue;
-    target[length] = '\0';
-    if (strncmp(target, folder, strlen(folder)) != 0) continue;
-    file = open(path, O_WRONLY);
-    if (file < 0) continue;
-    memset(garbage, 0xab, sizeof(garbage));
-    if (fstat(file, &facts) == 0 && S_ISREG(facts.st_mode) && facts.st_size > (off_t)MIB) {
-      corrupted += pwrite(file, garbage, sizeof(garbage), 8192) == (ssize_t)sizeof(garbage);
-    }
-    close(file);
-  }
-  closedir(open_files);
-  return corrupted;
-}
-
 /* The first unit's weights are wrong on storage: a status, and all other units go on. */
 static void test_corruption(const char* folder) {
   struct trial t;
@@ -366,7 +333,7 @@ static void test_corruption(const char* folder) {
   int u;
   open_trial(&t, engine, SLUICE_STATE_STORAGE, SLUICE_STATE_STORAGE);
   EXPECT(SLUICE_OK, sluice_pager_begin_pass(t.pager));
-  CHECK(corrupt_files(folder) > 0);
+  CHECK(corrupt_files(folder, 8192) > 0);
   EXPECT(SLUICE_E_INTEGRITY, sluice_pager_acquire(t.pager, t.units[0], NULL));
   EXPECT(SLUICE_E_STATE, sluice_pager_release(t.pager, t.units[0], NULL));
   EXPECT(SLUICE_E_INTEGRITY, sluice_pager_stage(t.pager, t.units[0], SLUICE_NONE));
