@@ -47,7 +47,7 @@ static void add_units(struct trial* t) {
   int u;
   for (u = 0; u < UNITS; ++u) {
     uint64_t i;
-    char name[16];
+    char name[20];
     t->expected[u] = malloc(weight_bytes[u] + state_bytes);
     if (t->expected[u] == NULL) abort();
     for (i = 0; i < weight_bytes[u] + state_bytes; ++i) {
