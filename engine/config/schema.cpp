@@ -24,7 +24,6 @@ constexpr std::int64_t kMaxVocab = 1 << 24;
 constexpr std::int64_t kMaxSeq = 1 << 20;
 constexpr std::int64_t kMaxBatch = 1 << 20;
 constexpr std::int64_t kMaxRanks = 1 << 20;
-constexpr std::int64_t kMaxVirtualStages = 1 << 12;         // as many as layers
 constexpr std::int64_t kMaxBudget = std::int64_t{1} << 50;  // 1 PiB
 constexpr std::int64_t kMaxChunk = std::int64_t{1} << 30;
 
