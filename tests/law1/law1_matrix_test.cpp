@@ -290,7 +290,8 @@ std::vector<Row> durable_runs() {
        {},
        {{"parts", std::vector<Part>{{kStored + durable(1), 5}, {kStored + durable(1)}}}}}};
 }
-INSTANTIATE_TEST_SUITE_P(Durable, SameBits, ::testing::ValuesIn(durable_runs()), kNameOfRow);
+INSTANTIATE_TEST_SUITE_P(Durable, SameBits, ::testing::ValuesIn(sampled(durable_runs())),
+                         kNameOfRow);
 
 // --- interrupted and resumed
 
