@@ -155,7 +155,9 @@ void refuse_reserved(const char* name) {
 
 std::size_t known_bytes(const void* data, std::uint32_t struct_size, std::size_t our_bytes,
                         std::size_t first_bytes, const char* name, bool is_input) {
-  if (struct_size < first_bytes || struct_size > kMostStructBytes) {
+  // No struct has grown more than once, so there is no size between the first and the present one.
+  const bool is_known = struct_size == first_bytes || struct_size >= our_bytes;
+  if (!is_known || struct_size > kMostStructBytes) {
     throw InputError(std::string(name) + ".struct_size is " + std::to_string(struct_size) +
                      ", and no version of the struct has that; initialise it with its _INIT macro");
   }

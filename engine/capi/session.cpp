@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/capi/call.hpp"
@@ -58,16 +59,44 @@ std::int32_t number_of(DType dtype) {
       return SLUICE_F16;
     case DType::kI16:
       return SLUICE_I16;
+    case DType::kBlock8:
+      return SLUICE_BLOCK8;
     default:
       throw InternalError("the C API has no number for this dtype");
   }
 }
 
-StateKind kind_of(std::int32_t number) {
-  if (number < 0 || number >= static_cast<std::int32_t>(kStateKindCount)) {
-    refuse_number("kind", number, "a SLUICE_KIND_ number");
+host::KeptState kind_of(std::int32_t number) {
+  switch (number) {
+    case SLUICE_KIND_MOMENT1_SCALE:
+      return {StateKind::kMoment1, /*scales=*/true};
+    case SLUICE_KIND_MOMENT2_SCALE:
+      return {StateKind::kMoment2, /*scales=*/true};
+    default:
+      if (number < 0 || number >= static_cast<std::int32_t>(kStateKindCount)) {
+        refuse_number("kind", number, "a SLUICE_KIND_ number");
+      }
+      return {static_cast<StateKind>(number), /*scales=*/false};
   }
-  return static_cast<StateKind>(number);
+}
+
+DType moments_of(std::int32_t number) {
+  switch (number) {
+    case 0:
+    case SLUICE_F32:
+      return DType::kF32;
+    case SLUICE_BF16:
+      return DType::kBF16;
+    case SLUICE_BLOCK8:
+      return DType::kBlock8;
+    default:
+      refuse_number("options.moments", number, "SLUICE_F32, SLUICE_BF16 or SLUICE_BLOCK8");
+  }
+}
+
+// The bytes of an element as calls see it: codes of 8 bits have scales of their own.
+std::uint64_t elem_bytes_of(DType dtype) {
+  return dtype == DType::kBlock8 ? 1 : dtype_bytes(dtype);
 }
 
 kernels::OptimizerRule rule_of(std::int32_t number) {
@@ -96,10 +125,7 @@ bool flag_of(std::int32_t number, const char* name) {
 host::GroupOptions group_options(const sluice_group_options& from) {
   host::GroupOptions group;
   group.rule.rule = rule_of(from.rule);
-  if (from.moments != 0 && from.moments != SLUICE_F32 && from.moments != SLUICE_BF16) {
-    refuse_number("options.moments", from.moments, "SLUICE_F32 or SLUICE_BF16");
-  }
-  group.rule.moments = from.moments == SLUICE_BF16 ? DType::kBF16 : DType::kF32;
+  group.rule.moments = moments_of(from.moments);
   group.rule.split_master = flag_of(from.split_master, "options.split_master");
   group.rule.nesterov = flag_of(from.nesterov, "options.nesterov");
   if (from.caller_moments < 0 || from.caller_moments > 2) {
@@ -108,6 +134,10 @@ host::GroupOptions group_options(const sluice_group_options& from) {
   group.rule.caller_moments = from.caller_moments;
   if (group.rule.rule == kernels::OptimizerRule::kCaller && group.rule.split_master) {
     throw InputError("options.split_master is of our own rules; SLUICE_CALLER has no master");
+  }
+  if (group.rule.rule == kernels::OptimizerRule::kCaller &&
+      group.rule.moments == DType::kBlock8) {
+    throw InputError("SLUICE_BLOCK8 moments are of our own rules; SLUICE_CALLER has plain ones");
   }
   group.rule.beta1 = from.beta1;
   group.rule.beta2 = from.beta2;
@@ -178,9 +208,9 @@ void write_home(host::HostSession& session, sluice_param param, StateKind kind,
 }
 
 // The bytes of `count` elements, which the caller states too.
-void check_bytes(const host::HostSession& session, sluice_param param, StateKind kind,
+void check_bytes(const host::HostSession& session, sluice_param param, host::KeptState kind,
                  std::uint64_t count, std::uint64_t bytes) {
-  const std::uint64_t elem_bytes = dtype_bytes(session.layout(param, kind).dtype);
+  const std::uint64_t elem_bytes = elem_bytes_of(session.layout(param, kind).dtype);
   if (count <= UINT64_MAX / elem_bytes && bytes == count * elem_bytes) return;
   throw InputError("bytes is " + std::to_string(bytes) + ", and " + std::to_string(count) +
                    " elements of this kind have " + std::to_string(elem_bytes) + " bytes each");
@@ -203,8 +233,13 @@ sluice_status sluice_session_create(sluice_engine* engine, const sluice_session_
       sluice::capi::refuse_number("options.state", wanted.state, "a SLUICE_STATE_ number");
     }
     auto session = std::make_unique<sluice_session>();
+    std::string commit_path;
+    if (wanted.commit_path != nullptr) {
+      commit_path = wanted.commit_path;
+      if (commit_path.empty()) throw sluice::InputError("options.commit_path is empty");
+    }
     session->inner = std::make_unique<sluice::host::HostSession>(
-        engine->inner, static_cast<sluice::host::StatePlace>(wanted.state));
+        engine->inner, static_cast<sluice::host::StatePlace>(wanted.state), std::move(commit_path));
     *out = session.release();
   });
 }
@@ -327,7 +362,7 @@ sluice_status sluice_read(sluice_session* session, sluice_param param, int32_t k
                           uint64_t count, void* into, uint64_t bytes) {
   return run_call("sluice_read", [&] {
     Turn turn(session);
-    const sluice::StateKind of = sluice::capi::kind_of(kind);
+    const sluice::host::KeptState of = sluice::capi::kind_of(kind);
     sluice::capi::check_bytes(*turn, param, of, count, bytes);
     turn->read(param, of, first, count, &required(static_cast<std::byte*>(into), "into"));
   });
@@ -337,11 +372,11 @@ sluice_status sluice_write(sluice_session* session, sluice_param param, int32_t 
                            uint64_t first, uint64_t count, const void* from, uint64_t bytes) {
   return run_call("sluice_write", [&] {
     Turn turn(session);
-    const sluice::StateKind of = sluice::capi::kind_of(kind);
+    const sluice::host::KeptState of = sluice::capi::kind_of(kind);
     sluice::capi::check_bytes(*turn, param, of, count, bytes);
     const std::byte& data = required(static_cast<const std::byte*>(from), "from");
     if (reinterpret_cast<std::uintptr_t>(from) %
-            sluice::dtype_bytes(turn->layout(param, of).dtype) !=
+            sluice::capi::elem_bytes_of(turn->layout(param, of).dtype) !=
         0) {
       throw sluice::InputError("from is not aligned to its elements");
     }
@@ -361,6 +396,10 @@ sluice_status sluice_load(sluice_session* session, const char* path) {
     Turn turn(session);
     turn->load(sluice::capi::required_text(path, "path"));
   });
+}
+
+sluice_status sluice_commit(sluice_session* session) {
+  return run_call("sluice_commit", [&] { Turn(session)->commit(); });
 }
 
 sluice_status sluice_set_updates(sluice_session* session, uint64_t updates) {

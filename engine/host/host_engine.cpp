@@ -8,6 +8,7 @@
 #include <map>
 #include <span>
 #include <system_error>
+#include <utility>
 
 #include "base/error.hpp"
 #include "base/posix_file.hpp"
@@ -83,6 +84,11 @@ HostEngine::HostEngine(const EngineOptions& options)
     : options_(with_budgets(options)),
       device_(make_device(options_)),
       ledger_({options_.device_bytes, options_.pinned_bytes, options_.storage_bytes}) {}
+
+std::unique_ptr<offload::StorageEngine> HostEngine::make_storage() const {
+  auto engine = offload::make_storage_engine(options_.storage_engine, {});
+  return options_.wrap_storage ? options_.wrap_storage(std::move(engine)) : std::move(engine);
+}
 
 void HostEngine::write_trace(const std::string& path) const {
   const std::string text = trace_.to_json();

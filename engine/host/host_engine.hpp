@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "base/error.hpp"
 #include "device/device.hpp"
 #include "engine/host/trace_log.hpp"
+#include "offload/storage_engine.hpp"
 
 namespace sluice::host {
 
@@ -27,6 +29,10 @@ class LimitReached : public Error {
   using Error::Error;
 };
 
+// Puts something around the storage engine of a session or a pager: faults, in tests.
+using StorageWrapper =
+    std::function<std::unique_ptr<offload::StorageEngine>(std::unique_ptr<offload::StorageEngine>)>;
+
 struct EngineOptions {
   bool cuda = false;  // else the host device
   int device_id = 0;
@@ -37,6 +43,7 @@ struct EngineOptions {
   int threads = 0;                         // 0: all cores of this process
   double deadline_s = kDefaultDeadlineSeconds;
   double link_bandwidth_bytes_per_s = 0;  // of the host device
+  StorageWrapper wrap_storage;            // empty: nothing is around it
 };
 
 class HostEngine {
@@ -48,6 +55,9 @@ class HostEngine {
   const EngineOptions& options() const { return options_; }
   device::Device& device() { return *device_; }
   allocator::Ledger& ledger() { return ledger_; }
+  const allocator::Ledger& ledger() const { return ledger_; }
+  // A storage engine as the options say. Throws InputError.
+  std::unique_ptr<offload::StorageEngine> make_storage() const;
   // Of this engine's sessions and of the program.
   TraceLog& trace() { return trace_; }
   // Replaces the file as a whole. Throws IoError.

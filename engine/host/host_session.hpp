@@ -7,6 +7,9 @@
 // they lie, or copies them to its device after each update. The optimizer state lies in pinned
 // memory or on storage, and no result depends on that.
 //
+// A session with a commit_path makes its state durable on demand: the state on storage is the
+// checkpoint (session_commits.hpp).
+//
 // An update or a write that fails halfway poisons the session, because some units have the new state and
 // others the old: every later call throws SessionPoisoned. One thread at a time.
 #pragma once
@@ -18,6 +21,7 @@
 #include <vector>
 
 #include "engine/host/host_engine.hpp"
+#include "engine/host/parameter_state.hpp"
 #include "engine/host/session_plan.hpp"
 #include "engine/host/session_space.hpp"
 #include "engine/host/update_exchange.hpp"
@@ -46,7 +50,8 @@ struct UpdateRequest {
 
 class HostSession {
  public:
-  HostSession(std::shared_ptr<HostEngine> engine, StatePlace state);
+  // commit_path: the directory of its commits; empty: it makes none.
+  HostSession(std::shared_ptr<HostEngine> engine, StatePlace state, std::string commit_path = {});
   ~HostSession();
   HostSession(const HostSession&) = delete;
   HostSession& operator=(const HostSession&) = delete;
@@ -84,16 +89,19 @@ class HostSession {
   // Elements [first, first + count) of one kind of a parameter's state, in the format in which it
   // is kept. Writing a weight also sets its master. A gradient that is written as a whole counts as
   // given. A write that fails halfway poisons the session.
-  kernels::StateLayout layout(std::uint32_t parameter, StateKind kind) const;
-  void read(std::uint32_t parameter, StateKind kind, std::uint64_t first, std::uint64_t count,
+  kernels::StateLayout layout(std::uint32_t parameter, KeptState state) const;
+  void read(std::uint32_t parameter, KeptState state, std::uint64_t first, std::uint64_t count,
             std::byte* into);
-  void write(std::uint32_t parameter, StateKind kind, std::uint64_t first, std::uint64_t count,
+  void write(std::uint32_t parameter, KeptState state, std::uint64_t first, std::uint64_t count,
              const std::byte* from);
   // All weights and state of trainable parameters, and the number of updates, as one safetensors
   // file. load() checks the whole file before it changes anything.
+  // A directory is one of commits: the newest that verifies is loaded.
   void save(const std::string& path);
   void set_update_count(std::uint64_t updates);
   void load(const std::string& path);
+  // Makes the state durable as it lies. A failure poisons the session; the commit before stays whole.
+  void commit();
 
   struct Statistics {
     std::uint64_t updates = 0;
@@ -106,19 +114,20 @@ class HostSession {
   Statistics statistics() const;
 
  private:
-  struct Sealed;
   struct Running;
-  Sealed& sealed() const;
-  Sealed& begin(const UpdateRequest& request);
-  double run_update(Sealed& inner);
+  SealedSession& sealed() const;
+  SealedSession& begin(const UpdateRequest& request);
+  double run_update(SealedSession& inner);
+  void load_commit(const std::string& directory);
   void conclude();
   void check_open() const;
   const SessionParameter& trainable(std::uint32_t number) const;
 
   const std::shared_ptr<HostEngine> engine_;
   const StatePlace place_;
+  const std::string commit_path_;
   SessionSpace space_;
-  std::unique_ptr<Sealed> sealed_;    // null: not yet
+  std::unique_ptr<SealedSession> sealed_;    // null: not yet
   std::unique_ptr<Running> running_;  // an update of which the program makes parts
   std::vector<bool> given_;           // by parameter: has a gradient
   std::uint64_t updates_ = 0;

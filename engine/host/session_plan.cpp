@@ -27,8 +27,8 @@ constexpr std::array<std::uint64_t, 3> kPieceElems{262144, 65536, 16384};
 
 class PlanSearch {
  public:
-  PlanSearch(const schedule::StepModel& model, const Bytes& budgets)
-      : model_(model), budgets_(budgets) {}
+  PlanSearch(const schedule::StepModel& model, const Bytes& budgets, std::uint64_t log_bytes)
+      : model_(model), budgets_(budgets), log_bytes_(log_bytes) {}
 
   // The last `stored` units have their state on storage: a step's first updates then find theirs in
   // memory, while the first reads are on their way.
@@ -40,9 +40,15 @@ class PlanSearch {
     plan.options.placement.gradient.assign(units, Tier::kPinned);
     plan.options.placement.optimizer.assign(units, Tier::kPinned);
     std::fill_n(plan.options.placement.optimizer.rbegin(), stored, Tier::kStorage);
+    plan.options.durable = log_bytes_ > 0;
     plan.update = schedule::compile_host_update(model_, plan.options);
-    const std::array<const schedule::Schedule*, 1> schedules{&plan.update};
+    std::vector<const schedule::Schedule*> schedules{&plan.update};
+    if (plan.options.durable) {
+      plan.save = schedule::compile_host_save(model_, plan.options);
+      schedules.push_back(&plan.save);
+    }
     plan.need = runtime::memory_need(schedules, runtime::StateStore::kWindowBytes);
+    plan.need.log_bytes = log_bytes_;
     return plan;
   }
 
@@ -82,15 +88,18 @@ class PlanSearch {
  private:
   const schedule::StepModel& model_;
   const Bytes& budgets_;
+  const std::uint64_t log_bytes_;
 };
 
 SessionPlan choose(const PlanSearch& search, std::size_t units, StatePlace place,
                    bool has_storage) {
   if (place != StatePlace::kStorage) {
     SessionPlan pinned = search.plan(0, kPieceElems.front());
-    if (search.fits(pinned, kPinned)) return pinned;
+    const bool fits_pinned = search.fits(pinned, kPinned);
+    if (fits_pinned && search.fits(pinned, kStorage)) return pinned;
     if (place == StatePlace::kPinned || !has_storage) {
-      search.refuse(pinned, kPinned, "its optimizer state in pinned memory");
+      search.refuse(pinned, fits_pinned ? kStorage : kPinned,
+                    "its optimizer state in pinned memory");
     }
   }
   const std::size_t least = place == StatePlace::kStorage ? units : 1;
@@ -132,11 +141,14 @@ schedule::StepModel make_state_model(const model::ParameterSpace& space,
 }
 
 SessionPlan plan_session(const schedule::StepModel& model, const Bytes& budgets_bytes,
-                         StatePlace place) {
-  SessionPlan plan = choose(PlanSearch(model, budgets_bytes), model.units.size(), place,
+                         StatePlace place, std::uint64_t log_bytes) {
+  SessionPlan plan = choose(PlanSearch(model, budgets_bytes, log_bytes), model.units.size(), place,
                             budgets_bytes[kStorage] > 0);
-  const std::vector<std::string> problems = schedule::validate(plan.update, budgets_bytes);
-  SLUICE_CHECK_MSG(problems.empty(), problems.front());
+  for (const schedule::Schedule* schedule : {&plan.update, &plan.save}) {
+    if (schedule->instructions.empty()) continue;
+    const std::vector<std::string> problems = schedule::validate(*schedule, budgets_bytes);
+    SLUICE_CHECK_MSG(problems.empty(), problems.front());
+  }
   return plan;
 }
 

@@ -15,8 +15,7 @@ constexpr std::uint64_t kDirectBytes = 4096;  // storage moves whole sectors
 
 std::unique_ptr<offload::StorageEngine> make_storage(const HostEngine& engine,
                                                      const PagerPlan& plan) {
-  if (plan.storage_bytes == 0) return nullptr;
-  return offload::make_storage_engine(engine.options().storage_engine, {});
+  return plan.storage_bytes == 0 ? nullptr : engine.make_storage();
 }
 
 }  // namespace

@@ -200,7 +200,14 @@ void WindowFetcher::release(std::uint32_t unit, void* native_stream) {
   if (state.holds == 0) {
     throw SessionStateError("unit '" + paged_[unit].name + "' is released but not acquired");
   }
-  if (engine_.options().cuda) program_stream(native_stream).record(*streams_.events[unit].released);
+  if (engine_.options().cuda) {
+    device::Stream& stream = program_stream(native_stream);
+    device::Event& released = *streams_.events[unit].released;
+    // The one event stands for the uses of all streams.
+    if (state.released_on && *state.released_on != native_stream) stream.wait(released);
+    stream.record(released);
+    state.released_on = native_stream;
+  }
   if (--state.holds > 0 || !state.is_stale) return;
   state.is_stale = false;
   state.phase = Phase::kAway;

@@ -12,6 +12,7 @@
 #include <deque>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <unordered_map>
 #include <vector>
@@ -54,12 +55,13 @@ class WindowFetcher {
     bool is_stale = false;  // goes away when it is released
     std::uint32_t holds = 0;
     std::uint64_t last_use = 0;
-    std::exception_ptr error;  // of the last fetch
+    std::exception_ptr error;             // of the last fetch
+    std::optional<void*> released_on;     // CUDA: the program's stream of the last release
   };
   // Thread-safe, and made at set-up.
   struct Events {
     std::unique_ptr<device::Event> fetched;   // on the stream of copies
-    std::unique_ptr<device::Event> released;  // on the program's, at the unit's last release
+    std::unique_ptr<device::Event> released;  // on the program's, behind all releases of the unit
   };
   bool has_window(std::uint32_t unit) const { return windows_.slots_of(unit) > 0; }
   bool is_fetching() const SLUICE_REQUIRES(mutex_);

@@ -254,16 +254,20 @@ enum { SLUICE_STATE_AUTO = 0, SLUICE_STATE_PINNED = 1, SLUICE_STATE_STORAGE = 2 
 typedef struct sluice_session_options {
   uint32_t struct_size;
   int32_t state; /* SLUICE_STATE_AUTO: pinned as far as the budget allows, the rest on storage */
+  /* A directory for sluice_commit(), of one session at a time. All weights and state then take their
+   * bytes twice on storage, in files that stay. NULL: the session does not commit. */
+  const char* commit_path;
 } sluice_session_options;
 #define SLUICE_SESSION_OPTIONS_INIT \
-  { sizeof(sluice_session_options), SLUICE_STATE_AUTO }
+  { sizeof(sluice_session_options), SLUICE_STATE_AUTO, NULL }
 /* [any] */
 SLUICE_API sluice_status sluice_session_create(sluice_engine* engine,
                                                const sluice_session_options* options,
                                                sluice_session** out);
 SLUICE_API_VOID void sluice_session_destroy(sluice_session* session);
 
-enum { SLUICE_F32 = 1, SLUICE_BF16 = 2, SLUICE_F16 = 3, SLUICE_I16 = 6 };
+/* SLUICE_BLOCK8: of moments, a byte for each element and a scale for 128 (SLUICE_KIND_MOMENT1_SCALE). */
+enum { SLUICE_F32 = 1, SLUICE_BF16 = 2, SLUICE_F16 = 3, SLUICE_I16 = 6, SLUICE_BLOCK8 = 9 };
 /* Row-major and dense. */
 typedef struct sluice_tensor {
   uint32_t struct_size;
@@ -292,7 +296,7 @@ enum { SLUICE_ADAMW = 0, SLUICE_ADAM = 1, SLUICE_SGD = 2, SLUICE_LION = 3, SLUIC
 typedef struct sluice_group_options {
   uint32_t struct_size;
   int32_t rule;
-  int32_t moments;        /* SLUICE_F32 or SLUICE_BF16; 0: SLUICE_F32 */
+  int32_t moments;        /* SLUICE_F32, SLUICE_BF16 or SLUICE_BLOCK8; 0: SLUICE_F32 */
   int32_t split_master;   /* 1: bf16 weights have a 16-bit remainder in place of an fp32 master */
   int32_t nesterov;       /* SLUICE_SGD */
   int32_t caller_moments; /* SLUICE_CALLER: states of a parameter's shape, 0 to 2; no master */
@@ -389,7 +393,10 @@ enum {
   SLUICE_KIND_GRADIENT = 1,
   SLUICE_KIND_MASTER = 2, /* fp32; with split_master the SLUICE_I16 remainder */
   SLUICE_KIND_MOMENT1 = 3,
-  SLUICE_KIND_MOMENT2 = 4
+  SLUICE_KIND_MOMENT2 = 4,
+  /* Of SLUICE_BLOCK8 moments, an fp32 for each 128 elements of the parameter, the last for the rest. */
+  SLUICE_KIND_MOMENT1_SCALE = 5,
+  SLUICE_KIND_MOMENT2_SCALE = 6
 };
 SLUICE_API sluice_status sluice_kind_dtype(sluice_session* session, sluice_param param,
                                            int32_t kind, int32_t* out);
@@ -405,9 +412,15 @@ SLUICE_API sluice_status sluice_write(sluice_session* session, sluice_param para
 /* [waits] One safetensors file with all weights and state; an existing one is replaced as a
  * whole. */
 SLUICE_API sluice_status sluice_save(sluice_session* session, const char* path);
-/* [waits] Of a session with the same parameters, dtypes and rules. The file is checked first; a
- * failure to read it behind that poisons the session. */
+/* [waits] Of a session with the same parameters, dtypes and rules. path: a saved file, or a directory
+ * of commits, of which the newest is loaded that has whole data. It is checked first; a failure to
+ * read it behind that poisons the session. */
 SLUICE_API sluice_status sluice_load(sluice_session* session, const char* path);
+/* [waits] Makes all weights and state durable as they lie, and the number of updates. State on storage
+ * is not copied, unless no update was made since the last commit. Until the next commit has ended,
+ * nothing changes what was committed: the power may fail at any moment. A failure poisons the session
+ * and leaves the commit before. SLUICE_E_STATE: the session has no commit_path. */
+SLUICE_API sluice_status sluice_commit(sluice_session* session);
 
 /* The number of updates made so far, for a program that restores the moments by itself. */
 SLUICE_API sluice_status sluice_set_updates(sluice_session* session, uint64_t updates);

@@ -9,6 +9,7 @@
 #include "engine/schedule/compile/host_gradient_path.hpp"
 #include "engine/schedule/compile/link.hpp"
 #include "engine/schedule/compile/pack.hpp"
+#include "engine/schedule/compile/state_save.hpp"
 #include "engine/schedule/compile/step_builder.hpp"
 #include "engine/schedule/compile/update_stream.hpp"
 
@@ -32,6 +33,18 @@ Schedule compile_host_update(const StepModel& model, const StepOptions& options)
   UpdateStream(builder, units, {.gradients_complete = true, .clips = true}).emit_rest();
   Schedule schedule =
       builder.finish({.carried = {0, 1, true, false}, .others = {1, 1, false, false}});
+  link(schedule);
+  pack(schedule);
+  return schedule;
+}
+
+// No gradient is part of it: a commit finds no update pending.
+Schedule compile_host_save(const StepModel& model, const StepOptions& options) {
+  StepOptions waiting = options;
+  waiting.update = UpdatePlacement::kNextForward;
+  StepBuilder builder(model, waiting, /*weight_version=*/0);
+  StateSaver(builder).commit();
+  Schedule schedule = builder.finish({});
   link(schedule);
   pack(schedule);
   return schedule;

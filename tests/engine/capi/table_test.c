@@ -3,6 +3,8 @@
  * under way, a poisoned session, handles destroyed in each order, and a forked child. capi_symbols
  * fails if an exported function has no row. */
 #define _POSIX_C_SOURCE 200809L
+#include <errno.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -22,6 +24,7 @@ struct world {
   void* block; /* of the allocator */
   float values[ELEMS];
   char path[4096];
+  const char* folder; /* of storage and commits */
 };
 static struct world world;
 
@@ -232,6 +235,9 @@ static sluice_status call_save(void** a) {
 static void save(void* session) {
   EXPECT(SLUICE_OK, sluice_save(session, world.path));
 }
+static sluice_status call_commit(void** a) {
+  return sluice_commit(a[0]);
+}
 static sluice_status call_load(void** a) {
   return sluice_load(a[0], a[1]);
 }
@@ -401,6 +407,7 @@ static const struct row rows[] = {
     PLAIN(sluice_write, "Sd", call_write),
     PLAIN(sluice_save, "St", call_save),
     {"sluice_load", "St", call_load, NULL, 0, save},
+    PLAIN(sluice_commit, "S", call_commit),
     PLAIN(sluice_set_updates, "S", call_set_updates),
     STRUCT(sluice_session_get_stats, "Nf", call_session_stats, session_stats),
     STRUCT(sluice_pager_create, "Eio", call_pager_create, pager_options),
@@ -431,14 +438,16 @@ static const struct row rows[] = {
 };
 enum { ROWS = sizeof(rows) / sizeof(rows[0]) };
 
-static sluice_session* make_session(sluice_engine* engine, int32_t rule, int seals) {
+static sluice_session* make_session(sluice_engine* engine, int32_t rule, int seals, int commits) {
   sluice_group_options group = SLUICE_GROUP_OPTIONS_INIT;
   sluice_param_options param = SLUICE_PARAM_OPTIONS_INIT;
   sluice_session* session = NULL;
   sluice_param number;
   group.rule = rule;
   group.caller_moments = rule == SLUICE_CALLER;
-  EXPECT(SLUICE_OK, sluice_session_create(engine, &session_options, &session));
+  sluice_session_options options = session_options;
+  if (commits) options.commit_path = world.folder;
+  EXPECT(SLUICE_OK, sluice_session_create(engine, &options, &session));
   EXPECT(SLUICE_OK, sluice_add_group(session, &group, &param.group));
   EXPECT(SLUICE_OK, sluice_add_unit(session, "unit", &param.unit));
   param.name = "p";
@@ -464,6 +473,9 @@ static sluice_engine* make_engine(double deadline_s) {
   sluice_engine_options options = engine_options;
   sluice_engine* engine = NULL;
   options.deadline_s = deadline_s;
+  options.storage_paths = &world.folder;
+  options.storage_path_count = 1;
+  options.storage_bytes = 16 * MIB;
   EXPECT(SLUICE_OK, sluice_engine_create(&options, &engine));
   return engine;
 }
@@ -473,8 +485,8 @@ static void make_world(void) {
   EXPECT(SLUICE_OK, sluice_allocator_create(world.engine, &allocator_options, &world.allocator));
   EXPECT(SLUICE_OK, sluice_torch_attach(world.allocator));
   EXPECT(SLUICE_OK, sluice_alloc(world.allocator, 512, NULL, 0, &world.block));
-  world.open = make_session(world.engine, SLUICE_ADAMW, 0);
-  world.sealed = make_session(world.engine, SLUICE_ADAMW, 1);
+  world.open = make_session(world.engine, SLUICE_ADAMW, 0, 0);
+  world.sealed = make_session(world.engine, SLUICE_ADAMW, 1, 1);
   world.open_pager = make_pager(0);
   world.sealed_pager = make_pager(1);
   full_gradient = gradient();
@@ -623,7 +635,7 @@ static void test_states(void) {
   sluice_update_part part = SLUICE_UPDATE_PART_INIT;
   const struct timespec pause = {0, 200000000};
   sluice_engine* hurried = make_engine(0.05);
-  sluice_session* session = make_session(hurried, SLUICE_CALLER, 1);
+  sluice_session* session = make_session(hurried, SLUICE_CALLER, 1, 0);
   make_world();
   check_handles(world.sealed, "O", SLUICE_E_STATE, "", "a sealed session");
   check_handles(world.open, "S", SLUICE_E_STATE, "", "an open session");
@@ -706,7 +718,7 @@ static void test_fork(void) {
   pid_t child;
   int status = 0;
   make_world();
-  session = make_session(world.engine, SLUICE_CALLER, 1);
+  session = make_session(world.engine, SLUICE_CALLER, 1, 0);
   give(session);
   EXPECT(SLUICE_OK, sluice_update_begin(session, &info));
   EXPECT(SLUICE_OK, sluice_update_next(session, &part));
@@ -727,6 +739,10 @@ static void test_fork(void) {
 }
 
 int main(int argc, char** argv) {
+  static char commits[4096];
+  snprintf(commits, sizeof(commits), "%s/capi_table", argc > 1 ? argv[1] : ".");
+  CHECK(mkdir(commits, 0700) == 0 || errno == EEXIST);
+  world.folder = commits;
   snprintf(world.path, sizeof(world.path), "%s/capi_table.safetensors", argc > 1 ? argv[1] : ".");
   engine_options.device_bytes = engine_options.pinned_bytes = 16 * MIB;
   engine_options.threads = 1;
