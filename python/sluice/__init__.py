@@ -15,11 +15,11 @@ __all__ = ["Engine", "Error", "IOFault", "InputError", "IntegrityError", "NotFin
            "Refused", "Session", "Timeout", "plan", "version"]
 
 TIERS = {"device": 0, "pinned": 1, "storage": 2}
-PLACES = {"auto": 0, "pinned": 1, "storage": 2}
-DTYPES = {"fp32": 1, "bf16": 2, "fp16": 3, "i16": 6}
-DTYPE_BYTES = {1: 4, 2: 2, 3: 2, 6: 2}
+PLACES = {"auto": 0, "pinned": 1, "storage": 2, "nvme": 2}
+DTYPES = {"fp32": 1, "bf16": 2, "fp16": 3, "i16": 6, "8bit": 9}
+DTYPE_BYTES = {1: 4, 2: 2, 3: 2, 6: 2, 9: 1}
 RULES = {"adamw": 0, "adam": 1, "sgd": 2, "lion": 3}
-KINDS = {"weight": 0, "gradient": 1, "master": 2, "moment1": 3, "moment2": 4}
+KINDS = {"weight": 0, "gradient": 1, "master": 2, "moment1": 3, "moment2": 4, "moment1_scale": 5, "moment2_scale": 6}
 
 
 def __getattr__(name):
@@ -62,10 +62,14 @@ class Engine(Handle):
 
 
 class Session(Handle):
-    """Parameters with their gradients and optimizer state; see sluice.h for the order of calls."""
+    """Parameters with their gradients and optimizer state; see sluice.h for the order of calls.
 
-    def __init__(self, engine, *, state="auto"):
-        options = _library.SessionOptions(state=number_of(PLACES, state, "state"))
+    commit_path: a directory for commit().
+    """
+
+    def __init__(self, engine, *, state="auto", commit_path=None):
+        options = _library.SessionOptions(state=number_of(PLACES, state, "state"),
+                                          commit_path=None if commit_path is None else os.fsencode(commit_path))
         handle = ctypes.c_void_p()
         _library.call("sluice_session_create", engine._handle, ctypes.byref(options), ctypes.byref(handle))
         super().__init__(handle, _library.LIBRARY.sluice_session_destroy)
@@ -146,7 +150,12 @@ class Session(Handle):
         _library.call("sluice_save", self._handle, os.fsencode(path))
 
     def load(self, path):
+        """A file of save(), or the directory of commits."""
         _library.call("sluice_load", self._handle, os.fsencode(path))
+
+    def commit(self):
+        """Makes all weights and state durable as they lie, in the directory commit_path."""
+        _library.call("sluice_commit", self._handle)
 
     def stats(self):
         stats = _library.SessionStats()

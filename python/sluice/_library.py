@@ -82,7 +82,7 @@ class Usage(Struct):
 
 
 class SessionOptions(Struct):
-    _fields_ = [("struct_size", c_uint32), ("state", c_int32)]
+    _fields_ = [("struct_size", c_uint32), ("state", c_int32), ("commit_path", c_char_p)]
 
 
 class Tensor(Struct):
@@ -149,6 +149,7 @@ FUNCTIONS = {
     "sluice_write": [HANDLE, c_uint32, c_int32, c_uint64, c_uint64, c_void_p, c_uint64],
     "sluice_save": [HANDLE, c_char_p],
     "sluice_load": [HANDLE, c_char_p],
+    "sluice_commit": [HANDLE],
     "sluice_set_updates": [HANDLE, c_uint64],
     "sluice_plan": [c_char_p, POINTER(c_char_p)],
     "sluice_session_get_stats": [HANDLE, POINTER(SessionStats)],

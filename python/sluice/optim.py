@@ -12,9 +12,12 @@ import torch
 from . import Engine, InputError, Session, _library
 
 _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-_KEPT = {"fp32": torch.float32, "bf16": torch.bfloat16, "i16": torch.int16}
-# torch's names of the state. The master of 16-bit parameters is an entry that torch does not have.
+_KEPT = {"fp32": torch.float32, "bf16": torch.bfloat16, "i16": torch.int16, "8bit": torch.uint8}
+# torch's names of the state. The master of 16-bit parameters and the scales of 8-bit moments are entries that torch
+# does not have.
 _KINDS = {"exp_avg": "moment1", "exp_avg_sq": "moment2", "master": "master"}
+_SCALES = {"exp_avg_scale": "moment1_scale", "exp_avg_sq_scale": "moment2_scale"}
+_SCALED_ELEMS = 128  # elements that share a scale
 
 
 def _tensor_at(address, like, session, dtype=None):
@@ -28,8 +31,9 @@ def _tensor_at(address, like, session, dtype=None):
 
 class AdamW(torch.optim.Optimizer):
     """AdamW in Sluice's own arithmetic (docs/design/arithmetic.md), which differs from torch's in the last
-    bits. state: "auto", "pinned" or "storage"; moments: "fp32" or "bf16"; split: bf16 parameters keep a
-    16-bit remainder in place of an fp32 master. Every parameter needs a gradient in every step."""
+    bits. state: "auto", "pinned" or "nvme" (in the directories `storage`); moments: "fp32", "bf16" or "8bit"; split:
+    bf16 parameters keep a 16-bit remainder in place of an fp32 master. Every parameter needs a gradient in every
+    step."""
 
     def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2, *, state="auto",
                  moments="fp32", split=False, engine=None, storage=()):
@@ -110,20 +114,25 @@ class AdamW(torch.optim.Optimizer):
                 self._write(number, "weight", parameter, parameter.dtype)
 
     def _kinds(self, parameter):
-        """{torch's name: (kind, dtype)} of the state that a parameter has."""
+        """{torch's name: (kind, dtype, shape)} of the state that a parameter has."""
         sixteen = parameter.dtype != torch.float32
-        return {name: (kind, _KEPT[self._session.kind_dtype(self._numbers[parameter], kind)])
-                for name, kind in _KINDS.items() if kind != "master" or sixteen}
+        kinds = {name: kind for name, kind in _KINDS.items() if kind != "master" or sixteen}
+        if self._formats["moments"] == "8bit":
+            kinds.update(_SCALES)
+        scales = (-(-parameter.numel() // _SCALED_ELEMS),)
+        return {name: (kind, _KEPT[self._session.kind_dtype(self._numbers[parameter], kind)],
+                       scales if name in _SCALES else parameter.shape) for name, kind in kinds.items()}
 
     def _state_of(self, parameter, step):
         entry = {"step": step.clone()}
-        for name, (kind, dtype) in self._kinds(parameter).items():
-            entry[name] = torch.empty(parameter.shape, dtype=dtype)
-            self._session.read(self._numbers[parameter], kind, entry[name].data_ptr(), parameter.numel())
+        for name, (kind, dtype, shape) in self._kinds(parameter).items():
+            entry[name] = torch.empty(shape, dtype=dtype)
+            self._session.read(self._numbers[parameter], kind, entry[name].data_ptr(), entry[name].numel())
         return entry
 
     def state_dict(self):
-        """In torch's form: step, exp_avg and exp_avg_sq of each parameter; with 16 bits its master, too."""
+        """In torch's form: step, exp_avg and exp_avg_sq of each parameter; with 16 bits its master, too. 8-bit moments
+        are codes, with exp_avg_scale and exp_avg_sq_scale beside them."""
         state = super().state_dict()
         step = torch.tensor(float(self._session.stats()["updates"]))
         state["state"] = {i: self._state_of(parameter, step) for i, parameter in enumerate(self._numbers)}
@@ -141,19 +150,30 @@ class AdamW(torch.optim.Optimizer):
         for i, parameter in enumerate(self._numbers if states else ()):
             if i not in states:
                 raise InputError(f"the state has no parameter {i}")
-            entry = states[i]
-            for name in self._kinds(parameter):
-                if name in entry and entry[name].shape != parameter.shape:
-                    raise InputError(f"{name} has the shape {tuple(entry[name].shape)}, not {tuple(parameter.shape)}")
+            for name, (_, dtype, shape) in self._kinds(parameter).items():
+                self._check_entry(states[i], name, dtype, shape)
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
         for parameter, number in self._numbers.items():
             self._write(number, "weight", parameter, parameter.dtype)
         for i, (parameter, number) in enumerate(self._numbers.items() if states else ()):
-            for name, (kind, dtype) in self._kinds(parameter).items():
+            for name, (kind, dtype, _) in self._kinds(parameter).items():
                 if name in states[i]:
                     self._write(number, kind, states[i][name], dtype)
         self._note_values()
         _library.call("sluice_set_updates", self._session._handle, int(steps.pop()) if steps else 0)
+
+    @staticmethod
+    def _check_entry(entry, name, dtype, shape):
+        """Codes mean nothing without their scales, so 8-bit moments are never converted."""
+        if name not in entry:
+            if name in _SCALES:
+                raise InputError(f"the state has no {name}: 8-bit moments are loaded from those of 8 bits")
+            return
+        if entry[name].shape != torch.Size(shape):
+            raise InputError(f"{name} has the shape {tuple(entry[name].shape)}, not {tuple(shape)}")
+        if (entry[name].dtype == torch.uint8) != (dtype == torch.uint8):
+            raise InputError(f"{name} is {entry[name].dtype}, and this optimizer keeps {dtype}; make one with the moments "
+                             "of the state")
 
     def _write(self, number, kind, tensor, dtype):
         """Writes a tensor as it is kept. A copy: a parameter's memory may be the one that is written."""

@@ -107,6 +107,31 @@ class Package(unittest.TestCase):
         session.load(path)
         self.assertEqual(session.stats()["updates"], 0)
 
+    def test_commits(self):
+        folder = pathlib.Path(DIRECTORY) / "python_commits"
+        folder.mkdir(exist_ok=True)
+        for file in folder.iterdir():
+            file.unlink()
+        found = []
+        for _ in range(2):
+            session = sluice.Session(self.engine(), state="nvme", commit_path=folder)
+            group = session.add_group(lr=0.25)
+            param = session.add_param("weight", (300,), unit=session.add_unit("unit"), group=group)
+            session.seal()
+            if found:
+                session.load(folder)
+                self.assertEqual(session.stats()["updates"], 1)
+            gradient = array.array("f", [float(i % 7) for i in range(300)])
+            session.give_gradient(param, gradient.buffer_info()[0])
+            session.update()
+            found.append(ctypes.string_at(session.weight_address(param), 1200))
+            if len(found) == 1:
+                session.commit()
+            session.close()
+        self.assertNotEqual(found[0], found[1])
+        with self.assertRaisesRegex(sluice.Error, "create it with a commit_path"):
+            self.session(self.engine(), 100, "pinned").commit()
+
 
 if __name__ == "__main__":
     unittest.main(argv=sys.argv[:1])

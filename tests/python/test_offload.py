@@ -147,6 +147,91 @@ class Offload(unittest.TestCase):
                 with self.subTest(mode=mode):
                     self.compare(config, mode=mode)
 
+    def test_a_thousand_random_orders(self):
+        """Layers skipped, repeated and shuffled, in training and evaluation: no wait, no wrong byte."""
+        class Shuffled(torch.nn.Module):
+            def __init__(self, _):
+                super().__init__()
+                self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(7))
+
+            def forward(self, x, order):
+                for number in order:
+                    x = torch.tanh(self.layers[number](x))
+                return x
+
+        for config in ({**PINNED, "device": "8MiB"}, {**STORED, "device": "8MiB"}):
+            plain, plain_optimizer = make(net=Shuffled)
+            model, optimizer = make(net=Shuffled)
+            sluice.offload(model, optimizer, config)
+            generator = torch.Generator().manual_seed(3)
+            for trial in range(1000):
+                order = torch.randint(0, 7, (1 + trial % 11,), generator=generator).tolist()
+                trains = trial % 4 != 3
+                found = []
+                for net in (plain, model):
+                    with torch.set_grad_enabled(trains):
+                        y = net(torch.ones(2, 8), order)
+                    if trains:
+                        y.square().sum().backward()
+                    found.append(y.detach())
+                self.assertTrue(torch.equal(*found), order)
+                if trial % 50 == 49:
+                    for a, b in zip(plain.parameters(), model.parameters()):
+                        self.assertTrue(a.grad is None and b.grad is None or torch.equal(a.grad, b.grad))
+                    for each in (plain_optimizer, optimizer):
+                        each.step()
+                        each.zero_grad()
+            self.assert_same(plain, model)
+            self.assertGreater(sluice.status(model)["demand_fetches"], 0)
+
+    def test_scaled_gradients(self):
+        """torch.amp.GradScaler, whose first scales overflow: those steps are skipped."""
+        for fused in (False, True):
+            results = []
+            for config in (None, PINNED, STORED):
+                model, optimizer = make(fused=fused)
+                if config is not None:
+                    sluice.offload(model, optimizer, config)
+                scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+                scales = []
+                for step in range(8):
+                    optimizer.zero_grad()
+                    scaler.scale(loss_of(model, step) * 1000).backward()
+                    if step % 2:
+                        scaler.unscale_(optimizer)
+                        scales.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5).isfinite().item())
+                    scaler.step(optimizer)
+                    scaler.update()
+                    scales.append(scaler.get_scale())
+                self.assertNotIn(scales[-1], (scales[0], 0.0))
+                results.append((scales, model.state_dict(), optimizer.state_dict()["state"]))
+            self.assert_same(results[0], results[1])
+            self.assert_same(results[0], results[2])
+
+    def test_values_are_clipped_outside_a_pass(self):
+        for config in (PINNED, STORED):
+            models = [make(), make()]
+            sluice.offload(*models[1], config)
+            for net, optimizer in models:
+                for step in range(4):
+                    optimizer.zero_grad()
+                    loss_of(net, step).backward()
+                    torch.nn.utils.clip_grad_value_(net.parameters(), 1e-3)
+                    optimizer.step()
+                    with torch.no_grad():
+                        for parameter in net.parameters():
+                            parameter.clamp_(-0.05, 0.05)
+                        net.layers[0].norm.weight.copy_(torch.nn.utils.parameters_to_vector(net.norm.parameters())[:240])
+            self.assert_same(models[0][0], models[1][0])
+            self.assert_same(models[0][1], models[1][1])
+
+    def test_data_parallel_is_refused(self):
+        model, optimizer = make()
+        sluice.offload(model, optimizer, PINNED)
+        replica = model.layers[0]._replicate_for_data_parallel()  # as DataParallel's replicate() makes them
+        with self.assertRaisesRegex(sluice.InputError, "DataParallel"):
+            replica(torch.ones(1, 240))
+
     def test_frozen_parts(self):
         def freeze(model):
             model.layers[:5].requires_grad_(False)
@@ -319,7 +404,7 @@ class Offload(unittest.TestCase):
         model, optimizer = make()
         sluice.offload(model, optimizer, STORED)
         expected = make()
-        loader = torch.utils.data.DataLoader(list(range(3)), num_workers=2)
+        loader = torch.utils.data.DataLoader(list(range(3)), num_workers=2, multiprocessing_context="fork")
         for batch in loader:
             for net, optim in ((model, optimizer), expected):
                 train(net, optim, 1, first=int(batch))

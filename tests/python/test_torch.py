@@ -79,12 +79,13 @@ class AdamW(unittest.TestCase):
 
     def test_bits_do_not_depend_on_the_tier(self):
         for dtype, options in ((torch.float32, {}), (torch.bfloat16, {}), (torch.bfloat16, {"split": True}),
-                               (torch.float32, {"moments": "bf16"})):
+                               (torch.float32, {"moments": "bf16"}), (torch.float32, {"moments": "8bit"}),
+                               (torch.bfloat16, {"moments": "8bit", "split": True})):
             found = []
-            for state in ("pinned", "storage"):
+            for state in ("pinned", "nvme"):
                 net = make_net(dtype)
                 losses = train(net, optimizer := self.ours(net, state, **options))
-                self.assertEqual(optimizer.stats()["stored_units"], 6 if state == "storage" else 0)
+                self.assertEqual(optimizer.stats()["stored_units"], 6 if state == "nvme" else 0)
                 found.append((losses, [parameter.detach().clone() for parameter in net.parameters()]))
             self.assertEqual(found[0][0], found[1][0])
             for a, b in zip(found[0][1], found[1][1]):
@@ -92,18 +93,44 @@ class AdamW(unittest.TestCase):
             self.assertLess(found[0][0][-1], found[0][0][0])
 
     def test_a_state_dict_goes_on_with_the_same_bits(self):
-        for dtype, split in ((torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)):
+        for dtype, options in ((torch.float32, {}), (torch.bfloat16, {}), (torch.bfloat16, {"split": True}),
+                               (torch.float32, {"moments": "8bit"}), (torch.bfloat16, {"moments": "8bit", "split": True})):
             net, whole = make_net(dtype), make_net(dtype)
-            expected = train(whole, self.ours(whole, "pinned", split=split))
-            optimizer = self.ours(net, "storage", split=split)
+            expected = train(whole, self.ours(whole, "pinned", **options))
+            optimizer = self.ours(net, "storage", **options)
             losses = train(net, optimizer, last=5)
             copy = make_net(dtype)
-            resumed = self.ours(copy, "pinned", split=split)
+            resumed = self.ours(copy, "pinned", **options)
             copy.load_state_dict(net.state_dict())
             resumed.load_state_dict(optimizer.state_dict())
             self.assertEqual(losses + train(copy, resumed, first=5), expected)
             for a, b in zip(copy.parameters(), whole.parameters()):
                 self.assertTrue(torch.equal(a, b))
+
+    def test_moments_of_8_bits_are_not_converted(self):
+        states = []
+        for moments in ("fp32", "8bit"):
+            net = make_net()
+            optimizer = self.ours(net, "pinned", moments=moments)
+            train(net, optimizer, last=2)
+            states.append((optimizer, optimizer.state_dict()))
+        with self.assertRaisesRegex(sluice.InputError, "this optimizer keeps torch.float32"):
+            states[0][0].load_state_dict(states[1][1])
+        with self.assertRaisesRegex(sluice.InputError, "keeps torch.uint8"):
+            states[1][0].load_state_dict(states[0][1])
+        for entry in states[1][1]["state"].values():
+            del entry["exp_avg_scale"]
+        with self.assertRaisesRegex(sluice.InputError, "no exp_avg_scale"):
+            states[1][0].load_state_dict(states[1][1])
+
+    def test_moments_of_8_bits_follow_fp32(self):
+        losses = []
+        for moments in ("fp32", "8bit"):
+            net = make_net()
+            losses.append(train(net, self.ours(net, "pinned", moments=moments)))
+        self.assertNotEqual(losses[0], losses[1])
+        for a, b in zip(*losses):
+            self.assertAlmostEqual(a, b, delta=0.1 * abs(a))
 
     def test_a_missing_gradient_takes_none_of_the_others(self):
         net, same = make_net(), make_net()
