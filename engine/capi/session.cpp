@@ -135,8 +135,7 @@ host::GroupOptions group_options(const sluice_group_options& from) {
   if (group.rule.rule == kernels::OptimizerRule::kCaller && group.rule.split_master) {
     throw InputError("options.split_master is of our own rules; SLUICE_CALLER has no master");
   }
-  if (group.rule.rule == kernels::OptimizerRule::kCaller &&
-      group.rule.moments == DType::kBlock8) {
+  if (group.rule.rule == kernels::OptimizerRule::kCaller && group.rule.moments == DType::kBlock8) {
     throw InputError("SLUICE_BLOCK8 moments are of our own rules; SLUICE_CALLER has plain ones");
   }
   group.rule.beta1 = from.beta1;

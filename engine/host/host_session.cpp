@@ -9,6 +9,7 @@
 
 #include "base/posix_file.hpp"
 #include "base/thread.hpp"
+#include "engine/host/parameter_state.hpp"
 #include "engine/host/sealed_session.hpp"
 
 namespace sluice::host {
@@ -43,7 +44,8 @@ SealedSession& HostSession::sealed() const {
   if (sealed_ == nullptr) throw SessionStateError("the session is not sealed yet");
   if (poisoned_) {
     throw SessionPoisoned(
-        "an earlier update, write, load or commit failed halfway; load a saved file or the last commit "
+        "an earlier update, write, load or commit failed halfway; load a saved file or the last "
+        "commit "
         "into a new session");
   }
   if (running_ != nullptr) {

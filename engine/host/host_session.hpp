@@ -21,12 +21,13 @@
 #include <vector>
 
 #include "engine/host/host_engine.hpp"
-#include "engine/host/parameter_state.hpp"
 #include "engine/host/session_plan.hpp"
 #include "engine/host/session_space.hpp"
 #include "engine/host/update_exchange.hpp"
 
 namespace sluice::host {
+
+class SealedSession;
 
 // The call does not belong here in the session's life.
 class SessionStateError : public Error {
@@ -127,9 +128,9 @@ class HostSession {
   const StatePlace place_;
   const std::string commit_path_;
   SessionSpace space_;
-  std::unique_ptr<SealedSession> sealed_;    // null: not yet
-  std::unique_ptr<Running> running_;  // an update of which the program makes parts
-  std::vector<bool> given_;           // by parameter: has a gradient
+  std::unique_ptr<SealedSession> sealed_;  // null: not yet
+  std::unique_ptr<Running> running_;       // an update of which the program makes parts
+  std::vector<bool> given_;                // by parameter: has a gradient
   std::uint64_t updates_ = 0;
   double update_seconds_ = 0;
   double grad_norm_ = 0;

@@ -88,14 +88,14 @@ kernels::StateLayout parameter_layout(const model::ParameterTable& table,
   const bool is_moment = state.kind != StateKind::kWeight && state.kind != StateKind::kGradient;
   kernels::StateLayout found{kernels::StateExtent::kPerElement, parameter.options.dtype};
   if (is_moment) {
-    found = kernels::state_layout(table.options(static_cast<std::size_t>(parameter.unit)),
-                                  state.kind);
+    found =
+        kernels::state_layout(table.options(static_cast<std::size_t>(parameter.unit)), state.kind);
   }
   if (found.extent == kernels::StateExtent::kAbsent ||
       (state.scales && found.dtype != DType::kBlock8)) {
     throw InputError("the parameter '" + parameter.options.name + "' has no " +
-                     std::string(state_kind_name(state.kind)) +
-                     (state.scales ? " of 8 bits" : "") + " by its group's rule");
+                     std::string(state_kind_name(state.kind)) + (state.scales ? " of 8 bits" : "") +
+                     " by its group's rule");
   }
   if (state.scales) found.dtype = DType::kF32;
   return found;
@@ -124,14 +124,13 @@ void read_parameter(SealedSession& session, const SessionParameter& parameter, K
   const DType dtype = kept_dtype(session, parameter, state.kind);
   const std::array<StateKind, 1> kinds{state.kind};
   for_windows(wanted, unit_elems(session, parameter), false, [&](Elems window, Elems part) {
-    session.store().visit(
-        kinds, parameter.unit, window.begin, window.end, Access::kRead,
-        [&](std::uint64_t, std::uint64_t, std::span<std::byte* const> data) {
-          for_runs(dtype, state.scales, wanted.begin, window, part,
-                   [&](std::uint64_t at, std::uint64_t to, std::uint64_t bytes) {
-                     std::memcpy(into + to, data[0] + at, bytes);
-                   });
-        });
+    session.store().visit(kinds, parameter.unit, window.begin, window.end, Access::kRead,
+                          [&](std::uint64_t, std::uint64_t, std::span<std::byte* const> data) {
+                            for_runs(dtype, state.scales, wanted.begin, window, part,
+                                     [&](std::uint64_t at, std::uint64_t to, std::uint64_t bytes) {
+                                       std::memcpy(into + to, data[0] + at, bytes);
+                                     });
+                          });
   });
 }
 

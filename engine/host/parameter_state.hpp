@@ -7,18 +7,11 @@
 #include <cstdint>
 #include <functional>
 
-#include "base/memory_kinds.hpp"
 #include "engine/host/sealed_session.hpp"
 #include "engine/host/session_space.hpp"
 #include "kernels/optimizer.hpp"
 
 namespace sluice::host {
-
-// scales: of 8-bit moments, one fp32 for each 128 elements of the parameter.
-struct KeptState {
-  StateKind kind = StateKind::kWeight;
-  bool scales = false;
-};
 
 // The format of a parameter's state. kBlock8: codes of a byte each. Throws InputError if the
 // parameter's rule keeps no such state.

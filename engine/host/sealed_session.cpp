@@ -141,11 +141,11 @@ void SealedSession::leave_committed_state() {
       store_.visit(kinds, unit, 0, model_.units[at].elems, runtime::StateStore::Access::kRead,
                    [&](std::uint64_t begin, std::uint64_t end, std::span<std::byte* const> data) {
                      durable_->switch_slot();
-                     store_.visit(kinds, unit, begin, end, runtime::StateStore::Access::kWrite,
-                                  [&](std::uint64_t, std::uint64_t,
-                                      std::span<std::byte* const> copy) {
-                                    SLUICE_CHECK(copy[0] == data[0]);  // the one I/O window
-                                  });
+                     store_.visit(
+                         kinds, unit, begin, end, runtime::StateStore::Access::kWrite,
+                         [&](std::uint64_t, std::uint64_t, std::span<std::byte* const> copy) {
+                           SLUICE_CHECK(copy[0] == data[0]);  // the one I/O window
+                         });
                      durable_->switch_slot();
                    });
     }

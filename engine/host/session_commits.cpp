@@ -74,7 +74,7 @@ runtime::DurableState::Record SessionCommits::record(std::uint64_t updates,
     return checkpoint::format_state_record(
         manifest, {storage.run(), files_.log_path(), offload::file_id(files_.log_path()),
                    storage.space().file_paths(), storage.space().bytes(), homes,
-                   storage.space().shares()});
+                   storage.space().shares(), /*ranks=*/1});
   };
 }
 
@@ -114,9 +114,10 @@ checkpoint::DurableFound find_commit(const std::string& directory,
   const std::int64_t step = found ? found->manifest.step : -1;
   for (const checkpoint::PassedOver& passed : passed_over) {
     if (passed.step >= 0 && passed.step <= step) continue;
-    if (passed.absent || !found) {
+    if (passed.absent) {
       throw InputError(passed.why + "; put it back, or remove '" + passed.log + "'");
     }
+    if (!found) throw InputError(passed.why);
     log(LogLevel::kWarning, "commit passed over: " + passed.why);
   }
   if (!found) throw InputError("'" + shown(directory) + "' has no commit of a session");

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/dtype.hpp"
+#include "base/memory_kinds.hpp"
 #include "engine/model/parameter_table.hpp"
 #include "kernels/optimizer.hpp"
 
@@ -41,6 +42,12 @@ struct SessionParameter {
   // Its place, known once the units are made; unit -1: frozen.
   std::int32_t unit = -1;
   std::uint64_t first_elem = 0;
+};
+
+// One kind of a parameter's state. scales: of 8-bit moments, one fp32 for each 128 elements.
+struct KeptState {
+  StateKind kind = StateKind::kWeight;
+  bool scales = false;
 };
 
 class SessionSpace {

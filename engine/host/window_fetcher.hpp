@@ -55,8 +55,8 @@ class WindowFetcher {
     bool is_stale = false;  // goes away when it is released
     std::uint32_t holds = 0;
     std::uint64_t last_use = 0;
-    std::exception_ptr error;             // of the last fetch
-    std::optional<void*> released_on;     // CUDA: the program's stream of the last release
+    std::exception_ptr error;          // of the last fetch
+    std::optional<void*> released_on;  // CUDA: the program's stream of the last release
   };
   // Thread-safe, and made at set-up.
   struct Events {

@@ -129,8 +129,7 @@ static void test_changes_between(int format, int place) {
   EXPECT(SLUICE_OK, sluice_commit(t.session));
   CHECK(digest_state(&t) == committed);
   /* Not committed, so lost. */
-  EXPECT(SLUICE_OK,
-         sluice_write(t.session, t.params[3], SLUICE_KIND_WEIGHT, 0, elems, raw, bytes));
+  EXPECT(SLUICE_OK, sluice_write(t.session, t.params[3], SLUICE_KIND_WEIGHT, 0, elems, raw, bytes));
   CHECK(digest_state(&t) != committed);
   EXPECT(SLUICE_OK, sluice_load(t.session, folder));
   CHECK(digest_state(&t) == committed);

@@ -24,9 +24,9 @@ using offload::FaultPlan;
 using offload::StorageFault;
 
 constexpr std::array<StorageFault, 10> kFaults{
-    StorageFault::kEio,         StorageFault::kEnospc,          StorageFault::kShortTransfer,
-    StorageFault::kFlippedRead, StorageFault::kFlippedWrite,    StorageFault::kLostWrite,
-    StorageFault::kCallEagain,  StorageFault::kCallShortByHalf, StorageFault::kCallShortByOne,
+    StorageFault::kEio,           StorageFault::kEnospc,          StorageFault::kShortTransfer,
+    StorageFault::kFlippedRead,   StorageFault::kFlippedWrite,    StorageFault::kLostWrite,
+    StorageFault::kCallEagain,    StorageFault::kCallShortByHalf, StorageFault::kCallShortByOne,
     StorageFault::kCallShortBy511};
 
 // An engine whose storage fails by plan, and the operations that its last storage engine has seen.
@@ -46,8 +46,8 @@ class FaultyHost {
       watched_ = faulty.get();
       return faulty;
     };
-    handle_ = std::make_unique<sluice_engine>(
-        sluice_engine{std::make_shared<host::HostEngine>(options)});
+    handle_ =
+        std::make_unique<sluice_engine>(sluice_engine{std::make_shared<host::HostEngine>(options)});
   }
 
   sluice_engine* handle() { return handle_.get(); }

@@ -88,8 +88,8 @@ static void open_program(struct program* p) {
     sluice_unit unit;
     memset(data, value_of(i, 0), bytes_of(i));
     EXPECT(SLUICE_OK, sluice_pager_add_unit(p->pager, "unit", &unit));
-    EXPECT(SLUICE_OK, sluice_pager_add(p->pager, unit, SLUICE_PART_WEIGHT, bytes_of(i), data,
-                                       &p->weights[i]));
+    EXPECT(SLUICE_OK,
+           sluice_pager_add(p->pager, unit, SLUICE_PART_WEIGHT, bytes_of(i), data, &p->weights[i]));
     if (i == UNITS - 1) EXPECT(SLUICE_OK, sluice_pager_seal(p->pager));
   }
   free(data);

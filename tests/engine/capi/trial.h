@@ -29,10 +29,12 @@ struct format {
   int32_t dtype, split_master, moments;
 };
 enum { FORMATS = 5 };
-#define ALL_FORMATS                                                      \
-  {                                                                      \
-    {SLUICE_F32, 0, 0}, {SLUICE_BF16, 0, 0}, {SLUICE_BF16, 1, 0},         \
-        {SLUICE_F32, 0, SLUICE_BLOCK8}, { SLUICE_BF16, 1, SLUICE_BLOCK8 } \
+#define ALL_FORMATS                                                                               \
+  {                                                                                               \
+    {SLUICE_F32, 0, 0}, {SLUICE_BF16, 0, 0}, {SLUICE_BF16, 1, 0}, {SLUICE_F32, 0, SLUICE_BLOCK8}, \
+    {                                                                                             \
+      SLUICE_BF16, 1, SLUICE_BLOCK8                                                               \
+    }                                                                                             \
   }
 struct trial {
   sluice_engine* engine;
