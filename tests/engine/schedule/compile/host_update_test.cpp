@@ -77,6 +77,32 @@ TEST(HostUpdate, HasOneResultOnEveryTierAndTiming) {
   }
 }
 
+// The update of a session that commits has the same result, and its save finds all of it: weights and
+// optimizer state, wherever they rest, and no gradient.
+TEST(HostUpdate, ASaveCommitsTheStateThatTheUpdateLeft) {
+  const StepModel model = mixed_model();
+  StepOptions plain = drawn_options(model, 0);
+  const Interpretation wanted = interpret(compile_host_update(model, plain));
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    StepOptions options = drawn_options(model, seed);
+    options.durable = true;
+    const Schedule update = compile_host_update(model, options);
+    const Schedule save = compile_host_save(model, options);
+    ASSERT_EQ(testing::joined(validate(update)), "");
+    ASSERT_EQ(testing::joined(validate(save)), "");
+    const Interpretation updated = interpret(update);
+    ASSERT_TRUE(updated.same_values(wanted));
+    for (InterpretOptions timing : adverse_timings(seed, 1)) {
+      timing.before = &updated.after;
+      const Interpretation saved = interpret(save, timing);
+      ASSERT_EQ(testing::joined(saved.errors), "");
+      ASSERT_EQ(saved.committed, wanted.exit);
+      ASSERT_EQ(saved.exit, wanted.exit);
+    }
+  }
+}
+
 TEST(HostUpdate, KeepsEachUnitsFormats) {
   const StepModel model = mixed_model();
   const Schedule schedule = compile_host_update(model, drawn_options(model, 3));
