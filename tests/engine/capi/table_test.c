@@ -710,7 +710,8 @@ static void check_forked(void) {
   destroy_world();
 }
 
-/* fork() in the middle of an update: the child is refused everything, the parent ends the update. */
+/* fork() in the middle of an update and of a pass: the child is refused everything, the parent ends
+ * both. */
 static void test_fork(void) {
   sluice_update_info info = SLUICE_UPDATE_INFO_INIT;
   sluice_update_part part = SLUICE_UPDATE_PART_INIT;
@@ -722,6 +723,7 @@ static void test_fork(void) {
   give(session);
   EXPECT(SLUICE_OK, sluice_update_begin(session, &info));
   EXPECT(SLUICE_OK, sluice_update_next(session, &part));
+  acquire(world.sealed_pager);
   child = fork();
   if (child == 0) {
     check_forked();
@@ -732,6 +734,8 @@ static void test_fork(void) {
   CHECK(child > 0 && waitpid(child, &status, 0) == child);
   CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
   CHECK(part.param == 0);
+  EXPECT(SLUICE_OK, sluice_pager_release(world.sealed_pager, 0, NULL));
+  acquire(world.sealed_pager);
   EXPECT(SLUICE_OK, sluice_update_next(session, &part));
   CHECK(part.param == SLUICE_NONE);
   sluice_session_destroy(session);
