@@ -235,12 +235,14 @@ std::optional<CallerPart> HostSession::next_part() {
 }
 
 kernels::StateLayout HostSession::layout(std::uint32_t number, KeptState state) const {
-  return parameter_layout(sealed().table(), trainable(number), state);
+  const SealedSession& inner = sealed();  // first: an open session says so
+  return parameter_layout(inner.table(), trainable(number), state);
 }
 
 void HostSession::read(std::uint32_t number, KeptState state, std::uint64_t first,
                        std::uint64_t count, std::byte* into) {
-  read_parameter(sealed(), trainable(number), state, first, count, into);
+  SealedSession& inner = sealed();
+  read_parameter(inner, trainable(number), state, first, count, into);
 }
 
 void HostSession::write(std::uint32_t number, KeptState state, std::uint64_t first,

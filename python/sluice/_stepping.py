@@ -107,7 +107,7 @@ class Stepper:
         self.optimizer, self.offloaded, self.pager, self.planned = optimizer, offloaded, offloaded.pager, planned
         self.plain_class = type(optimizer)
         self.plain_step = own_step(optimizer)
-        self._known = len(optimizer.state)
+        self._known = set()  # parameters with state, at the last look
         self._order = {}  # parameter: keys of its state in torch's order
         self._away = set()  # parameters with state on storage
         for parameter, entries in planned.items():
@@ -170,14 +170,18 @@ class Stepper:
         return loss
 
     def _order_states(self, lists):
-        """State of new parameters comes in torch's order, that of the groups, as state_dict() shows it."""
+        """State that this step has made comes behind the rest, in the order of the groups: state_dict() shows torch's
+        order, in which a parameter stands when it got its first gradient."""
         state = self.optimizer.state
-        if len(state) == self._known:
+        made = {parameter for parameter in state if parameter not in self._known}
+        if not made:
             return
-        entries = {parameter: state[parameter] for parameters in lists for parameter in parameters if parameter in state}
+        entries = {parameter: value for parameter, value in state.items() if parameter not in made}
+        entries.update((parameter, state[parameter]) for parameters in lists for parameter in parameters
+                       if parameter in made)
         state.clear()
         state.update(entries)
-        self._known = len(state)
+        self._known = set(state)
 
     def _units_to_step(self, lists):
         """(unit, the next one, its parameters with a gradient), in the pager's order."""
@@ -241,6 +245,7 @@ class Stepper:
     @torch.no_grad()
     def _adopt_all(self):
         """After load_state_dict(), and at the start: all state of the optimizer goes to its place."""
+        self._known = set(self.optimizer.state)
         for parameter, entries in self.planned.items():
             state = self.optimizer.state.get(parameter)
             if state is None or type(state) is _Away:

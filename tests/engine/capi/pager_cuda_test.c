@@ -71,13 +71,13 @@ struct program {
 };
 
 static uint64_t slice_bytes(void) {
-  return 3 * MIB + 40;
+  return 3 * MIB + 4096;
 }
 
 static void open_program(struct program* p) {
   sluice_engine_options engine_options = SLUICE_ENGINE_OPTIONS_INIT;
   sluice_pager_options options = SLUICE_PAGER_OPTIONS_INIT;
-  unsigned char* data = malloc(slice_bytes());
+  unsigned char* data[UNITS]; /* read by seal */
   int i;
   engine_options.device_type = SLUICE_DEVICE_CUDA;
   engine_options.device_bytes = 12 * MIB; /* six pages; the units have eleven */
@@ -86,19 +86,20 @@ static void open_program(struct program* p) {
   EXPECT(SLUICE_OK, sluice_pager_create(p->engine, &options, &p->pager));
   for (i = 0; i < UNITS; ++i) {
     sluice_unit unit;
-    memset(data, value_of(i, 0), bytes_of(i));
+    data[i] = malloc(bytes_of(i));
+    memset(data[i], value_of(i, 0), bytes_of(i));
     EXPECT(SLUICE_OK, sluice_pager_add_unit(p->pager, "unit", &unit));
-    EXPECT(SLUICE_OK,
-           sluice_pager_add(p->pager, unit, SLUICE_PART_WEIGHT, bytes_of(i), data, &p->weights[i]));
-    if (i == UNITS - 1) EXPECT(SLUICE_OK, sluice_pager_seal(p->pager));
+    EXPECT(SLUICE_OK, sluice_pager_add(p->pager, unit, SLUICE_PART_WEIGHT, bytes_of(i), data[i],
+                                       &p->weights[i]));
   }
-  free(data);
+  EXPECT(SLUICE_OK, sluice_pager_seal(p->pager));
+  for (i = 0; i < UNITS; ++i) free(data[i]);
   for (i = 0; i < STREAMS; ++i) {
     p->streams[i].device_type = SLUICE_DEVICE_CUDA;
     p->streams[i].device_id = 0;
     CHECK(driver.stream_create(&p->streams[i].native, 0) == 0);
   }
-  p->results = malloc(USES * slice_bytes());
+  if (posix_memalign((void**)&p->results, 4096, USES * slice_bytes()) != 0) abort();
   CHECK(driver.host_register(p->results, USES * slice_bytes(), 0) == 0);
   p->version = 0;
 }
