@@ -22,11 +22,6 @@ std::array<std::uint64_t, kTierCount> bytes_left(const allocator::Ledger& ledger
   return left;
 }
 
-std::unique_ptr<offload::StorageEngine> make_storage(const HostEngine& engine,
-                                                     const SessionPlan& plan) {
-  return plan.need.storage_bytes == 0 ? nullptr : engine.make_storage();
-}
-
 std::uint64_t log_bytes(const HostEngine& engine, const SessionSpace& space,
                         const std::string& commit_path) {
   if (commit_path.empty()) return 0;
@@ -34,6 +29,25 @@ std::uint64_t log_bytes(const HostEngine& engine, const SessionSpace& space,
 }
 
 }  // namespace
+
+SealedSession::Memory::Memory(HostEngine& engine, const SessionPlan& plan,
+                              const std::string& commit_path)
+    : storage(plan.need.storage_bytes == 0 ? nullptr : engine.make_storage()),
+      run(make_run_id()),
+      commits(commit_path.empty() ? nullptr
+                                  : std::make_unique<SessionCommits>(engine, *storage, commit_path,
+                                                                     run, plan.need.log_bytes)),
+      homes(engine.device(), engine.ledger(), storage.get(), engine.options().storage_paths,
+            plan.need, run, /*kept=*/commits != nullptr),
+      durable(commits == nullptr ? nullptr
+                                 : std::make_unique<runtime::DurableState>(homes, commits->log())) {
+  if (commits != nullptr) commits->watch(homes.storage().space());
+}
+
+SealedSession::Programs::Programs(const SessionPlan& plan, runtime::RunMemory& homes)
+    : update(plan.update, homes) {
+  if (!plan.save.instructions.empty()) save.emplace(plan.save, homes);
+}
 
 SealedSession::SealedSession(HostEngine& engine, const SessionSpace& space, StatePlace place,
                              const std::string& commit_path)
@@ -44,30 +58,16 @@ SealedSession::SealedSession(HostEngine& engine, const SessionSpace& space, Stat
       plan_(plan_session(model_, bytes_left(engine.ledger()), place,
                          log_bytes(engine, space, commit_path))),
       alone_(collectives::make_single_communicator()),
-      storage_(make_storage(engine, plan_)),
-      run_(make_run_id()),
-      commits_(commit_path.empty()
-                   ? nullptr
-                   : std::make_unique<SessionCommits>(engine, *storage_, commit_path, run_,
-                                                      plan_.need.log_bytes)),
-      memory_(engine.device(), engine.ledger(), storage_.get(), engine.options().storage_paths,
-              plan_.need, run_, /*kept=*/commits_ != nullptr),
-      durable_(commits_ == nullptr
-                   ? nullptr
-                   : std::make_unique<runtime::DurableState>(memory_, commits_->log())),
-      update_(plan_.update, memory_),
-      operations_(space.space(), table_, DType::kF32),
-      runner_(space, table_, operations_, *kernels_),
-      executor_(engine.device(), memory_.storage(), runner_, engine.options().deadline_s,
-                durable_.get()),
-      store_(engine.device(), memory_, plan_.update, {model_.view, model_.pipeline, *alone_},
-             durable_.get()),
+      memory_(engine, plan_, commit_path),
+      programs_(plan_, memory_.homes),
+      runner_(space, table_, *kernels_),
+      executor_(engine.device(), memory_.homes.storage(), runner_, engine.options().deadline_s,
+                memory_.durable.get()),
+      store_(engine.device(), memory_.homes, plan_.update, {model_.view, model_.pipeline, *alone_},
+             memory_.durable.get()),
       files_(space.space(), table_, store_) {
-  executor_.prepare(update_);
-  if (commits_ == nullptr) return;
-  commits_->watch(memory_.storage().space());
-  save_.emplace(plan_.save, memory_);
-  executor_.prepare(*save_);
+  executor_.prepare(programs_.update);
+  if (programs_.save) executor_.prepare(*programs_.save);
 }
 
 SealedSession::~SealedSession() = default;
@@ -76,7 +76,7 @@ std::byte* SealedSession::address(std::int32_t unit, StateKind kind) {
   for (const schedule::Buffer& buffer : plan_.update.buffers) {
     if (buffer.persistent && buffer.role == schedule::BufferRole::kState && buffer.unit == unit &&
         buffer.kind == kind && !buffer.log_copy) {
-      return memory_.address(buffer);
+      return memory_.homes.address(buffer);
     }
   }
   throw InternalError("the session's schedule has no such home");
@@ -111,27 +111,30 @@ void SealedSession::refresh_table(const SessionSpace& space) {
 }
 
 double SealedSession::update(TraceRecorder* trace, std::uint32_t step) {
-  if (durable_ != nullptr) durable_->begin(plan_.update, {});
-  const double seconds = executor_.run(update_, trace, step).seconds;
-  if (durable_ != nullptr) durable_->end();
+  runtime::DurableState* const durable = memory_.durable.get();
+  if (durable != nullptr) durable->begin(plan_.update, {});
+  const double seconds = executor_.run(programs_.update, trace, step).seconds;
+  if (durable != nullptr) durable->end();
   return seconds;
 }
 
 // Without an update since the last commit the state is copied to the other slot first: the program may
 // have changed weights in their homes, and the committed ones must stay until the new record.
 void SealedSession::commit(const SessionSpace& space, std::uint64_t updates) {
-  SLUICE_CHECK(commits_ != nullptr);
+  SLUICE_CHECK(commits());
   leave_committed_state();
-  durable_->begin(plan_.save, commits_->record(updates, parameter_fingerprint(space, table_),
-                                               memory_.storage()));
-  executor_.run(*save_);
-  durable_->end();
-  commits_->retire_others();
+  memory_.durable->begin(plan_.save,
+                         memory_.commits->record(updates, parameter_fingerprint(space, table_),
+                                                 memory_.homes.storage()));
+  executor_.run(*programs_.save);
+  memory_.durable->end();
+  memory_.commits->retire_others();
 }
 
 // A window is read from the one slot and written to the other.
 void SealedSession::leave_committed_state() {
-  if (durable_ == nullptr || !durable_->is_committed()) return;
+  runtime::DurableState* const durable = memory_.durable.get();
+  if (durable == nullptr || !durable->is_committed()) return;
   for (std::size_t at = 0; at < model_.units.size(); ++at) {
     const auto unit = static_cast<std::int32_t>(at);
     for (const StateKind kind : kOptimizerKinds) {
@@ -140,17 +143,17 @@ void SealedSession::leave_committed_state() {
       const std::array<StateKind, 1> kinds{kind};
       store_.visit(kinds, unit, 0, model_.units[at].elems, runtime::StateStore::Access::kRead,
                    [&](std::uint64_t begin, std::uint64_t end, std::span<std::byte* const> data) {
-                     durable_->switch_slot();
+                     durable->switch_slot();
                      store_.visit(
                          kinds, unit, begin, end, runtime::StateStore::Access::kWrite,
                          [&](std::uint64_t, std::uint64_t, std::span<std::byte* const> copy) {
                            SLUICE_CHECK(copy[0] == data[0]);  // the one I/O window
                          });
-                     durable_->switch_slot();
+                     durable->switch_slot();
                    });
     }
   }
-  durable_->switch_slot();
+  durable->switch_slot();
 }
 
 std::vector<const schedule::Buffer*> SealedSession::homes() const {
@@ -176,8 +179,8 @@ std::uint64_t SealedSession::load_commit(const SessionSpace& space, const std::s
                                          const std::function<void()>& begin) {
   std::optional<run::RunLock> lock;
   std::error_code ignored;
-  if (commits_ == nullptr ||
-      !std::filesystem::equivalent(directory, commits_->directory(), ignored)) {
+  if (!commits() ||
+      !std::filesystem::equivalent(directory, memory_.commits->directory(), ignored)) {
     lock.emplace("path", directory, make_run_id());
     lock->keep_record();
   }
@@ -203,7 +206,7 @@ std::uint64_t SealedSession::load_commit(const SessionSpace& space, const std::s
 }
 
 offload::StorageCounters SealedSession::storage_counters() const {
-  return storage_ == nullptr ? offload::StorageCounters{} : storage_->counters();
+  return memory_.storage == nullptr ? offload::StorageCounters{} : memory_.storage->counters();
 }
 
 }  // namespace sluice::host

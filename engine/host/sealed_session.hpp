@@ -45,7 +45,7 @@ class SealedSession {
 
   // Makes the update. trace: null, or the recorder of its spans. Returns its seconds.
   double update(TraceRecorder* trace, std::uint32_t step);
-  bool commits() const { return commits_ != nullptr; }
+  bool commits() const { return memory_.commits != nullptr; }
   // Precondition: commits().
   void commit(const SessionSpace& space, std::uint64_t updates);
   // Call before anything but an update changes state: the last commit must stay whole. Copies the state
@@ -60,7 +60,7 @@ class SealedSession {
   const SessionPlan& plan() const { return plan_; }
   const model::ParameterTable& table() const { return table_; }
   kernels::StateKernels& kernels() { return *kernels_; }
-  runtime::StateOperations& operations() { return operations_; }
+  runtime::StateOperations& operations() { return runner_.operations(); }
   StateRunner& runner() { return runner_; }
   runtime::StateStore& store() { return store_; }
   checkpoint::ModelState& files() { return files_; }
@@ -70,20 +70,29 @@ class SealedSession {
   void load_home(const schedule::Buffer& home, checkpoint::SavedHomeReader& reader);
   std::vector<const schedule::Buffer*> homes() const;
 
+  // All memory, with the files of the storage tier.
+  struct Memory {
+    Memory(HostEngine& engine, const SessionPlan& plan, const std::string& commit_path);
+    const std::unique_ptr<offload::StorageEngine> storage;  // null: nothing rests there
+    const RunId run;
+    const std::unique_ptr<SessionCommits> commits;  // null: the session does not commit
+    runtime::RunMemory homes;
+    const std::unique_ptr<runtime::DurableState> durable;  // likewise
+  };
+  struct Programs {
+    Programs(const SessionPlan& plan, runtime::RunMemory& homes);
+    runtime::Program update;
+    std::optional<runtime::Program> save;  // of a session that commits
+  };
+
   HostEngine& engine_;
   const std::unique_ptr<kernels::StateKernels> kernels_;
   model::ParameterTable table_;
   const schedule::StepModel model_;
   const SessionPlan plan_;
   const std::unique_ptr<collectives::Communicator> alone_;
-  const std::unique_ptr<offload::StorageEngine> storage_;
-  const RunId run_;
-  const std::unique_ptr<SessionCommits> commits_;  // null: the session does not commit
-  runtime::RunMemory memory_;
-  const std::unique_ptr<runtime::DurableState> durable_;  // likewise
-  runtime::Program update_;
-  std::optional<runtime::Program> save_;
-  runtime::StateOperations operations_;
+  Memory memory_;
+  Programs programs_;
   StateRunner runner_;
   runtime::Executor executor_;
   runtime::StateStore store_;

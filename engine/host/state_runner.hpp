@@ -17,8 +17,13 @@ namespace sluice::host {
 class StateRunner final : public runtime::OperationRunner {
  public:
   StateRunner(const SessionSpace& space, const model::ParameterTable& table,
-              runtime::StateOperations& operations, kernels::StateKernels& kernels)
-      : space_(space), table_(table), operations_(operations), kernels_(kernels) {}
+              kernels::StateKernels& kernels)
+      : space_(space),
+        table_(table),
+        operations_(space.space(), table, DType::kF32),
+        kernels_(kernels) {}
+  // Scalars of the next pass, and results of the last one.
+  runtime::StateOperations& operations() { return operations_; }
   // For the next pass. Null: it has no unit of the program's own.
   void set_exchange(UpdateExchange* exchange) { exchange_ = exchange; }
 
@@ -35,7 +40,7 @@ class StateRunner final : public runtime::OperationRunner {
 
   const SessionSpace& space_;
   const model::ParameterTable& table_;
-  runtime::StateOperations& operations_;
+  runtime::StateOperations operations_;
   kernels::StateKernels& kernels_;
   UpdateExchange* exchange_ = nullptr;
 };
