@@ -53,6 +53,9 @@ class CommunicationError : public Error {
 struct ByteCounts {
   std::uint64_t sent = 0;
   std::uint64_t received = 0;
+  ByteCounts operator+(const ByteCounts& more) const {
+    return {sent + more.sent, received + more.received};
+  }
   ByteCounts operator-(const ByteCounts& less) const {
     return {sent - less.sent, received - less.received};
   }
@@ -148,6 +151,11 @@ class Communicator {
   // failed or has not finished by its deadline; the group then ends, so that no stream hangs on a
   // dead rank.
   void check() { check_usable("check"); }
+  // Whether all queued calls have finished. Throws as check() does.
+  virtual bool is_idle() {
+    check();
+    return true;
+  }
 
   // Payload of the finished (with a stream: queued) calls. Any thread may read.
   ByteCounts bytes() const {

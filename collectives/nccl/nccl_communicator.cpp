@@ -23,6 +23,7 @@ class NcclCommunicator final : public Communicator {
         session_(std::move(session)) {}
 
   void barrier() override {
+    SLUICE_CHECK(scratch_ != nullptr);
     auto* const own = static_cast<std::byte*>(scratch_) + rank();
     gather("barrier", own, scratch_, 1);
     session_->wait();
@@ -35,6 +36,7 @@ class NcclCommunicator final : public Communicator {
     return std::make_unique<NcclCommunicator>(std::move(session), stream_, scratch_);
   }
 
+  bool is_idle() override { return session_->is_idle("check"); }
   void abort(const std::string& why) noexcept override { session_->request_abort(why); }
 
   void fold_parts(const RankParts& parts, ReductionTypes types, void* out,
@@ -102,7 +104,6 @@ class NcclCommunicator final : public Communicator {
 std::unique_ptr<Communicator> make_nccl_communicator(const NcclOptions& options) {
   SLUICE_CHECK(options.stream != nullptr && options.device != nullptr);
   if (options.place.size == 1) return make_single_gpu_communicator(*options.stream);
-  SLUICE_CHECK(options.scratch != nullptr);
   return std::make_unique<NcclCommunicator>(std::make_unique<NcclSession>(options), *options.stream,
                                             options.scratch);
 }

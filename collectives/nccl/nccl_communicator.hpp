@@ -17,6 +17,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -31,17 +32,24 @@ struct NcclFunctions;
 
 struct NcclOptions {
   RendezvousPlace place;
+  // How the ranks meet; empty: at a rendezvous of their own at `place`.
+  MessageExchange exchange;
   // A name of the GPU that all processes of the machine share, such as "0000:17:00.0".
   std::string gpu;
   device::Device* device = nullptr;  // creates the events that watch calls
   device::Stream* stream = nullptr;  // the comm lane's stream
-  // Device memory for barriers, nccl_scratch_bytes(place.size).
+  // Device memory for barriers, nccl_scratch_bytes(place.size). Null: barrier() is not called.
   void* scratch = nullptr;
   // Deadline of rendezvous and NCCL start together, and of each call.
   double start_seconds = 300;
   double call_seconds = kDefaultDeadlineSeconds;
+  // Called while a call waits. A CommunicationError ends the group with its reason, as abort() does.
+  // May be empty.
+  std::function<void()> poll;
   const NcclFunctions* nccl = nullptr;  // null: libnccl.so.2
 };
+// Why there can be no group of several ranks in this process; empty: there can.
+std::string nccl_missing();
 std::uint64_t nccl_scratch_bytes(int ranks);
 
 // Waits for all ranks. A group of one uses neither NCCL nor the network. Throws InputError if ranks

@@ -3,6 +3,7 @@
 
 #include "base/dynamic_library.hpp"
 #include "base/error.hpp"
+#include "collectives/nccl/nccl_communicator.hpp"
 
 namespace sluice::collectives {
 namespace {
@@ -41,6 +42,15 @@ NcclFunctions open_library() {
 const NcclFunctions& nccl_library() {
   static const NcclFunctions functions = open_library();
   return functions;
+}
+
+std::string nccl_missing() {
+  try {
+    nccl_library();
+    return {};
+  } catch (const DeviceError& error) {
+    return error.what();
+  }
 }
 
 }  // namespace sluice::collectives

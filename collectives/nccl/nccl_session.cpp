@@ -79,7 +79,8 @@ NcclSession::NcclSession(const NcclOptions& options)
       stream_(*options.stream),
       rank_(options.place.rank),
       size_(options.place.size),
-      call_seconds_(options.call_seconds) {
+      call_seconds_(options.call_seconds),
+      poll_(options.poll) {
   const Deadline deadline = Deadline::after_seconds(options.start_seconds);
   for (Watched& watched : watched_) watched.event = device_.create_event();
   Introduction own{machine_id(), machine_name(), options.gpu, {}};
@@ -89,9 +90,10 @@ NcclSession::NcclSession(const NcclOptions& options)
     own.unique_id.assign(id.internal, sizeof id.internal);
   }
   std::vector<Introduction> ranks;
-  for (const std::string& message : exchange_messages(options.place, own.message(), deadline)) {
-    ranks.push_back(Introduction::of(message));
-  }
+  const std::vector<std::string> messages =
+      options.exchange ? options.exchange(own.message(), deadline)
+                       : exchange_messages(options.place, own.message(), deadline);
+  for (const std::string& message : messages) ranks.push_back(Introduction::of(message));
   refuse_shared_gpus(ranks);
   ncclUniqueId id{};
   if (ranks[0].unique_id.size() != sizeof id.internal) {
@@ -107,7 +109,8 @@ NcclSession::NcclSession(const NcclSession& parent, int rank, int size)
       stream_(parent.stream_),
       rank_(rank),
       size_(size),
-      call_seconds_(parent.call_seconds_) {
+      call_seconds_(parent.call_seconds_),
+      poll_(parent.poll_) {
   for (Watched& watched : watched_) watched.event = device_.create_event();
 }
 
@@ -211,6 +214,13 @@ void NcclSession::watch(const char* call) {
 }
 
 void NcclSession::end_if_requested(const char* call) {
+  if (poll_ && !reason_.is_set()) {
+    try {
+      poll_();
+    } catch (const CommunicationError& error) {
+      reason_.set(error.why, error.rank);
+    }
+  }
   if (!reason_.is_set()) return;
   abort("");  // the reason is set
   reason_.check(call);
@@ -265,11 +275,13 @@ std::unique_ptr<NcclSession> NcclSession::split(std::span<const int> members) {
   return group;
 }
 
+bool NcclSession::is_idle(const char* call) {
+  check(call);
+  return count_ == 0;
+}
+
 void NcclSession::wait() {
-  while (count_ > 0) {
-    check("barrier");
-    if (count_ > 0) std::this_thread::sleep_for(kPollPause);
-  }
+  while (!is_idle("barrier")) std::this_thread::sleep_for(kPollPause);
 }
 
 }  // namespace sluice::collectives

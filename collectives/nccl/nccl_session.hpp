@@ -43,6 +43,8 @@ class NcclSession {
   void request_abort(const std::string& why) noexcept { reason_.set(why); }
   // The session of a group of some of this one's ranks. All ranks call it. A group of one has none.
   std::unique_ptr<NcclSession> split(std::span<const int> members);
+  // Whether all queued calls have finished. Throws as check() does.
+  bool is_idle(const char* call);
   // Waits until all queued calls have finished.
   void wait();
 
@@ -71,6 +73,7 @@ class NcclSession {
   const int rank_, size_;
   const double call_seconds_;
   ncclComm_t handle_ = nullptr;
+  const std::function<void()> poll_;
   AbortReason reason_;  // set: aborted, or to be aborted
   // A ring of queued calls that are not known to have finished, oldest first. When it is full, the
   // newest entry stands for all later calls.

@@ -76,6 +76,7 @@ struct Config {
     kCsv
   };
   enum class GradientSum : std::uint8_t { kTree, kRing };
+  enum class Transport : std::uint8_t { kAuto, kGloo, kNccl };
   enum class CheckpointMode : std::uint8_t { kScratch, kDurable };
   enum class Order : std::uint8_t { kAuto, kMicrobatch, kUnit };
 
@@ -175,6 +176,7 @@ struct Config {
     GradientSum reduction = GradientSum::kTree;
     std::uint64_t bucket_bytes =
         16 * kMiB;  // plain data parallelism: of fp32 sums that travel at once
+    Transport transport = Transport::kAuto;
     PipelineSchedule schedule = PipelineSchedule::k1F1B;
     std::string schedule_file;        // kCsv
     std::int64_t virtual_stages = 0;  // stages of a pipeline rank; derived from the schedule

@@ -350,6 +350,16 @@ void check_storage_engine(const Config& config, const ConfigOrigins& origins) {
                    "out");
 }
 
+void check_transport(const Config& config, const ConfigOrigins& origins) {
+  if (config.parallel.transport == Config::Transport::kAuto ||
+      config.memory.backend != Config::Backend::kHost) {
+    return;
+  }
+  throw InputError(origins.of("parallel.transport") +
+                   ": parallel.transport says how the memory of GPUs travels and has no meaning "
+                   "with memory.backend = \"host\"; use \"auto\", or leave it out");
+}
+
 }  // namespace
 
 std::string default_checkpoint_dir(const std::string& log_dir) {
@@ -368,6 +378,7 @@ void resolve_config(Config& config, const ConfigOrigins& origins) {
   check_storage_paths(config, origins);
   check_storage_shares(config, origins);
   check_storage_engine(config, origins);
+  check_transport(config, origins);
   check_pipeline(config, origins);
 }
 

@@ -476,6 +476,11 @@ void add_run(Keys& keys) {
       "parallel.bucket", SLUICE_FIELD(parallel.bucket_bytes), 64 * 1024, 1 << 30,
       "parallel.zero = 0: fp32 sums, or as many gradients, that travel at once, of all ranks' "
       "parts"));
+  add(choice(
+      "parallel.transport", SLUICE_FIELD(parallel.transport), {"auto", "gloo", "nccl"},
+      "what carries the collectives of GPUs. gloo: through pinned memory. nccl: from one GPU "
+      "to another; each rank needs its own. auto: nccl where all ranks can. Results are the "
+      "same"));
   add(pipeline_schedule());
   add(derived(
       integer("parallel.virtual_stages", SLUICE_FIELD(parallel.virtual_stages), 1, kMaxLayers,

@@ -25,6 +25,7 @@
 #include "engine/planner/search.hpp"
 #include "engine/planner/step_size.hpp"
 #include "engine/planner/unit_need.hpp"
+#include "engine/runtime/collective_runner.hpp"
 #include "engine/runtime/durable_state.hpp"
 
 namespace sluice::planner {
@@ -46,6 +47,18 @@ std::uint64_t log_bytes(const config::Config& config, const schedule::StepModel&
   const std::size_t lines = ranks_of(model) == 1 ? 1 : 2;
   return offload::StateLog::file_bytes(runtime::state_record_bytes(
       lines * model.units.size() * kStateKindCount, config::result_settings(config), paths));
+}
+
+// Messages of a GPU's memory pass through pinned memory, unless NCCL brings them.
+runtime::FixedNeed fixed_need(const config::Config& config, const schedule::StepModel& model) {
+  runtime::FixedNeed need;
+  need.log_bytes = log_bytes(config, model);
+  if (config.memory.backend == config::Config::Backend::kCuda) {
+    const bool stages = config.parallel.transport != config::Config::Transport::kNccl;
+    need.staging_bytes = runtime::CollectiveRunner::staging_bytes(stages ? ranks_of(model) : 1,
+                                                                  !model.pipeline.is_alone());
+  }
+  return need;
 }
 
 // State in its homes only: shadow copies and log copies are counted elsewhere.
@@ -221,7 +234,8 @@ std::variant<Plan, Refusal> plan_pipeline(const config::Config& config, schedule
     step.pipeline = parallel::make_stage_view(order, cut, 0);
     std::vector<CandidateGroup> groups = pipeline_candidates(config, step);
     leave_out_long_steps(config, step, groups);
-    Trials trials(step, costs, log_bytes(config, step), other_ranks(step), ranks_of_pipeline(step));
+    Trials trials(step, costs, fixed_need(config, step), other_ranks(step),
+                  ranks_of_pipeline(step));
     auto found = search_pipeline(config, step, budgets, trials, std::move(groups));
     if (auto* refusal = std::get_if<Refusal>(&found)) {
       if (!refused || missing_bytes(*refusal) < missing_bytes(*refused)) {
@@ -253,7 +267,7 @@ double least_step_s(const config::Config& given, const model::Model& model,
   if (config.parallel.pipeline > 1) return least_pipeline_s(config, step_model, costs);
   std::vector<CandidateGroup> groups = plan_candidates(config, step_model);
   if (groups.empty()) return 0;
-  Trials trials(step_model, costs, 0);
+  Trials trials(step_model, costs, {});
   return Search(config, step_model, budgets, costs, trials, std::move(groups)).least_step_s();
 }
 
@@ -272,7 +286,7 @@ Plan plan_rank(const config::Config& config, const model::Model& model,
   step = step_of_rank(std::move(step), rank);
   check_options(options, config, step);
   CostModel costs(config, model, batch, hardware);
-  const Trials trials(step, costs, log_bytes(config, step));
+  const Trials trials(step, costs, fixed_need(config, step));
   Compiled compiled = trials.exact(options);
   trials.simulate(compiled);
   costs.apply(compiled.schedules[StepKind::kRedo]);
@@ -297,7 +311,7 @@ std::variant<Plan, Refusal> make_plan(const config::Config& given, const model::
     return plan_pipeline(config, step_model, model, hardware, costs);
   std::vector<CandidateGroup> groups = plan_candidates(config, step_model);
   leave_out_long_steps(config, step_model, groups);
-  Trials trials(step_model, costs, log_bytes(config, step_model), other_ranks(step_model));
+  Trials trials(step_model, costs, fixed_need(config, step_model), other_ranks(step_model));
   Search search(config, step_model, budgets, costs, trials, std::move(groups));
   if (!search.fits()) return with_largest_unit(search.refusal(), config, step_model);
   Plan plan = settle_plan(search_policies(search, config, step_model, budgets, costs, trials),

@@ -129,7 +129,7 @@ std::vector<RankFigures> check_ranks(const schedule::StepModel& step, const Comp
     if (kind == StepKind::kTraining && !step.pipeline.is_alone()) add_spans(world, costs, figures);
   }
   for (std::size_t rank = 0; rank < ranks; ++rank) {
-    needs[rank].log_bytes = first.need.log_bytes;
+    needs[rank].fixed = first.need.fixed;
     figures[rank].peak_bytes = needs[rank].peak_bytes();
   }
   return figures;

@@ -40,8 +40,11 @@ runtime::MemoryNeed at_least(runtime::MemoryNeed need, const TierBytes& least) {
         need.shares_device ? wanted
                            : round_up(need.device_arena_bytes, kPageBytes) + (wanted - device);
   }
-  need.pinned_bytes = std::max(need.pinned_bytes, least[1]);
-  need.storage_bytes = std::max(need.storage_bytes, least[2] - std::min(least[2], need.log_bytes));
+  const auto beside = [](std::uint64_t bytes, std::uint64_t fixed) {
+    return bytes - std::min(bytes, fixed);
+  };
+  need.pinned_bytes = std::max(need.pinned_bytes, beside(least[1], need.fixed.staging_bytes));
+  need.storage_bytes = std::max(need.storage_bytes, beside(least[2], need.fixed.log_bytes));
   return need;
 }
 

@@ -173,7 +173,7 @@ schedule::Schedule Trials::coarse_step(const schedule::StepOptions& options,
 TierBytes Trials::need_of(const schedule::Schedule& training) const {
   const std::array<const schedule::Schedule*, 1> schedules{&training};
   runtime::MemoryNeed need = runtime::memory_need(schedules, runtime::StateStore::kWindowBytes);
-  need.log_bytes = log_bytes_;
+  need.fixed = fixed_;
   return need.peak_bytes();
 }
 
@@ -273,7 +273,7 @@ TierBytes Trials::measure_exact_need(const schedule::StepModel& model,
   }
   runtime::MemoryNeed need =
       runtime::memory_need(schedules.of(options), runtime::StateStore::kWindowBytes);
-  need.log_bytes = log_bytes_;
+  need.fixed = fixed_;
   return need.peak_bytes();
 }
 
@@ -291,7 +291,7 @@ Trial Trials::training(const schedule::StepOptions& options) const {
   schedule::Schedule training = schedule::compile(model_, options, schedule::StepKind::kTraining);
   const std::array<const schedule::Schedule*, 1> schedules{&training};
   runtime::MemoryNeed need = runtime::memory_need(schedules, runtime::StateStore::kWindowBytes);
-  need.log_bytes = log_bytes_;
+  need.fixed = fixed_;
   costs_.apply(training);
   return {need.peak_bytes(), schedule::simulate(training, costs_.simulation_model()).total_s};
 }
@@ -302,7 +302,7 @@ Compiled Trials::exact(const schedule::StepOptions& options) const {
   compiled.schedules = schedule::compile_all(model_, options);
   compiled.need =
       runtime::memory_need(compiled.schedules.of(options), runtime::StateStore::kWindowBytes);
-  compiled.need.log_bytes = log_bytes_;
+  compiled.need.fixed = fixed_;
   compiled.most_bytes = with_other_ranks(compiled.need.peak_bytes(), options);
   return compiled;
 }

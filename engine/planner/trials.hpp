@@ -42,15 +42,15 @@ struct Trial {
 
 class Trials {
  public:
-  // model and costs must outlive it. log_bytes: the size of a durable run's log of commits; 0 for
-  // other runs. other_ranks: the same step of one rank of each other size of shards, and in a
-  // pipeline of each stage. pipeline: the step of every rank, by number; empty: there is none.
-  Trials(const schedule::StepModel& model, CostModel& costs, std::uint64_t log_bytes,
+  // model and costs must outlive it. fixed: of the run, beside its schedules.
+  // other_ranks: the same step of one rank of each other size of shards, and in a pipeline of each
+  // stage. pipeline: the step of every rank, by number; empty: there is none.
+  Trials(const schedule::StepModel& model, CostModel& costs, const runtime::FixedNeed& fixed,
          std::vector<schedule::StepModel> other_ranks = {},
          std::vector<schedule::StepModel> pipeline = {})
       : model_(model),
         costs_(costs),
-        log_bytes_(log_bytes),
+        fixed_(fixed),
         other_ranks_(std::move(other_ranks)),
         pipeline_(std::move(pipeline)) {}
 
@@ -88,7 +88,7 @@ class Trials {
 
   const schedule::StepModel& model_;
   CostModel& costs_;
-  std::uint64_t log_bytes_;
+  runtime::FixedNeed fixed_;
   std::vector<schedule::StepModel> other_ranks_;
   std::vector<schedule::StepModel> pipeline_;
   std::uint64_t instructions_ = 0;

@@ -73,7 +73,7 @@ VerbPeaks verb_peaks(const schedule::StepSchedules& schedules, const schedule::S
       const bool gathers = verb == Verb::kSave && (view.shards_optimizer() || has_stages);
       need.include(moves_state(all || gathers, window));
     }
-    need.log_bytes = whole.log_bytes;
+    need.fixed = whole.fixed;
     peaks[static_cast<std::size_t>(verb)] = need.peak_bytes();
   }
   return peaks;

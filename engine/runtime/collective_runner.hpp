@@ -4,40 +4,88 @@
 // moves the parts that the lists name, each as one transfer. A part that stays on this rank is
 // copied. The members of a group that is smaller than the world exchange within the world's group:
 // two ranks meet in one order in all groups that they share, as validate() proves.
+//
+// The groups of the host cannot read a GPU's memory. A part that lies there passes through pinned
+// memory, in pieces: a copy down, the exchange, and a copy up. With a group of the GPUs themselves
+// the collectives of such parts go through that one, and need no pinned memory. Both ends of a part
+// lie in the same kind of memory (validate), so both ranks take the same way.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
 #include <string>
 
+#include "base/deadline.hpp"
 #include "collectives/communicator.hpp"
+#include "device/device.hpp"
 #include "engine/runtime/program.hpp"
 
 namespace sluice::runtime {
 
-// The groups that the lanes use. Each has all ranks of the world, numbered as in the schedule.
+// The groups that the lanes use. Each has all ranks of the world, numbered as in the schedule. Both
+// move host memory.
 struct LaneGroups {
   collectives::Communicator& comm;
   // Of lanes send and receive, which use it at the same time.
   collectives::Communicator& messages;
 };
 
+// The way of messages from and to a GPU's memory.
+struct GpuMessages {
+  // Pinned memory, CollectiveRunner::staging_bytes().
+  std::span<std::byte> staging;
+  double deadline_seconds = kDefaultDeadlineSeconds;  // of a wait for the stream
+};
+
 class CollectiveRunner {
  public:
-  // The groups must outlive the runner.
-  explicit CollectiveRunner(const LaneGroups& groups) : groups_(groups) {}
+  // The groups and the staging memory must outlive the runner. gpu: nothing where the device is the
+  // host.
+  explicit CollectiveRunner(const LaneGroups& groups,
+                            const std::optional<GpuMessages>& gpu = std::nullopt)
+      : groups_(groups), gpu_(gpu) {}
+  // comm_ranks: of the collectives that pass through pinned memory; 1: none do. has_stages: there
+  // are lanes send and receive.
+  static std::uint64_t staging_bytes(int comm_ranks, bool has_stages);
+
+  // A group of the GPUs, on the stream of the lane comm, with the ranks of the world. From now on it
+  // carries the collectives of device memory. It must outlive the runner.
+  void use_gpu_group(collectives::Communicator& group) { gpu_group_ = &group; }
+  bool runs_on_gpu() const { return gpu_.has_value(); }
 
   // Makes all transfers of the instruction on the calling thread. Throws CommunicationError and
   // TimeoutError. One call at a time for each lane.
   void run(const Program& program, const schedule::Instruction& instruction);
+  // The same on a GPU, behind the work that the stream holds. Called by the stream's thread, outside
+  // Stream::launch. On return all transfers are done, and the last copies up are queued. Also throws
+  // the stream's error.
+  void run_on_gpu(const Program& program, const schedule::Instruction& instruction,
+                  device::Stream& stream);
   void abort(const std::string& why) noexcept {
+    if (gpu_group_ != nullptr) gpu_group_->abort(why);
     groups_.comm.abort(why);
     groups_.messages.abort(why);
   }
 
  private:
-  void exchange(const Program& program, const schedule::Instruction& instruction);
+  struct Parts;
+  Parts parts_of(const Program& program, const schedule::Instruction& instruction) const;
   void pass_on(const Program& program, const schedule::Instruction& instruction);
+  void pass_on_staged(const Program& program, const schedule::Instruction& instruction,
+                      device::Stream& stream);
+  void exchange(const Parts& parts, const char* call, collectives::Communicator& group) const;
+  void exchange_on_gpus(const Parts& parts, const char* call, device::Stream& stream);
+  void exchange_staged(const Parts& parts, const char* call, device::Stream& stream);
+  void exchange_piece(const Parts& parts, std::size_t round, std::uint64_t offset_bytes,
+                      const char* call, device::Stream& stream);
+  std::byte* staged_at(std::size_t place) const;
+  void wait_for(device::Stream& stream) const;
 
   LaneGroups groups_;
+  const std::optional<GpuMessages> gpu_;
+  collectives::Communicator* gpu_group_ = nullptr;
 };
 
 }  // namespace sluice::runtime

@@ -57,6 +57,9 @@ class Executor {
            double deadline_seconds = kDefaultDeadlineSeconds, DurableState* durable = nullptr);
   ~Executor();
 
+  // The stream on which the lane comm queues, for a group of GPUs.
+  device::Stream& comm_stream() { return *streams_.comm; }
+
   // Creates the events that the program's runs will use; otherwise its first run does.
   void prepare(const Program& program);
   // Runs once through. trace: null, or the recorder that gets a span per instruction.

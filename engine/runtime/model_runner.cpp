@@ -45,14 +45,14 @@ std::vector<device::MemoryAccess> accesses_of(const Program& program, schedule::
 ModelRunner::ModelRunner(const model::Model& model, const model::BatchShape& batch,
                          std::int32_t microbatches, const model::ParameterTable& parameters,
                          kernels::Kernels& device_kernels, kernels::Kernels& host_kernels,
-                         const LaneGroups& groups)
+                         const LaneGroups& groups, const std::optional<GpuMessages>& gpu)
     : model_(model),
       batch_(batch),
       microbatches_(microbatches),
       state_(model, parameters, microbatches > 1 ? batch.dtype : DType::kF32),
       device_kernels_(device_kernels),
       host_kernels_(host_kernels),
-      collectives_(groups) {}
+      collectives_(groups, gpu) {}
 
 model::PassBuffers ModelRunner::pass_buffers(const Program& program,
                                              const schedule::Instruction& instruction) const {
@@ -130,6 +130,7 @@ void ModelRunner::run_on_device(const Program& program, const schedule::Instruct
     case schedule::Op::kRecvForward:
     case schedule::Op::kSendBackward:
     case schedule::Op::kRecvBackward:
+      if (collectives_.runs_on_gpu()) return collectives_.run_on_gpu(program, instruction, stream);
       return stream.launch(
           [this, &program, &instruction] { collectives_.run(program, instruction); }, accesses);
     default:

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,10 +22,11 @@ class ModelRunner final : public OperationRunner {
  public:
   // device_kernels run inside the compute stream; host_kernels on the optimizer lane's thread.
   // parameters: of the model. microbatches: of the training step; losses are means over all of its
-  // tokens. groups: of the step's ranks.
+  // tokens. groups: of the step's ranks. gpu: the way of their messages on a GPU.
   ModelRunner(const model::Model& model, const model::BatchShape& batch, std::int32_t microbatches,
               const model::ParameterTable& parameters, kernels::Kernels& device_kernels,
-              kernels::Kernels& host_kernels, const LaneGroups& groups);
+              kernels::Kernels& host_kernels, const LaneGroups& groups,
+              const std::optional<GpuMessages>& gpu = std::nullopt);
 
   // Compute that a host framework does (Op::kExternal). The framework starts the instruction's
   // work, on any thread, and calls `signal` once when the work is done, with an exception if it
@@ -34,6 +36,9 @@ class ModelRunner final : public OperationRunner {
       std::function<void(const Program& program, const schedule::Instruction& instruction,
                          const std::function<void(std::exception_ptr)>& signal)>;
   void attach_framework(Framework framework) { framework_ = std::move(framework); }
+
+  // As CollectiveRunner's.
+  void use_gpu_group(collectives::Communicator& group) { collectives_.use_gpu_group(group); }
 
   void set_scalars(const StepScalars& scalars) { state_.set_scalars(scalars); }
   const StepResults& results() const { return state_.results(); }

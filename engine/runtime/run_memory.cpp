@@ -66,7 +66,8 @@ void include_place(MemoryNeed& need, const schedule::Buffer& buffer) {
 
 std::array<std::uint64_t, kTierCount> MemoryNeed::peak_bytes() const {
   return {schedule::device_peak_bytes(slot_count * slot_bytes, device_arena_bytes, shares_device),
-          round_up(pinned_bytes, kPinnedPageBytes), storage_bytes + log_bytes};
+          round_up(pinned_bytes, kPinnedPageBytes) + fixed.staging_bytes,
+          storage_bytes + fixed.log_bytes};
 }
 
 void MemoryNeed::include(const MemoryNeed& other) {
@@ -76,7 +77,8 @@ void MemoryNeed::include(const MemoryNeed& other) {
   device_arena_bytes = std::max(device_arena_bytes, other.device_arena_bytes);
   pinned_bytes = std::max(pinned_bytes, other.pinned_bytes);
   storage_bytes = std::max(storage_bytes, other.storage_bytes);
-  log_bytes = std::max(log_bytes, other.log_bytes);
+  fixed.log_bytes = std::max(fixed.log_bytes, other.fixed.log_bytes);
+  fixed.staging_bytes = std::max(fixed.staging_bytes, other.fixed.staging_bytes);
 }
 
 std::uint64_t persistent_pinned_bytes(const schedule::Schedule& schedule) {
@@ -124,6 +126,7 @@ RunMemory::RunMemory(device::Device& device, allocator::Ledger& ledger,
       arena_(device, pages_, need.device_arena_bytes, Category::kActivation,
              need.shares_device ? &slots_ : nullptr),
       pinned_(device, ledger, need.pinned_bytes, Category::kOptimizer),
+      staging_(device, ledger, need.fixed.staging_bytes, Category::kCommunication),
       space_(engine, ledger, storage_paths, need.storage_bytes, run, kept, shares),
       storage_(space_, run),
       pinned_bytes_(need.pinned_bytes) {

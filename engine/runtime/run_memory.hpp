@@ -20,6 +20,13 @@
 
 namespace sluice::runtime {
 
+// Memory that a run holds beside its schedules' own, all the time.
+struct FixedNeed {
+  std::uint64_t log_bytes = 0;  // storage: of a durable run's commits
+  std::uint64_t staging_bytes =
+      0;  // pinned: for messages of a GPU's memory (collective_runner.hpp)
+};
+
 // The largest need of several schedules that share one run's memory.
 struct MemoryNeed {
   std::uint32_t slot_count = 0;
@@ -28,7 +35,7 @@ struct MemoryNeed {
   bool shares_device = false;  // Schedule::shares_device, of all
   std::uint64_t pinned_bytes = 0;
   std::uint64_t storage_bytes = 0;
-  std::uint64_t log_bytes = 0;  // of a durable run's commits; beside the space
+  FixedNeed fixed;
 
   // As the ledger is charged: whole pages.
   std::array<std::uint64_t, kTierCount> peak_bytes() const;
@@ -64,6 +71,8 @@ class RunMemory {
   // starts behind the persistent pinned buffers. Precondition: the arena has so many bytes there.
   std::span<std::byte> io_window(std::uint64_t persistent_pinned_bytes, std::uint64_t bytes);
   std::uint64_t pinned_bytes() const { return pinned_bytes_; }  // of the need
+  // Empty if the need has none.
+  std::span<std::byte> staging() { return {staging_.data(), staging_.bytes()}; }
 
   // The ends of all places that were handed out since the last call, in each memory: addresses,
   // ranges of storage, and parts of the I/O window.
@@ -74,6 +83,7 @@ class RunMemory {
   allocator::ChunkPool slots_;
   allocator::PlannedArena arena_;
   allocator::PinnedArena pinned_;
+  allocator::PinnedArena staging_;
   offload::StripedSpace space_;
   offload::TaggedSpace storage_;
   std::map<std::vector<std::uint32_t>, std::byte*> windows_;

@@ -65,12 +65,12 @@ std::unique_ptr<offload::StateLog> make_log(offload::StorageEngine* engine,
                                             const checkpoint::UncommittedFiles* files,
                                             const planner::Plan& plan) {
   if (files == nullptr) return nullptr;
-  return std::make_unique<offload::StateLog>(*engine, files->log_path(), plan.need.log_bytes);
+  return std::make_unique<offload::StateLog>(*engine, files->log_path(), plan.need.fixed.log_bytes);
 }
 
 runtime::MemoryNeed resting_need(const planner::Plan& plan) {
   runtime::MemoryNeed need = runtime::resting_need(plan.training());
-  need.log_bytes = plan.need.log_bytes;
+  need.fixed = plan.need.fixed;
   return need;
 }
 
@@ -108,7 +108,7 @@ Session::Session(const config::Config& config, const model::Model& model, const 
           {config.memory.device_bytes, config.memory.pinned_bytes, config.memory.storage_bytes}),
       storage_(make_storage(config, plan, wrap_storage)),
       files_(uncommitted_files(config, plan, run)),
-      log_charge_(ledger_.reserve(Tier::kStorage, Category::kOptimizer, plan.need.log_bytes)),
+      log_charge_(ledger_.reserve(Tier::kStorage, Category::kOptimizer, plan.need.fixed.log_bytes)),
       log_(make_log(storage_.get(), files_.get(), plan)),
       memory_(*device_, ledger_, storage_.get(), config.memory.storage_paths, plan.need, run,
               plan.options.durable, run::choose_storage_shares(config, plan.need.storage_bytes)),
@@ -116,7 +116,7 @@ Session::Session(const config::Config& config, const model::Model& model, const 
                     : nullptr),
       loss_scaler_(loss_scale_rule(config)),
       runner_(model, batch(), plan.options.microbatches, parameters_, *backend.device_kernels,
-              *backend.host_kernels, {ranks_.data, ranks_.messages}),
+              *backend.host_kernels, {ranks_.data, ranks_.messages}, gpu_messages(backend, plan)),
       executor_(*device_, memory_.storage(), runner_, deadline_seconds(plan), durable_.get()),
       store_(*device_, memory_, plan.training(), {plan.view, plan.pipeline, ranks_.control},
              durable_.get()),
@@ -142,6 +142,20 @@ std::span<std::byte> Session::export_piece() {
   const std::uint64_t homes_end = runtime::persistent_pinned_bytes(plan_.training());
   return memory_.io_window(homes_end,
                            checkpoint::export_piece_bytes(memory_.pinned_bytes() - homes_end));
+}
+
+// Ranks on a GPU, whose memory the groups of the host cannot read.
+std::optional<runtime::GpuMessages> Session::gpu_messages(const Backend& backend,
+                                                          const planner::Plan& plan) {
+  if (backend.name != "cuda" || plan.is_alone()) return std::nullopt;
+  return runtime::GpuMessages{memory_.staging(), deadline_seconds(plan)};
+}
+
+void Session::connect_gpus(const MakeGpuGroup& make) {
+  gpu_group_ = make(*device_, executor_.comm_stream());
+  SLUICE_CHECK(gpu_group_->size() == ranks_.data.size() &&
+               gpu_group_->rank() == ranks_.data.rank());
+  runner_.use_gpu_group(*gpu_group_);
 }
 
 model::BatchShape Session::batch() const {
@@ -293,13 +307,13 @@ void Session::load_overlap(const schedule::Buffer& home, const runtime::SavedHom
 }
 
 const runtime::Program& Session::program(schedule::StepKind kind) const {
-  return programs_[static_cast<std::size_t>(kind)]->get(flipped_);
+  return programs_[static_cast<std::size_t>(kind)]->get(carried_.flipped);
 }
 
 // A step that commits has drained before, so no update is pending at its entry.
 schedule::StepKind Session::step_kind(bool commits) const {
   if (commits) return schedule::StepKind::kSaving;
-  const bool first = plan_.carries_updates() && !pending_;
+  const bool first = plan_.carries_updates() && !carried_.pending;
   return first ? schedule::StepKind::kFirst : schedule::StepKind::kTraining;
 }
 
@@ -322,7 +336,7 @@ StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& 
   update.step = step + 1 - loss_scaler_.state().skipped_steps;
   runtime::StepScalars scalars;
   scalars.update = update;
-  scalars.pending_update = pending_.value_or(update);
+  scalars.pending_update = carried_.pending.value_or(update);
   scalars.clip = config_.train.clip;
   scalars.loss_scale = loss_scaler_.scale();
   scalars.skip_overflow = batch().dtype == DType::kF16;
@@ -330,7 +344,7 @@ StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& 
 
   const runtime::RunStatistics statistics =
       pass(step_kind(commits != nullptr), commits, trace, static_cast<std::uint32_t>(step + 1));
-  if (plan_.carries_updates()) pending_ = update;
+  if (plan_.carries_updates()) carried_.pending = update;
   StepOutcome outcome;
   outcome.stalls = statistics.stalls;
   outcome.grad_norm = runner_.results().grad_norm;
@@ -396,18 +410,18 @@ void Session::settle(StepOutcome& outcome, const runtime::StepScalars& scalars) 
     runner_.set_scalars(scalars);
     outcome.redo_seconds = pass(schedule::StepKind::kRedo, nullptr).seconds;
   }
-  flipped_ = !flipped_;
+  carried_.flipped = !carried_.flipped;
   store_.flip();
 }
 
 // Runs the drain schedule with the scalars that the pending step left.
 double Session::drain() {
-  if (!pending_) return 0;
+  if (!carried_.pending) return 0;
   runtime::StepScalars scalars;
-  scalars.update = *pending_;
+  scalars.update = *carried_.pending;
   runner_.set_scalars(scalars);
   const runtime::RunStatistics statistics = pass(schedule::StepKind::kDrain, nullptr);
-  pending_.reset();
+  carried_.pending.reset();
   return statistics.seconds;
 }
 

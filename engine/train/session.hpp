@@ -65,6 +65,11 @@ class Session {
           const Backend& backend, const StorageWrapper& wrap_storage = {},
           const RunId& run = make_run_id(), const RankLinks& links = {});
   const model::ParameterTable& parameters() const { return parameters_; }
+  // Makes a group of the GPUs of all ranks, which from now on carries the collectives of device
+  // memory. All ranks call it, before the first step.
+  using MakeGpuGroup = std::function<std::unique_ptr<collectives::Communicator>(
+      device::Device& device, device::Stream& stream)>;
+  void connect_gpus(const MakeGpuGroup& make);
 
   // One optimizer step; `step` counts from 0. trace may be null. In fp16 the loss is scaled, and an
   // update with gradients that overflow is skipped to the bit. If the plan has updates in the next
@@ -118,7 +123,9 @@ class Session {
   std::span<std::byte> export_piece();
   schedule::LinkBytes moved_bytes() const;
   // Exchanged with other ranks so far, in the collectives of the schedules.
-  collectives::ByteCounts message_bytes() const { return ranks_.data.bytes(); }
+  collectives::ByteCounts message_bytes() const {
+    return gpu_group_ ? ranks_.data.bytes() + gpu_group_->bytes() : ranks_.data.bytes();
+  }
   // And between stages.
   collectives::ByteCounts stage_message_bytes() const { return ranks_.messages.bytes(); }
   offload::TagCounters tag_counters() { return memory_.storage().counters(); }
@@ -138,6 +145,8 @@ class Session {
   void load_overlap(const schedule::Buffer& home, const runtime::SavedHome& saved,
                     checkpoint::SavedHomeReader& reader);
   model::BatchShape batch() const;
+  std::optional<runtime::GpuMessages> gpu_messages(const Backend& backend,
+                                                   const planner::Plan& plan);
   std::int32_t* tokens_of(std::int64_t microbatch);
   double loss_of(std::int64_t microbatch);
   // A schedule ready to run. With shadows there is a second program, in which each home and its
@@ -189,10 +198,15 @@ class Session {
   runtime::LossScaler loss_scaler_;
   runtime::ModelRunner runner_;
   runtime::Executor executor_;
+  std::unique_ptr<collectives::Communicator> gpu_group_;  // on a stream of the executor
   runtime::StateStore store_;
   checkpoint::ModelState state_;
-  std::optional<kernels::UpdateScalars> pending_;  // the update that the next forward pass makes
-  bool flipped_ = false;                           // the state is in the shadows of its homes
+  // From one step to the next.
+  struct Carried {
+    std::optional<kernels::UpdateScalars> pending;  // the update that the next forward pass makes
+    bool flipped = false;                           // the state is in the shadows of its homes
+  };
+  Carried carried_;
   VerbUse use_;
 };
 

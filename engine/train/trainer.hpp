@@ -39,6 +39,8 @@ class Trainer {
   explicit Trainer(const TrainingContext& context);
   // Steps report their share of this rate; none: the device's rate was never measured. Call before
   // run().
+  // As Session's.
+  void connect_gpus(const Session::MakeGpuGroup& make) { session_.connect_gpus(make); }
   void set_peak_flops(std::optional<double> flops_per_s) { rate_.peak_flops = flops_per_s; }
   // State from where a run ended, or from the seed. Throws IoError.
   void start(const std::optional<run::ResumePoint>& found);

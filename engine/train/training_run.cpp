@@ -32,7 +32,7 @@ std::uint64_t saved_bytes(const config::Config& config, const planner::Plan& pla
   const bool saves_last = config.checkpoint.final;
   if (!saves_last && config.checkpoint.every == 0 && !plan.options.durable) return 0;
   // The state on storage is the checkpoint.
-  if (plan.options.durable) return plan.need.log_bytes + plan.export_file_bytes;
+  if (plan.options.durable) return plan.need.fixed.log_bytes + plan.export_file_bytes;
   const std::uint64_t most_saves =
       config.checkpoint.every > 0 ? ceil_div(static_cast<std::uint64_t>(config.train.steps),
                                              static_cast<std::uint64_t>(config.checkpoint.every))
@@ -105,11 +105,11 @@ void keep_split(config::Config& config, const run::ResumePoint& found) {
 // Plans the run and checks that the disks have room for it. Returns nothing if the plan is refused;
 // an event gives the reason. ranks: those of this machine, of which each takes as much.
 std::optional<Prepared> prepare_run(const config::Config& config, bool resumes, int ranks,
-                                    const EventSink& events) {
+                                    const DeviceShare& share, const EventSink& events) {
   try {
     Prepared prepared =
         prepare(config, planner::load_profile_or_default(planner::default_profile_path()),
-                PlannedMachine::kThis, ranks);
+                PlannedMachine::kThis, ranks, share);
     if (prepared.refusal() != nullptr) {
       events(refused_event(*prepared.refusal()));
       return std::nullopt;
@@ -274,17 +274,18 @@ void Start::place() {
 // Returns false if the plan is refused.
 bool Start::plan() {
   const bool divides = share_processors(world_);
+  const DeviceShare share = share_gpus(world_, given_);
   world_.agree("the plan", [&] {
     if (!world_.is_first()) return;
-    if (!world_.alone()) settle_for_ranks(world_, divides, placed_);
-    prepared_ = prepare_run(placed_, resumes(), world_.ranks_on_node(), events_);
+    if (!world_.alone()) settle_for_ranks(world_, divides, share, placed_);
+    prepared_ = prepare_run(placed_, resumes(), world_.ranks_on_node(), share, events_);
   });
   if (!world_.alone()) {
     const std::string message =
         world_.share("the plan", prepared_ ? plan_message(*prepared_) : std::string());
     if (message.empty()) return false;
     world_.agree("the steps of the ranks", [&] {
-      if (!world_.is_first()) prepared_.emplace(prepare_rank(message, world_.rank()));
+      if (!world_.is_first()) prepared_.emplace(prepare_rank(message, world_.rank(), share));
     });
   }
   if (!prepared_) return false;
@@ -364,6 +365,13 @@ void Start::make_trainer() {
                                      .observe = observe_,
                                      .world = world_});
   });
+  if (config().parallel.transport == config::Config::Transport::kNccl && !world_.alone()) {
+    agree_with_files("the links of the GPUs", [&] {
+      trainer_->connect_gpus([&](device::Device& device, device::Stream& stream) {
+        return world_.connect_gpus(find_gpu_of(world_.local_rank()), device, stream);
+      });
+    });
+  }
   trainer_->set_peak_flops(measured_peak_flops(prepared_->hardware, config()));
 }
 

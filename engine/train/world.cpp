@@ -114,12 +114,15 @@ void World::check_equal(const std::string& name, const Facts& facts, const std::
   }
 }
 
-void World::connect(bool has_stages) {
-  if (alone() || data_) return;
-  const collectives::MessageExchange exchange = [plane = plane_.get()](const std::string& message,
-                                                                       Deadline deadline) {
+collectives::MessageExchange World::exchange_of_addresses() {
+  return [plane = plane_.get()](const std::string& message, Deadline deadline) {
     return plane->gather("the addresses of a group", message, deadline);
   };
+}
+
+void World::connect(bool has_stages) {
+  if (alone() || data_) return;
+  const collectives::MessageExchange exchange = exchange_of_addresses();
   try {
     data_ = options_.make_group(options_.place, exchange);
   } catch (const DeviceError& error) {  // this build has no transport
@@ -131,6 +134,26 @@ void World::connect(bool has_stages) {
   if (!has_stages) return;
   messages_ = options_.make_group(options_.place, exchange);
   plane_->watch(messages_);
+}
+
+std::string World::gpu_group_obstacle() const {
+  if (!options_.make_gpu_group) return "this program has no NCCL";
+  return options_.gpu_group_obstacle();
+}
+
+// The plane aborts the group of the host with the first cause, and the group of the GPUs looks at
+// that one while it waits.
+std::unique_ptr<collectives::Communicator> World::connect_gpus(const std::string& gpu,
+                                                               device::Device& device,
+                                                               device::Stream& stream) {
+  collectives::NcclOptions options;
+  options.place = options_.place;
+  options.exchange = exchange_of_addresses();
+  options.gpu = gpu;
+  options.device = &device;
+  options.stream = &stream;
+  options.poll = [data = data_] { data->check(); };
+  return options_.make_gpu_group(options);
 }
 
 // Few steps end with a fault, so its text travels only then.

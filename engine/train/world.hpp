@@ -21,6 +21,7 @@
 #include "base/error.hpp"
 #include "collectives/communicator.hpp"
 #include "collectives/control/control_plane.hpp"
+#include "collectives/nccl/nccl_communicator.hpp"
 #include "collectives/rendezvous.hpp"
 
 namespace sluice::train {
@@ -31,6 +32,11 @@ struct WorldOptions {
   std::function<std::unique_ptr<collectives::Communicator>(
       const collectives::RendezvousPlace& place, const collectives::MessageExchange& exchange)>
       make_group;
+  // The same for the memory of GPUs (collectives/nccl): why this process can make no such group,
+  // empty if it can, and the group. Null: there is no transport for GPUs.
+  std::function<std::string()> gpu_group_obstacle;
+  std::function<std::unique_ptr<collectives::Communicator>(const collectives::NcclOptions& options)>
+      make_gpu_group;
   collectives::ControlOptions control;
 };
 
@@ -61,6 +67,7 @@ class World {
   int rank() const { return options_.place.rank; }
   int size() const { return options_.place.size; }
   bool is_first() const { return rank() == 0; }
+  int local_rank() const { return options_.place.local_rank; }
   int ranks_on_node() const { return options_.place.local_size; }
   // "rank 1 of 4"
   std::string describe(int rank) const;
@@ -85,6 +92,14 @@ class World {
   collectives::Communicator* host() const { return host_.get(); }
   collectives::Communicator* messages() const { return messages_.get(); }
 
+  // Why this process cannot make a group of GPUs; empty: it can.
+  std::string gpu_group_obstacle() const;
+  // Makes a group of the ranks' GPUs, on a stream of `device`. gpu: its PCI address. All ranks call
+  // it after connect(). It must not outlive the World.
+  std::unique_ptr<collectives::Communicator> connect_gpus(const std::string& gpu,
+                                                          device::Device& device,
+                                                          device::Stream& stream);
+
   // A reason to stop after the step: a signal (0: none), and a fault of a rank's files.
   struct StopVote {
     int signal = 0;
@@ -102,6 +117,8 @@ class World {
   void finish() { gather("the end", {}); }
 
  private:
+  collectives::MessageExchange exchange_of_addresses();
+
   WorldOptions options_;
   // The groups go first: the plane aborts them.
   std::unique_ptr<collectives::ControlPlane> plane_;

@@ -28,11 +28,6 @@ void check_ranks(const config::Config& config, int ranks) {
                      "; start as many ranks (sluice launch -n " + std::to_string(asked) +
                      " -- train ...), or set parallel.data = " + std::to_string(ranks));
   }
-  if (ranks > 1 && config.memory.backend == config::Config::Backend::kCuda) {
-    throw InputError(
-        "memory.backend = \"cuda\" trains on one rank in this version; several ranks need "
-        "\"host\"");
-  }
 }
 
 World::Facts facts_of_start(const config::Config& config) {

@@ -36,14 +36,14 @@ void check_budgets(const config::Config& config, const planner::Plan& plan) {
 
 }  // namespace
 
-Prepared prepare_rank(const std::string& message, int rank) {
+Prepared prepare_rank(const std::string& message, int rank, const DeviceShare& share) {
   const std::size_t end = message.find('\n');
   SLUICE_CHECK(end != std::string::npos);
   const config::Config config =
       config::parse_config(message.substr(end + 1), "the configuration of rank 0");
   Prepared prepared{config,
                     planner::load_profile_or_default(planner::default_profile_path()),
-                    make_backend(config),
+                    make_backend(config, share),
                     model::Model(config::model_shape(config)),
                     planner::Refusal{},
                     {}};
@@ -78,10 +78,58 @@ bool share_processors(World& world) {
   });
 }
 
-void settle_for_ranks(const World& world, bool divides, config::Config& config) {
+DeviceShare share_gpus(World& world, const config::Config& config) {
+  DeviceShare share;
+  if (world.alone() || config.memory.backend != config::Config::Backend::kCuda) return share;
+  share.local_rank = world.local_rank();
+  const std::vector<std::string> gpus =
+      world.gather("the GPUs of the ranks", host_name() + '\n' + find_gpu_of(share.local_rank));
+  const std::vector<std::string> obstacles =
+      world.gather("the transport of GPUs", world.gpu_group_obstacle());
+  for (std::size_t rank = 0; rank < gpus.size(); ++rank) {
+    const auto sharing = static_cast<int>(std::count(gpus.begin(), gpus.end(), gpus[rank]));
+    share.ranks = std::max(share.ranks, sharing);
+    const std::string name = world.describe(static_cast<int>(rank));
+    if (!share.nccl_obstacle.empty()) continue;
+    if (sharing > 1) {
+      share.nccl_obstacle = name + " shares the GPU " +
+                            gpus[rank].substr(gpus[rank].find('\n') + 1) +
+                            " with another, and NCCL needs one for each";
+    } else if (!obstacles[rank].empty()) {
+      share.nccl_obstacle = name + ": " + obstacles[rank];
+    }
+  }
+  return share;
+}
+
+namespace {
+
+void settle_transport(const DeviceShare& share, config::Config& config) {
+  using Transport = config::Config::Transport;
+  if (config.memory.backend != config::Config::Backend::kCuda) {
+    if (config.parallel.transport == Transport::kAuto) return;
+    throw InputError(
+        "parallel.transport says how the memory of GPUs travels, and these ranks run on the host; "
+        "name memory.backend = \"cuda\", or leave parallel.transport out");
+  }
+  const bool joined = share.nccl_obstacle.empty();
+  if (config.parallel.transport == Transport::kNccl && !joined) {
+    throw InputError("parallel.transport = \"nccl\" cannot be had: " + share.nccl_obstacle +
+                     "; use \"gloo\" or \"auto\"");
+  }
+  if (config.parallel.transport == Transport::kAuto) {
+    config.parallel.transport = joined ? Transport::kNccl : Transport::kGloo;
+  }
+}
+
+}  // namespace
+
+void settle_for_ranks(const World& world, bool divides, const DeviceShare& share,
+                      config::Config& config) {
   if (config.memory.backend == config::Config::Backend::kAuto) {
     config.memory.backend = config::Config::Backend::kHost;
   }
+  settle_transport(share, config);
   if (config.train.threads > 0) return;
   const std::int64_t usable = kernels::host::Parallel::default_threads();
   config.train.threads =

@@ -13,7 +13,7 @@ namespace sluice::train {
 std::string plan_message(const Prepared& prepared);
 
 // The plan of another rank, with a backend of its own. Throws InputError if it breaks a budget.
-Prepared prepare_rank(const std::string& message, int rank);
+Prepared prepare_rank(const std::string& message, int rank, const DeviceShare& share = {});
 
 // Throws JobError unless the ranks will meet in every collective and round alike.
 void check_plans(World& world, const Prepared& prepared);
@@ -22,8 +22,15 @@ void check_plans(World& world, const Prepared& prepared);
 // bound each to its own. All ranks call it.
 bool share_processors(World& world);
 
-// Settles the values that one rank alone would settle otherwise: the backend, and the compute
-// threads. divides: the ranks of the machine share its processors, so each gets its part of them.
-void settle_for_ranks(const World& world, bool divides, config::Config& config);
+// This rank's part of a GPU, if `config` asks for one. All ranks call it, with equal
+// configurations. The number of ranks is that of the GPU with the most, as all have the same
+// budgets.
+DeviceShare share_gpus(World& world, const config::Config& config);
+
+// Settles the values that one rank alone would settle otherwise: the backend, the compute threads,
+// and the transport of GPUs. divides: the ranks of the machine share its processors, so each gets
+// its part of them. Throws InputError if NCCL is asked for and cannot join the GPUs.
+void settle_for_ranks(const World& world, bool divides, const DeviceShare& share,
+                      config::Config& config);
 
 }  // namespace sluice::train

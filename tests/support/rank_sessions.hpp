@@ -61,6 +61,14 @@ struct RanksRun {
   std::vector<RanksRecord> ranks;
   std::vector<std::uint64_t> sent_bytes;     // by rank, as its communicators counted
   std::vector<std::uint64_t> planned_bytes;  // by rank, of the same steps
+  std::vector<std::uint64_t> host_bytes;     // by rank: sent by the host's group of collectives
+};
+
+// Where the sessions run; by default on the host.
+struct RankDevices {
+  std::function<train::Backend(const config::Config& config)> make_backend = one_threaded_backend;
+  // The group of GPUs that a rank joins; empty: none does. host: the host's group of collectives.
+  std::function<train::Session::MakeGpuGroup(int rank, collectives::Communicator& host)> gpu_group;
 };
 
 // Called on the thread of a rank that fails, while the others still run.
@@ -68,9 +76,10 @@ using RankFailure = std::function<void(int rank, const std::exception& error)>;
 
 // options: of one rank alone, and the stages of a pipeline; the placement is changed as the ZeRO stage
 // asks. config.parallel says how many ranks there are. failing_rank: its data cannot be read in the second step; -1: none.
+// A session on a GPU takes exactly the memory that its plan states.
 inline RanksRun train_on_ranks(const config::Config& config, schedule::StepOptions options,
                                std::int64_t steps, const RankFailure& failure = {},
-                               int failing_rank = -1) {
+                               int failing_rank = -1, const RankDevices& devices = {}) {
   const auto ranks = static_cast<int>(config.parallel.data * config.parallel.pipeline);
   const std::int32_t stage =
       config.parallel.server ? kServerStage : static_cast<std::int32_t>(config.parallel.zero);
@@ -81,7 +90,7 @@ inline RanksRun train_on_ranks(const config::Config& config, schedule::StepOptio
   const model::Model model(config::model_shape(config));
   std::vector<train::Backend> backends;
   std::vector<planner::Plan> plans;
-  for (int rank = 0; rank < ranks; ++rank) backends.push_back(one_threaded_backend(config));
+  for (int rank = 0; rank < ranks; ++rank) backends.push_back(devices.make_backend(config));
   for (int rank = 0; rank < ranks; ++rank) {
     const train::Backend& backend = backends[static_cast<std::size_t>(rank)];
     plans.push_back(planner::plan_rank(config, model, *backend.device_kernels, {}, options, rank,
@@ -95,12 +104,19 @@ inline RanksRun train_on_ranks(const config::Config& config, schedule::StepOptio
   run.ranks.resize(plans.size());
   run.sent_bytes.resize(plans.size());
   run.planned_bytes.resize(plans.size());
+  run.host_bytes.resize(plans.size());
   run_in_threads(ranks, [&](int rank) {
     const auto at = static_cast<std::size_t>(rank);
     try {
       train::Session session(config, model, plans[at], backends[at], {}, make_run_id(),
                              {data[at].get(), control[at].get(), messages[at].get()});
+      if (devices.gpu_group) session.connect_gpus(devices.gpu_group(rank, *data[at]));
       run.ranks[at] = train_session(session, config, steps, rank == failing_rank);
+      run.sent_bytes[at] = session.message_bytes().sent + session.stage_message_bytes().sent;
+      if (backends[at].name == "cuda") {
+        EXPECT_EQ(session.peak_bytes(), plans[at].peak_bytes);
+        EXPECT_EQ(session.measured_peak_bytes(), plans[at].peak_bytes);
+      }
     } catch (const std::exception& error) {
       if (failure) failure(rank, error);
       // As when a process ends: the others find this rank gone.
@@ -109,7 +125,7 @@ inline RanksRun train_on_ranks(const config::Config& config, schedule::StepOptio
       messages[at].reset();
       throw;
     }
-    run.sent_bytes[at] = data[at]->bytes().sent + messages[at]->bytes().sent;
+    run.host_bytes[at] = data[at]->bytes().sent;
     const auto sent = [&](schedule::StepKind kind) {
       std::uint64_t bytes = 0;
       for (const auto& lane : schedule::message_bytes(plans[at].schedules[kind], 0)) {

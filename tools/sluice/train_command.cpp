@@ -10,6 +10,7 @@
 
 #include "base/error.hpp"
 #include "collectives/gloo/gloo_communicator.hpp"
+#include "collectives/nccl/nccl_communicator.hpp"
 #include "engine/run/resume_point.hpp"
 #include "engine/run/run_directory.hpp"
 #include "engine/train/training_run.hpp"
@@ -183,6 +184,8 @@ train::WorldOptions world_options() {
     gloo.exchange = exchange;
     return collectives::make_gloo_communicator(gloo);
   };
+  options.gpu_group_obstacle = collectives::nccl_missing;
+  options.make_gpu_group = collectives::make_nccl_communicator;
   return options;
 }
 

@@ -17,7 +17,8 @@ Variant state_in(const std::string& tier, const std::string& words) {
 Variant ranks(int count, int zero) {
   return {std::to_string(count) + " ranks, ZeRO-" + std::to_string(zero),
           {"parallel.data=" + std::to_string(count), "parallel.zero=" + std::to_string(zero),
-           "parallel.server=false", "parallel.node_ranks=0", "memory.backend=host"},
+           "parallel.server=false", "parallel.node_ranks=0", "parallel.transport=auto",
+           "memory.backend=host"},
           true};
 }
 
@@ -29,7 +30,8 @@ Variant pipeline(int count, const char* order, int stages, int data_ranks = 1) {
           {"parallel.pipeline=" + std::to_string(count), std::string("parallel.schedule=") + order,
            "parallel.virtual_stages=" + std::to_string(stages),
            "parallel.data=" + std::to_string(data_ranks),
-           "parallel.zero=" + std::to_string(data_ranks == 1 ? 0 : 1), "memory.backend=host"},
+           "parallel.zero=" + std::to_string(data_ranks == 1 ? 0 : 1), "parallel.transport=auto",
+           "memory.backend=host"},
           true};
 }
 
@@ -56,7 +58,8 @@ std::vector<Variant> list_variants() {
           pipeline(3, "zb-h1", 1),
           pipeline(2, "1f1b", 1, 2),
           {"2 ranks, one a server",
-           {"parallel.data=2", "parallel.zero=0", "parallel.server=true", "memory.backend=host"},
+           {"parallel.data=2", "parallel.zero=0", "parallel.server=true", "parallel.transport=auto",
+            "memory.backend=host"},
            true}};
 }
 

@@ -240,12 +240,24 @@ class PartsCheck {
     for (std::size_t i = 0; i < instruction.writes.size(); ++i) {
       const Use* from = meetings_.source_of(instruction, i);
       const Use& to = instruction.writes[i];
-      if (from != nullptr && correspond(*from, to)) continue;
+      if (from != nullptr && correspond(*from, to)) {
+        check_memory(instruction, *from, to);
+        continue;
+      }
       problems_.add(
           describe(instruction) + " takes " + describe(buffer_of(to)) + " from rank " +
           std::to_string(to.peer) + ", which brings " +
           (from == nullptr ? "nothing" : describe(buffer_of(*from)) + " of another part"));
     }
+  }
+
+  // What carries a part depends on the memory that it lies in, and both ranks must take one way.
+  void check_memory(const Instruction& instruction, const Use& from, const Use& to) {
+    const Tier source = buffer_of(from).tier, target = buffer_of(to).tier;
+    if ((source == Tier::kDevice) == (target == Tier::kDevice)) return;
+    problems_.add(describe(instruction) + " takes " + describe(buffer_of(to)) + " in " +
+                  std::string(tier_name(target)) + " memory from rank " + std::to_string(to.peer) +
+                  ", which has it in " + std::string(tier_name(source)) + " memory");
   }
 
   // A Gather's part goes to every other member, a part of an AllToAll to its peer.

@@ -33,9 +33,19 @@ struct Backend {
 // Throws InputError if "cuda" is requested but unavailable; the message gives the reason.
 void settle_backend(config::Config& config);
 
+// Whose GPU a backend is: the ranks of a machine take its GPUs in turn.
+struct DeviceShare {
+  int local_rank = 0;  // of this process on its machine
+  int ranks = 1;       // that use the same GPU; each gets as much of its memory
+  // Why NCCL cannot join the GPUs of all ranks; empty: it can.
+  std::string nccl_obstacle;
+};
+// The PCI address of a rank's GPU; empty if there is no GPU.
+std::string find_gpu_of(int local_rank);
+
 // Preconditions: memory.backend is settled, and train.threads (for the host kernels) is above 0.
 // `config` need not outlive the backend.
-Backend make_backend(const config::Config& config);
+Backend make_backend(const config::Config& config, const DeviceShare& share = {});
 
 // The host as the device. The kernels of the optimizer lane are the host's on every backend.
 Backend make_host_backend(const config::Config& config);

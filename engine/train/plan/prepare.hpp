@@ -40,9 +40,9 @@ struct Prepared {
 
 // A refusal for this machine suggests only budgets that the machine has room for.
 // Throws InputError as settle_backend, settle_budgets and make_plan do.
-// ranks: of the job on this machine, each with these budgets.
+// ranks: of the job on this machine, each with these budgets. share: of a GPU, on this machine.
 Prepared prepare(const config::Config& config, const planner::HardwareProfile& hardware,
-                 PlannedMachine machine, int ranks = 1);
+                 PlannedMachine machine, int ranks = 1, const DeviceShare& share = {});
 
 // The same for PlannedMachine::kProfile alone. A program that calls no more links no driver.
 Prepared prepare_described(const config::Config& config, const planner::HardwareProfile& hardware);

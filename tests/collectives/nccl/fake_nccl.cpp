@@ -1,5 +1,7 @@
 #include "tests/collectives/nccl/fake_nccl.hpp"
 
+#include <dlfcn.h>
+
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -40,6 +42,7 @@ struct Call {
   void* destination;
   std::size_t bytes;
   int peer;
+  cudaStream_t stream;
 };
 
 std::mutex hubs_mutex;
@@ -57,6 +60,7 @@ struct ncclComm {
   std::atomic<ncclResult_t> state{ncclSuccess};
   std::atomic<bool> aborted{false};
   std::thread worker;
+  std::atomic<int> on_stream{0};  // groups that a stream has not run yet
 };
 
 namespace sluice::testing {
@@ -115,6 +119,33 @@ void run(ncclComm& comm, std::function<ncclResult_t()> work) {
   comm.worker = std::thread([&comm, work = std::move(work)] { comm.state = work(); });
 }
 
+// A group that a stream of the simulated driver runs.
+struct StreamWork {
+  ncclComm& comm;
+  std::function<ncclResult_t()> work;
+};
+void run_on_stream(void* data) {
+  const std::unique_ptr<StreamWork> queued(static_cast<StreamWork*>(data));
+  const ncclResult_t result = queued->work();
+  if (result != ncclSuccess) queued->comm.state = result;
+  --queued->comm.on_stream;
+}
+ncclResult_t launch(ncclComm& comm, cudaStream_t stream, std::function<ncclResult_t()> work) {
+  using LaunchHostFunction = int (*)(void* stream, void (*function)(void*), void* data);
+  static const auto launch_host_function = reinterpret_cast<LaunchHostFunction>(
+      ::dlsym(::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD), "cuLaunchHostFunc"));
+  if (launch_host_function == nullptr) return ncclSystemError;
+  auto queued = std::make_unique<StreamWork>(StreamWork{comm, std::move(work)});
+  ++comm.on_stream;
+  if (launch_host_function(stream, &run_on_stream, queued.get()) != 0) {
+    --comm.on_stream;
+    return ncclUnhandledCudaError;
+  }
+  static_cast<void>(queued.release());  // run_on_stream's now
+  ++counts.stream_groups;
+  return ncclSuccess;
+}
+
 ncclResult_t add(ncclComm* comm, ncclDataType_t type, const Call& call) {
   if (type != ncclUint8) return ncclInvalidArgument;
   if (group_depth == 0) return ncclInvalidUsage;
@@ -131,6 +162,7 @@ ncclResult_t end(ncclComm* comm, std::atomic<int>& count) {
   }
   comm->hub->changed.notify_all();
   if (comm->worker.joinable()) comm->worker.join();
+  while (comm->on_stream > 0) std::this_thread::yield();
   delete comm;
   --counts.live;
   return ncclSuccess;
@@ -230,32 +262,38 @@ ncclResult_t group_end() {
       run(*comm, [error] { return error; });
       continue;
     }
-    run(*comm, [comm = comm, calls = calls] {
+    const auto work = [comm = comm, calls = calls] {
       for (const Call& call : calls) post_call(*comm, call);
       for (const Call& call : calls) {
         if (!take_call(*comm, call)) return ncclInternalError;
       }
       return ncclSuccess;
-    });
+    };
+    if (calls.front().stream == nullptr) {
+      run(*comm, work);
+    } else if (const ncclResult_t launched = launch(*comm, calls.front().stream, work);
+               launched != ncclSuccess) {
+      comm->state = launched;
+    }
   }
   queued.clear();
   return works ? ncclInProgress : ncclSuccess;
 }
 ncclResult_t all_gather(const void* source, void* destination, std::size_t bytes,
-                        ncclDataType_t type, ncclComm_t comm, cudaStream_t) {
-  return add(comm, type, {Call::kGather, source, destination, bytes, 0});
+                        ncclDataType_t type, ncclComm_t comm, cudaStream_t stream) {
+  return add(comm, type, {Call::kGather, source, destination, bytes, 0, stream});
 }
 ncclResult_t broadcast(const void* source, void* destination, std::size_t bytes,
-                       ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t) {
-  return add(comm, type, {Call::kBroadcast, source, destination, bytes, root});
+                       ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream) {
+  return add(comm, type, {Call::kBroadcast, source, destination, bytes, root, stream});
 }
 ncclResult_t send(const void* source, std::size_t bytes, ncclDataType_t type, int peer,
-                  ncclComm_t comm, cudaStream_t) {
-  return add(comm, type, {Call::kSend, source, nullptr, bytes, peer});
+                  ncclComm_t comm, cudaStream_t stream) {
+  return add(comm, type, {Call::kSend, source, nullptr, bytes, peer, stream});
 }
 ncclResult_t receive(void* destination, std::size_t bytes, ncclDataType_t type, int peer,
-                     ncclComm_t comm, cudaStream_t) {
-  return add(comm, type, {Call::kReceive, nullptr, destination, bytes, peer});
+                     ncclComm_t comm, cudaStream_t stream) {
+  return add(comm, type, {Call::kReceive, nullptr, destination, bytes, peer, stream});
 }
 
 }  // namespace

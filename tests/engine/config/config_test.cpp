@@ -215,6 +215,8 @@ TEST(Config, ValuesThatDisagreeAreRefused) {
       {{"train.steps=1000000000000", "train.accumulate=1048576"}, "tokens of the run"},
       {{"memory.storage_sqpoll=true", "memory.storage_engine=posix"},
        "memory.storage_sqpoll is io_uring's"},
+      {{"memory.backend=host", "parallel.transport=nccl"},
+       "parallel.transport says how the memory of GPUs travels"},
       {{"train.loss_scale=1000"},
        "train.loss_scale is 1000, which must be a power of two, such as 512"},
   });

@@ -58,7 +58,9 @@ TEST_F(RankRefusals, WhatTheseRanksCannotRun) {
   expect_all_refused(2, rank_settings(2, 3, {"train.accumulate=6", "train.fold_groups=6"}),
                      {"train.fold_groups is 6, and with parallel.data = 2"});
   expect_all_refused(2, rank_settings(2, 3, {"memory.backend=cuda"}),
-                     {"memory.backend = \"cuda\" trains on one rank"});
+                     {"memory.backend = \"cuda\" cannot be had", "use \"host\""});
+  expect_all_refused(2, rank_settings(2, 3, {"parallel.transport=nccl"}),
+                     {"parallel.transport says how the memory of GPUs travels"});
   expect_all_refused(2, rank_settings(2, 1, {"memory.place.weight=pinned"}),
                      {"memory.place.weight", "use parallel.zero = 3"});
   expect_all_refused(2, rank_settings(2, 3, {"memory.device=3MiB", "memory.pinned=1MiB"}),
