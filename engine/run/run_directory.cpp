@@ -158,11 +158,11 @@ std::string launch_of(const std::string& run) {
   return line.data();
 }
 
-void make_run_directory(const std::string& path, bool durable) {
-  std::vector<fs::path> made;
+std::vector<std::string> make_run_directory(const std::string& path, bool durable) {
+  std::vector<std::string> made;
   fs::path at = normal_path(path);
   for (std::error_code error; !fs::exists(at, error) && at.has_relative_path();) {
-    made.push_back(at);
+    made.push_back(at.string());
     at = at.parent_path();
   }
   try {
@@ -171,8 +171,11 @@ void make_run_directory(const std::string& path, bool durable) {
     throw InputError("'" + path +
                      "' cannot be made: " + std::generic_category().message(error.error_number));
   }
-  if (!durable) return;
-  for (const fs::path& name : made) offload::sync_directory_of(name.string());
+  if (durable) {
+    for (const std::string& name : made) offload::sync_directory_of(name);
+  }
+  std::reverse(made.begin(), made.end());
+  return made;
 }
 
 std::string next_run_directory(const std::string& log_dir) {
@@ -195,6 +198,10 @@ std::string claim_run_directory(const std::string& log_dir, bool durable) {
       return directory;
     }
     if (errno == EEXIST) continue;  // another start has claimed it since
+    if (errno == ENOENT) {          // another start has removed the log.dir that it had made
+      make_run_directory(log_dir, durable);
+      continue;
+    }
     throw InputError("log.dir: '" + directory +
                      "' cannot be made: " + std::generic_category().message(errno));
   }

@@ -57,7 +57,8 @@ void place_new_run(config::Config& config, const config::Config& given,
 void place_resumed_run(config::Config& config, const config::Config& given,
                        const std::string& directory);
 
-// `path` and the directories above it that are missing. durable: as above. InputError.
-void make_run_directory(const std::string& path, bool durable);
+// Makes `path` and the directories above it that are missing, and returns those, outermost first.
+// durable: as above. InputError.
+std::vector<std::string> make_run_directory(const std::string& path, bool durable);
 
 }  // namespace sluice::run

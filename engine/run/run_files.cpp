@@ -77,6 +77,7 @@ config::Config with_absolute_paths(const config::Config& given) {
 RunFiles::RunFiles(config::Config& config, const config::Config& given, const RunId& run)
     : fresh_(true) {
   try {
+    make(given.log.dir, is_durable(given));
     directory_ = claim_run_directory(given.log.dir, is_durable(given));
     made_.push_back(directory_.string());
     place_new_run(config, given, directory_.string(), run);
@@ -134,10 +135,8 @@ void RunFiles::undo() noexcept {
 }
 
 void RunFiles::make(const std::string& directory, bool durable) {
-  std::error_code ignored;
-  const bool there = fs::exists(directory, ignored);
-  make_run_directory(directory, durable);
-  if (!there) made_.push_back(directory);
+  const std::vector<std::string> made = make_run_directory(directory, durable);
+  made_.insert(made_.end(), made.begin(), made.end());
 }
 
 void RunFiles::make_storage(const config::Config& config) {
