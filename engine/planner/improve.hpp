@@ -31,8 +31,10 @@ class Improver {
   void improve(Shortlist::Found from);
 
   // `options` with the mixture of least time for the bytes that homes and `extra` leave; the most
-  // frugal recomputation if none fits.
-  schedule::StepOptions mixed(const schedule::StepOptions& options, const TierBytes& extra) const;
+  // frugal recomputation if none fits. activation: the tier where values wait; kAuto: the device
+  // if that fits, or any.
+  schedule::StepOptions mixed(const schedule::StepOptions& options, const TierBytes& extra,
+                              config::Config::Place activation) const;
 
  private:
   // Takes the change if it fits and is faster by enough.

@@ -2,6 +2,7 @@
 // segments (activation_choice.hpp). Both are chosen for the bytes that a plan's state leaves. What
 // the schedule needs beyond them is known from a trial, so a second choice is closer.
 #include <algorithm>
+#include <array>
 
 #include "engine/planner/candidates.hpp"
 #include "engine/planner/improve.hpp"
@@ -11,14 +12,18 @@ namespace {
 
 constexpr int kMixRounds = 2;
 
+using Place = config::Config::Place;
+// Values stay on the device, or wait anywhere.
+constexpr std::array<Place, 2> kWaitingPlaces{Place::kDevice, Place::kAuto};
+
 }  // namespace
 
 schedule::StepOptions Improver::mixed(const schedule::StepOptions& options,
-                                      const TierBytes& extra) const {
+                                      const TierBytes& extra, Place activation) const {
   const TierBytes left = bytes_left(shortlist_.room(), home_bytes(model_, options), extra);
-  using Spills = ActivationChoice::Spills;
-  for (const Spills spills : {Spills::kNever, Spills::kMay}) {
-    if (const auto mixture = activations_.by_parts(options, left, spills)) return *mixture;
+  for (const Place place : kWaitingPlaces) {
+    const Place taken = activation == Place::kAuto ? place : activation;
+    if (const auto mixture = activations_.by_parts(options, left, taken)) return *mixture;
   }
   schedule::StepOptions frugal = options;
   frugal.recompute = schedule::recompute_units(model_);
@@ -29,13 +34,12 @@ bool Improver::mix_recomputation(Shortlist::Found& best) {
   if (!activations_.is_free()) return false;
   bool taken = false;
   const schedule::StepOptions from = best.options;
-  using Spills = ActivationChoice::Spills;
-  for (const Spills spills : {Spills::kNever, Spills::kMay}) {
+  for (const Place place : kWaitingPlaces) {
     schedule::StepOptions now = from;
     for (int round = 0; round < kMixRounds; ++round) {
       const TierBytes extra = beyond(trials_.coarse(now).need, resting_bytes(model_, now));
       const TierBytes left = bytes_left(shortlist_.room(), home_bytes(model_, now), extra);
-      const auto next = activations_.by_parts(now, left, spills);
+      const auto next = activations_.by_parts(now, left, place);
       if (!next || *next == now) break;
       taken |= take(*next, best);
       now = *next;

@@ -58,7 +58,7 @@ const std::vector<PlacementPreset>& spilling_presets() {
 
 void apply_fixed(Place wanted, TierShare& share) {
   if (wanted == Place::kAuto) return;
-  share = whole(static_cast<Tier>(static_cast<int>(wanted) - static_cast<int>(Place::kDevice)));
+  share = whole(fixed_tier(wanted));
 }
 
 // An update on the device needs the weights and gradients there.
@@ -68,6 +68,10 @@ bool possible(const PlacementPreset& preset) {
 }
 
 }  // namespace
+
+Tier fixed_tier(Place place) {
+  return static_cast<Tier>(static_cast<int>(place) - static_cast<int>(Place::kDevice));
+}
 
 std::vector<PlacementPreset> placement_presets(const config::Config& config) {
   const auto& place = config.memory.place;

@@ -22,7 +22,8 @@ namespace sluice::planner {
 namespace {
 
 constexpr int kRounds = 5;  // for one shape
-constexpr int kDepth = 4;   // kinds of state with one tier each
+constexpr int kDepth = 4;   // settings that a shape is narrowed to
+const std::size_t kNarrowStarts = getenv("NS") ? atoi(getenv("NS")) : 1;  // XXX
 // Starts of the search: the fastest shapes, as far as they come near the first one.
 constexpr std::size_t kStarts = 2;
 constexpr double kNearStart = 1.25;
@@ -106,7 +107,7 @@ std::vector<Search::Shape> Search::shapes() const {
   const auto add = [&](const PlanShape& shape) {
     const Places& places = config_.memory.place;
     if (const auto least = relaxation_.solve(shape, places, budgets_, {})) {
-      list.push_back({shape, places, *least, policy_of(shape)});
+      list.push_back({shape, places, *least, policy_of(shape), usual_prefetch(config_)});
     }
   };
   for (const auto order : {schedule::ComputeOrder::kMicrobatch, schedule::ComputeOrder::kUnit}) {
@@ -152,11 +153,12 @@ std::string Search::Shape::text() const {
   for (const auto& [kind, name] : kKinds) {
     if (places.*kind != Place::kAuto) text += place_text(name, places.*kind);
   }
+  if (fixes_prefetch) text += ", prefetch " + std::to_string(prefetch);
   return is_frugal ? text + ", shared device" : text;
 }
 
-// The start's shape with one more kind of state on one tier. Other places leave other room, and so
-// another mixture; large steps keep the one that was found.
+// The start's shape with one more kind of state on one tier, or with another prefetch. Other places
+// leave other room, and so another mixture; large steps keep the one that was found.
 std::vector<Search::Shape> Search::narrowed(const Start& start) const {
   std::vector<Shape> list;
   Shape shape = start.shape;
@@ -175,6 +177,12 @@ std::vector<Search::Shape> Search::narrowed(const Start& start) const {
       places.*kind = place;
       add_with_places(shape, places, list);
     }
+  }
+  for (std::int32_t prefetch = 0; prefetch <= most_prefetch(config_); ++prefetch) {
+    if (shape.fixes_prefetch || prefetch == shape.prefetch) continue;
+    list.push_back(shape);
+    list.back().prefetch = prefetch;
+    list.back().fixes_prefetch = true;
   }
   sort_by_bound(list);
   return list;
@@ -238,19 +246,29 @@ void Search::try_whole_places(const std::vector<Start>& starts) {
 }
 
 // The relaxation may mix places that the schedule cannot use well together. So a shape is tried with
-// all state of a kind on one tier, then the best of these with one more kind. Returns the best plan.
-Search::Start Search::narrow(Start start) {
+// all state of a kind on one tier or another prefetch, then the best few of these with one more such
+// setting, though one alone may gain nothing. Returns the best plan.
+Search::Start Search::narrow(const Start& start) {
+  Start best = start;
+  std::vector<Start> from{start};
   for (int depth = 0; depth < kDepth; ++depth) {
-    std::optional<Start> best;
-    for (const Shape& next : narrowed(start)) {
-      if (next.least.seconds > start.plan.seconds) break;
-      const std::optional<Shortlist::Found> plan = try_shape(next);
-      if (plan && plan->seconds < (best ? *best : start).plan.seconds) best = Start{next, *plan};
+    std::vector<Start> next;
+    for (const Start& each : from) {
+      for (const Shape& shape : narrowed(each)) {
+        if (shape.least.seconds > best.plan.seconds) break;
+        if (const auto plan = try_shape(shape)) next.push_back({shape, *plan});
+      }
     }
-    if (!best) return start;
-    start = *best;
+    std::stable_sort(next.begin(), next.end(), [](const Start& a, const Start& b) {
+      return a.plan.seconds < b.plan.seconds;
+    });
+    next.resize(std::min(next.size(), kNarrowStarts));
+    const bool better = !next.empty() && next.front().plan.seconds < best.plan.seconds;
+    if (better) best = next.front();
+    if (next.empty() || (!better && depth > 0)) break;
+    from = std::move(next);
   }
-  return start;
+  return best;
 }
 
 // Coarse times are a few percent off and the search is greedy, so it starts at the few fastest
@@ -278,7 +296,7 @@ schedule::StepOptions Search::base_options(const Shape& shape) const {
   options.recompute = shape.shape.recompute;
   place_partials(options, shape.shape.partial, model_);
   options.weight_slots = 0;
-  options.prefetch = static_cast<std::int32_t>(config_.memory.prefetch);
+  options.prefetch = shape.prefetch;
   options.exchange_lag = has_room_to_lag(model_, budgets_) ? 1 : 0;
   if (shape.is_frugal) {
     const schedule::StepOptions& least = feasibility_.groups().front().back();
@@ -309,7 +327,7 @@ schedule::StepOptions Search::placed(const Shape& shape, const Relaxed& places,
   const auto slots = static_cast<double>(weight_slots_of_all(model_, options.chunk_bytes));
   options.weight_slots =
       static_cast<std::uint64_t>(std::floor(std::max(places.cached, 0.0) * slots));
-  if (shape.shape.recompute_is_free) return improver_.mixed(options, extra);
+  if (shape.shape.recompute_is_free) return improver_.mixed(options, extra, shape.places.activation);
   if (config_.memory.place.activation != Place::kAuto) return options;
   const double away = 1 - std::min(places.saved[0], places.outputs[0]);
   if (away < 1e-6) return options;

@@ -75,6 +75,8 @@ class Search {
     Places places;  // of the kinds of state that are not free
     Relaxed least;
     std::string policy;  // of recomputation
+    std::int32_t prefetch = 0;
+    bool fixes_prefetch = false;  // narrowed to it
     // Windows and arena share the device, nothing is fetched ahead and staging is small, so that
     // more state has room.
     bool is_frugal = false;
@@ -100,7 +102,7 @@ class Search {
   std::optional<Shortlist::Found> spill_least(const schedule::StepOptions& options);
   std::optional<Shortlist::Found> try_shape(const Shape& shape);
   std::vector<Start> try_shapes(const std::vector<Shape>& shapes);
-  Start narrow(Start start);
+  Start narrow(const Start& start);
   void try_whole_places(const std::vector<Start>& starts);
   void search(std::vector<Start> starts);
   void try_groups();
