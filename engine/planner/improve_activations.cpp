@@ -22,6 +22,7 @@ schedule::StepOptions Improver::mixed(const schedule::StepOptions& options,
                                       const TierBytes& extra, Place activation) const {
   const TierBytes left = bytes_left(shortlist_.room(), home_bytes(model_, options), extra);
   for (const Place place : kWaitingPlaces) {
+    if (activation != Place::kAuto && place != Place::kAuto) continue;
     const Place taken = activation == Place::kAuto ? place : activation;
     if (const auto mixture = activations_.by_parts(options, left, taken)) return *mixture;
   }
