@@ -8,7 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
+#include <iterator>
 
 #include "base/error.hpp"
 #include "base/units.hpp"
@@ -24,7 +24,7 @@ namespace {
 
 constexpr int kRounds = 5;  // for one shape
 constexpr int kDepth = 4;   // settings that a shape is narrowed to
-const std::size_t kNarrowStarts = getenv("NS") ? atoi(getenv("NS")) : 1;  // XXX
+constexpr std::size_t kNarrowStarts = 2;  // that one more setting is tried for
 // Starts of the search: the fastest shapes, as far as they come near the first one.
 constexpr std::size_t kStarts = 2;
 constexpr double kNearStart = 1.25;
@@ -225,6 +225,24 @@ void Search::add_whole_places(Shape shape, std::vector<Shape>& list) const {
   }
 }
 
+// The shape with less on the device, for shapes without a plan: activations wait in pinned memory, and
+// nothing is fetched ahead. The relaxation knows nothing of the room between two passes.
+std::vector<Search::Shape> Search::lightened(Shape shape) const {
+  std::vector<Shape> list;
+  if (shape.places.activation == Place::kAuto) {
+    Places places = shape.places;
+    places.activation = Place::kPinned;
+    add_with_places(shape, places, list);
+    if (!list.empty()) shape = list.front();
+  }
+  if (shape.prefetch > 0) {
+    shape.prefetch = 0;
+    shape.fixes_prefetch = true;
+    list.push_back(shape);
+  }
+  return list;
+}
+
 // For the fastest start of each order and update.
 void Search::try_whole_places(const std::vector<Start>& starts) {
   std::vector<Shape> list;
@@ -278,11 +296,20 @@ void Search::search(std::vector<Start> starts) {
   if (starts.empty()) return;
   std::stable_sort(starts.begin(), starts.end(),
                    [](const Start& a, const Start& b) { return a.plan.seconds < b.plan.seconds; });
+  // No single change that gains leads from one order of passes to the other, so the second start
+  // has the other order if one is near.
+  const auto is_near = [&](const Start& start) {
+    return start.plan.seconds <= starts.front().plan.seconds * kNearStart;
+  };
+  const auto other = std::find_if(starts.begin(), starts.end(), [&](const Start& start) {
+    return start.shape.shape.order != starts.front().shape.shape.order && is_near(start);
+  });
+  if (other != starts.end()) std::rotate(starts.begin() + 1, other, std::next(other));
   const std::uint64_t most =
       trials_.instructions() + kTrialInstructions + step_size(model_, starts.front().plan.options);
   for (std::size_t i = 0; i < std::min(starts.size(), kStarts); ++i) {
     const Start& start = starts[i];
-    if (start.plan.seconds > starts.front().plan.seconds * kNearStart) break;
+    if (!is_near(start)) break;
     if (trials_.instructions() > most) break;
     improver_.improve(start.plan);
     improver_.improve(narrow(start).plan);
@@ -384,7 +411,14 @@ std::vector<Search::Start> Search::try_shapes(const std::vector<Shape>& shapes) 
       tried_.push_back({shape.text(), shape.least.seconds, std::nullopt});
       continue;
     }
+    const std::size_t before = starts.size();
     if (const auto plan = try_shape(shape)) starts.push_back({shape, *plan});
+    for (const Shape& lighter : starts.size() == before ? lightened(shape) : std::vector<Shape>{}) {
+      const auto plan = try_shape(lighter);
+      if (!plan) continue;
+      starts.push_back({lighter, *plan});
+      break;
+    }
     // From a plan with windows beside the arena, no single change leads to a device that holds all.
     if (step_size(model_, base_options(shape)) > kSmallStepInstructions) continue;
     Shape frugal = shape;

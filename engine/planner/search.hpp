@@ -92,6 +92,7 @@ class Search {
   std::string policy_of(const PlanShape& shape) const;
   std::vector<Shape> shapes() const;
   std::vector<Shape> narrowed(const Start& start) const;
+  std::vector<Shape> lightened(Shape shape) const;
   void add_whole_places(Shape shape, std::vector<Shape>& list) const;
   void add_with_places(const Shape& shape, const Places& places, std::vector<Shape>& list) const;
   static void sort_by_bound(std::vector<Shape>& shapes);
