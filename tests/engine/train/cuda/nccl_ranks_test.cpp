@@ -20,9 +20,10 @@ const Overrides kNccl{"parallel.transport=nccl"};
 class NcclRanks : public EmulatedRanks {
  protected:
   void TearDown() override { EXPECT_EQ(fake_nccl_counts().live, 0); }
-  RankDevices joined_gpus(int ranks) const {
+  RankDevices joined_gpus(int ranks) {
     RankDevices devices = gpus();
     devices.gpu_group = [this, ranks](int rank, collectives::Communicator& host) {
+      hosts_.at(static_cast<std::size_t>(rank)) = &host;
       collectives::NcclOptions options;
       options.place.rank = rank;
       options.place.size = ranks;
@@ -40,6 +41,9 @@ class NcclRanks : public EmulatedRanks {
     };
     return devices;
   }
+
+ protected:
+  std::array<collectives::Communicator*, 4> hosts_{};  // of the job's ranks
 
  private:
   const collectives::Socket listener_ = collectives::listen_at("127.0.0.1", 0);
@@ -74,7 +78,7 @@ TEST_F(NcclRanks, NeedNoStagingMemory) {
   EXPECT_EQ(pinned_bytes("auto"), pinned_bytes("gloo"));
 }
 
-// A rank fails while the other waits for it in NCCL. The group of the host brings the news.
+// A rank fails while the other waits for it in NCCL. The control plane aborts the group of the host.
 TEST_F(NcclRanks, HearOfARankThatFails) {
   const config::Config config = config_of(device_ + ranks(2, 3) + kNccl);
   PlannedSession planned(config_of(device_), {}, backend());
@@ -84,11 +88,13 @@ TEST_F(NcclRanks, HearOfARankThatFails) {
       config, planned.plan().options, kSteps,
       [&](int rank, const std::exception& error) {
         errors[static_cast<std::size_t>(rank)] = error.what();
+        if (rank == 1) hosts_[0]->abort("rank 1 of 2 has failed");
       },
       1, joined_gpus(2)));
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
   EXPECT_TRUE(mentions(errors[1], "the data cannot be read"));
   EXPECT_TRUE(mentions(errors[0], "on lane comm"));
+  EXPECT_TRUE(mentions(errors[0], "rank 1 of 2 has failed"));
 }
 
 }  // namespace
