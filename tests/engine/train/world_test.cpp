@@ -136,10 +136,10 @@ TEST(World, RanksDivideTheThreadsUnlessTheirProcessorsDiffer) {
       EXPECT_EQ(divides, !bound);
       if (!world.is_first()) return;
       config::Config config;
-      settle_for_ranks(world, divides, config);
+      settle_for_ranks(world, divides, {}, config);
       EXPECT_EQ(config.train.threads, bound ? usable : std::max<std::int64_t>(1, usable / 3));
       config.train.threads = 7;
-      settle_for_ranks(world, divides, config);
+      settle_for_ranks(world, divides, {}, config);
       EXPECT_EQ(config.train.threads, 7);
     });
   }
