@@ -34,9 +34,10 @@ SealedSession::Memory::Memory(HostEngine& engine, const SessionPlan& plan,
                               const std::string& commit_path)
     : storage(plan.need.storage_bytes == 0 ? nullptr : engine.make_storage()),
       run(make_run_id()),
-      commits(commit_path.empty() ? nullptr
-                                  : std::make_unique<SessionCommits>(engine, *storage, commit_path,
-                                                                     run, plan.need.log_bytes)),
+      commits(commit_path.empty()
+                  ? nullptr
+                  : std::make_unique<SessionCommits>(engine, *storage, commit_path, run,
+                                                     plan.need.fixed.log_bytes)),
       homes(engine.device(), engine.ledger(), storage.get(), engine.options().storage_paths,
             plan.need, run, /*kept=*/commits != nullptr),
       durable(commits == nullptr ? nullptr

@@ -48,7 +48,7 @@ class PlanSearch {
       schedules.push_back(&plan.save);
     }
     plan.need = runtime::memory_need(schedules, runtime::StateStore::kWindowBytes);
-    plan.need.log_bytes = log_bytes_;
+    plan.need.fixed.log_bytes = log_bytes_;
     return plan;
   }
 
