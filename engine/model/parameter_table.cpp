@@ -79,8 +79,7 @@ kernels::ParameterSegment ParameterTable::segment_of(const PlacedTensor& tensor,
 
 ParameterTable::ParameterTable(const ParameterSpace& space,
                                const kernels::OptimizerOptions& options, double weight_decay,
-                               const std::vector<ParameterGroup>& groups,
-                               SumLayout layout)
+                               const std::vector<ParameterGroup>& groups, SumLayout layout)
     : options_(options), layout_(layout) {
   check_groups(space, groups);
   std::uint64_t first_key = 0;

@@ -190,8 +190,7 @@ std::optional<schedule::StepOptions> ActivationChoice::by_parts(const schedule::
   Knapsack knapsack;
   knapsack.budgets = room;
   knapsack.work_weight = kWorkWeight;
-  const bool is_one_tier =
-      place != Place::kAuto && config_.memory.place.activation == Place::kAuto;
+  const bool is_one_tier = place != Place::kAuto && config_.memory.place.activation == Place::kAuto;
   const std::vector<double> fixed = resource_seconds(fixed_work(from));
   for (std::size_t i = 0; i < fixed.size(); ++i) {
     knapsack.resources.push_back({i < fixed.size() / 2 ? std::size_t{0} : 1, fixed[i]});

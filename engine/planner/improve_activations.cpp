@@ -18,8 +18,8 @@ constexpr std::array<Place, 2> kWaitingPlaces{Place::kDevice, Place::kAuto};
 
 }  // namespace
 
-schedule::StepOptions Improver::mixed(const schedule::StepOptions& options,
-                                      const TierBytes& extra, Place activation) const {
+schedule::StepOptions Improver::mixed(const schedule::StepOptions& options, const TierBytes& extra,
+                                      Place activation) const {
   const TierBytes left = bytes_left(shortlist_.room(), home_bytes(model_, options), extra);
   for (const Place place : kWaitingPlaces) {
     if (activation != Place::kAuto && place != Place::kAuto) continue;

@@ -22,8 +22,8 @@
 namespace sluice::planner {
 namespace {
 
-constexpr int kRounds = 5;  // for one shape
-constexpr int kDepth = 4;   // settings that a shape is narrowed to
+constexpr int kRounds = 5;                // for one shape
+constexpr int kDepth = 4;                 // settings that a shape is narrowed to
 constexpr std::size_t kNarrowStarts = 2;  // that one more setting is tried for
 // Starts of the search: the fastest shapes, as far as they come near the first one.
 constexpr std::size_t kStarts = 2;
@@ -355,7 +355,8 @@ schedule::StepOptions Search::placed(const Shape& shape, const Relaxed& places,
   const auto slots = static_cast<double>(weight_slots_of_all(model_, options.chunk_bytes));
   options.weight_slots =
       static_cast<std::uint64_t>(std::floor(std::max(places.cached, 0.0) * slots));
-  if (shape.shape.recompute_is_free) return improver_.mixed(options, extra, shape.places.activation);
+  if (shape.shape.recompute_is_free)
+    return improver_.mixed(options, extra, shape.places.activation);
   if (config_.memory.place.activation != Place::kAuto) return options;
   const double away = 1 - std::min(places.saved[0], places.outputs[0]);
   if (away < 1e-6) return options;
