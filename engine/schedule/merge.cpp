@@ -46,6 +46,7 @@ class Merger {
     }
     world_.saved_parts = first.saved_parts;
     world_.folds_in_ring = first.folds_in_ring;
+    world_.delayed = first.delayed;
     world_.tensor_borders = first.tensor_borders;
     world_.slot_bytes = first.slot_bytes;
     world_.shares_device = first.shares_device;
@@ -53,6 +54,7 @@ class Merger {
       const Schedule& list = lists_[rank];
       SLUICE_CHECK(list.ranks == 1 && list.first_rank == static_cast<std::int32_t>(rank) &&
                    world_ranks_of(list) == world_.ranks && list.groups == first.groups &&
+                   list.delayed == first.delayed &&
                    list.slot_bytes == first.slot_bytes &&
                    list.shares_device == first.shares_device);
       world_.slot_count = std::max(world_.slot_count, list.slot_count);

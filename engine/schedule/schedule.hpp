@@ -220,6 +220,7 @@ struct Instruction {
   std::int32_t layer = -1;
   std::int32_t microbatch = -1;
   std::int32_t chunk = -1;
+  std::int32_t update = 0;  // of a schedule with several updates: the one that it serves
   std::vector<Use> reads;
   std::vector<Use> writes;
   std::vector<InstructionId> deps;  // of other lanes (or earlier in this one: implied)
@@ -260,6 +261,17 @@ struct Group {
   bool operator==(const Group&) const = default;
 };
 
+// Several updates in one schedule. Update u applies the gradients of micro-batches
+// [u * microbatches, (u + 1) * microbatches), and makes version u + 1 of the state.
+struct DelayedUpdates {
+  std::int32_t updates = 1;
+  std::int32_t microbatches = 0;  // of each update, over all ranks
+  // By unit and micro-batch: the version of the unit's weights that all its passes read.
+  std::vector<std::vector<std::int32_t>> versions;
+  bool operator==(const DelayedUpdates&) const = default;
+  bool any() const { return !versions.empty(); }
+};
+
 // A process compiles its own list: `ranks` is 1, its buffers and instructions are of rank 0, and
 // `first_rank` is its number in the world. Peers and groups always name ranks of the world. merge()
 // joins the lists of all ranks to the schedule of the world, where both numberings agree.
@@ -281,6 +293,8 @@ struct Schedule {
   // Groups of micro-batches are folded in the order of a ring of ranks, which begins at another rank
   // for each shard, and not by the balanced tree.
   bool folds_in_ring = false;
+  // Empty: the schedule makes one update, and all passes read the state that it finds.
+  DelayedUpdates delayed;
   // The borders of each unit's tensors, its begin and end among them, if the rule needs whole
   // tensors. Updates break there and nowhere else.
   std::vector<std::vector<TensorBorder>> tensor_borders;

@@ -106,6 +106,7 @@ json instruction_to_json(const Instruction& instruction) {
   put(object, "unit", instruction.unit, -1);
   put(object, "layer", instruction.layer, -1);
   put(object, "microbatch", instruction.microbatch, -1);
+  put(object, "update", instruction.update, 0);
   put(object, "chunk", instruction.chunk, -1);
   if (!instruction.reads.empty()) object["reads"] = uses_to_json(instruction.reads);
   if (!instruction.writes.empty()) object["writes"] = uses_to_json(instruction.writes);
@@ -338,7 +339,7 @@ Instruction instruction_from_json(const json& object, InstructionId id, const Sc
   const std::string where = "instruction " + std::to_string(id);
   Fields fields(
       object, where,
-      " op lane rank unit layer microbatch chunk reads writes deps guard peer group tag bytes "
+      " op lane rank unit layer microbatch update chunk reads writes deps guard peer group tag bytes "
       "cost_s ");
   Instruction instruction;
   instruction.id = id;
@@ -348,6 +349,7 @@ Instruction instruction_from_json(const json& object, InstructionId id, const Sc
   instruction.unit = fields.integer("unit", -1);
   instruction.layer = fields.integer("layer", -1);
   instruction.microbatch = fields.integer("microbatch", -1);
+  instruction.update = fields.integer("update", 0, 0, 1 << 20);
   instruction.chunk = fields.integer("chunk", -1);
   instruction.reads = uses_from_json(fields, "reads", schedule, where);
   instruction.writes = uses_from_json(fields, "writes", schedule, where);
@@ -446,6 +448,29 @@ std::vector<std::vector<SavedPart>> saved_parts_from_json(Fields& fields) {
   return units;
 }
 
+// Each unit has a version for every micro-batch, of those that the updates make.
+DelayedUpdates delayed_updates_from_json(const json& object) {
+  Fields fields(object, "delayed", " updates microbatches versions ");
+  constexpr std::int32_t kMost = 1 << 20;
+  DelayedUpdates delayed;
+  delayed.updates = fields.integer("updates", 1, 1, kMost);
+  delayed.microbatches = fields.integer("microbatches", 1, 1, kMost);
+  const auto count =
+      static_cast<std::size_t>(delayed.updates) * static_cast<std::size_t>(delayed.microbatches);
+  for (const json& item : fields.list("versions")) {
+    if (!item.is_array() || item.size() != count) {
+      refuse("delayed", "each list of \"versions\" must have a number for every micro-batch");
+    }
+    std::vector<std::int32_t> versions;
+    for (const json& version : item) {
+      versions.push_back(static_cast<std::int32_t>(
+          fields.natural(version, "versions", static_cast<std::uint64_t>(delayed.updates) - 1)));
+    }
+    delayed.versions.push_back(std::move(versions));
+  }
+  return delayed;
+}
+
 // Members are ranks of the world, ascending, at least one.
 std::vector<Group> groups_from_json(Fields& fields, const Schedule& schedule) {
   std::vector<Group> groups;
@@ -476,7 +501,7 @@ const json& bounded_list(Fields& fields, const char* key) {
 Schedule read_schedule(const json& document) {
   Fields fields(document, "document",
                 " format version ranks first_rank world_ranks groups buffers instructions entry "
-                "exit commit saved_parts folds_in_ring tensor_borders "
+                "exit commit saved_parts folds_in_ring delayed tensor_borders "
                 "peak_bytes slot_count "
                 "slot_bytes device_arena_bytes pinned_arena_bytes shares_device ");
   const json& format = fields.need("format");
@@ -521,6 +546,9 @@ Schedule read_schedule(const json& document) {
   }
   schedule.saved_parts = saved_parts_from_json(fields);
   schedule.folds_in_ring = fields.flag("folds_in_ring");
+  if (const json* delayed = fields.find("delayed")) {
+    schedule.delayed = delayed_updates_from_json(*delayed);
+  }
   schedule.tensor_borders = tensor_borders_from_json(fields);
   return schedule;
 }
@@ -556,6 +584,11 @@ std::string schedule_to_json(const Schedule& schedule) {
     document["saved_parts"] = saved_parts_to_json(schedule.saved_parts);
   }
   if (schedule.folds_in_ring) document["folds_in_ring"] = true;
+  if (schedule.delayed.any()) {
+    document["delayed"] = {{"updates", schedule.delayed.updates},
+                           {"microbatches", schedule.delayed.microbatches},
+                           {"versions", schedule.delayed.versions}};
+  }
   if (!schedule.tensor_borders.empty()) {
     document["tensor_borders"] = tensor_borders_to_json(schedule.tensor_borders);
   }

@@ -362,7 +362,33 @@ class ContentCheck {
                   describe(schedule_.buffers[declared.begin()->first]));
   }
 
+  // With delayed updates the schedule declares the version that the passes of a unit and micro-batch
+  // read; else all passes of a rank read one version.
+  std::optional<std::int32_t> declared_version(std::int32_t unit, std::int32_t microbatch) const {
+    const auto& versions = schedule_.delayed.versions;
+    const auto row = static_cast<std::size_t>(unit);
+    const auto at = static_cast<std::size_t>(microbatch);
+    if (unit < 0 || microbatch < 0 || row >= versions.size() || at >= versions[row].size()) {
+      return std::nullopt;
+    }
+    return versions[row][at];
+  }
+  void check_delayed_weights(const Instruction& instruction) {
+    for (const Use& use : instruction.reads) {
+      const Buffer& buffer = buffer_of(use);
+      if (buffer.kind != StateKind::kWeight) continue;
+      const auto declared = declared_version(buffer.unit, instruction.microbatch);
+      for_parts(use, false, [&](std::uint64_t, std::uint64_t, Span& span) {
+        if (declared == span.content.version) return;
+        problems_.add(describe(instruction) + " reads version " +
+                      std::to_string(span.content.version) + " of " + describe(buffer) + ", not " +
+                      (declared ? std::to_string(*declared) : "one that is declared"));
+      });
+    }
+  }
+
   void check_weights(const Instruction& instruction) {
+    if (schedule_.delayed.any()) return check_delayed_weights(instruction);
     std::optional<std::int32_t>& expected =
         weight_version_[static_cast<std::size_t>(instruction.rank)];
     for (const Use& use : instruction.reads) {
@@ -461,6 +487,11 @@ class ContentCheck {
   }
 
   bool is_complete(const Content& gradient) const {
+    if (schedule_.delayed.any()) {
+      const std::int32_t each = schedule_.delayed.microbatches;
+      return gradient.first_microbatch == (gradient.version - 1) * each &&
+             gradient.microbatch == gradient.version * each - 1;
+    }
     if (last_microbatch_ < 0) return true;
     const bool in_order = gradient.first_microbatch == 0 && gradient.microbatch >= last_microbatch_;
     const bool around = schedule_.folds_in_ring && gradient.first_microbatch > 0 &&
@@ -479,7 +510,10 @@ class ContentCheck {
         problems_.add(describe(instruction) + " uses " + describe(buffer) +
                       (found.rounded ? " after it was rounded, with" : " with") +
                       " micro-batches " + std::to_string(found.first_microbatch) + " to " +
-                      std::to_string(found.microbatch) + " of " + std::to_string(last_microbatch_));
+                      std::to_string(found.microbatch) + " of " +
+                      (schedule_.delayed.any()
+                           ? "the update to version " + std::to_string(found.version)
+                           : std::to_string(last_microbatch_)));
       });
     }
   }
@@ -524,15 +558,16 @@ class ContentCheck {
     return mixed ? std::nullopt : version;
   }
 
-  // Calls f(normed) for the norms that GradNorm has taken inside elements [begin, end) of a unit, on
-  // whatever rank: each block counts once in the world.
+  // Calls f(normed) for the norms that GradNorm has taken inside elements [begin, end) of a unit's
+  // gradient, on whatever rank: each block counts once in the world, and for each update.
   struct Normed {
     std::uint64_t end = 0;
     InstructionId maker = kNoId;
   };
   template <typename F>
-  void for_normed(const Buffer& buffer, std::uint64_t begin, std::uint64_t end, F f) const {
-    const auto unit = normed_.find(buffer.unit);
+  void for_normed(const Buffer& buffer, std::int32_t version, std::uint64_t begin,
+                  std::uint64_t end, F f) const {
+    const auto unit = normed_.find({buffer.unit, version});
     if (unit == normed_.end()) return;
     auto at = unit->second.lower_bound(end);
     while (at != unit->second.begin() && std::prev(at)->second.end > begin) f((--at)->second);
@@ -552,11 +587,12 @@ class ContentCheck {
 
   // Once its norm is taken a gradient stays as it is.
   void check_not_normed(const Instruction& instruction) {
+    const std::int32_t version = state_version(instruction, true).value_or(0);
     for (const Use& use : instruction.writes) {
       const Buffer& buffer = buffer_of(use);
       const ElemRange range = elems_of(buffer, use);
       bool normed = false;
-      for_normed(buffer, range.begin, range.end, [&](const Normed&) { normed = true; });
+      for_normed(buffer, version, range.begin, range.end, [&](const Normed&) { normed = true; });
       if (!normed) continue;
       problems_.add(describe(instruction) + " changes " + describe(buffer) +
                     " after its norm was taken");
@@ -566,9 +602,9 @@ class ContentCheck {
     for_gradients(instruction, [&](const Buffer& buffer, std::uint64_t begin, std::uint64_t end,
                                    const Content& content) {
       bool again = false;
-      for_normed(buffer, begin, end, [&](const Normed&) { again = true; });
+      for_normed(buffer, content.version, begin, end, [&](const Normed&) { again = true; });
       if (again) problems_.add(describe(instruction) + " takes a norm a second time");
-      normed_[buffer.unit][begin] = Normed{end, content.maker};
+      normed_[{buffer.unit, content.version}][begin] = Normed{end, content.maker};
     });
   }
   // The gradient that is applied is the one that the norm was taken of.
@@ -576,7 +612,7 @@ class ContentCheck {
     for_gradients(instruction, [&](const Buffer& buffer, std::uint64_t begin, std::uint64_t end,
                                    const Content& content) {
       bool same = true;
-      for_normed(buffer, begin, end,
+      for_normed(buffer, content.version, begin, end,
                  [&](const Normed& normed) { same = same && normed.maker == content.maker; });
       if (same) return;
       problems_.add(describe(instruction) + " applies another value of " + describe(buffer) +
@@ -584,11 +620,18 @@ class ContentCheck {
     });
   }
 
+  // A gradient has the version of the weights that it will make.
+  std::int32_t version_to_make(const Instruction& instruction) const {
+    const DelayedUpdates& delayed = schedule_.delayed;
+    if (!delayed.any()) {
+      return weight_version_[static_cast<std::size_t>(instruction.rank)].value_or(0) + 1;
+    }
+    return delayed.microbatches > 0 ? instruction.microbatch / delayed.microbatches + 1 : 0;
+  }
+
   void write(const Instruction& instruction) {
-    // A gradient has the version of the weights that it will make.
-    const auto weights = weight_version_[static_cast<std::size_t>(instruction.rank)];
     Content content{
-        true,  weights.value_or(0) + 1, instruction.microbatch, instruction.microbatch, 0,
+        true,  version_to_make(instruction), instruction.microbatch, instruction.microbatch, 0,
         false, instruction.id};
     if (instruction.op == Op::kOptimizerStep) {
       content.version = state_version(instruction, false).value_or(0) + 1;
@@ -730,7 +773,7 @@ class ContentCheck {
       const bool complete = is_complete(content);
       bool normed = content.maker == kNoId;  // it waited at entry already
       bool same = true;
-      for_normed(home, home.first_elem + elems_in(home.dtype, begin),
+      for_normed(home, content.version, home.first_elem + elems_in(home.dtype, begin),
                  home.first_elem + elems_in(home.dtype, span.end), [&](const Normed& seen) {
                    normed = true;
                    same = same && seen.maker == content.maker;
@@ -754,7 +797,8 @@ class ContentCheck {
   std::vector<std::optional<std::int32_t>>
       weight_version_;                 // by rank: the version that compute reads
   std::int32_t last_microbatch_ = -1;  // the last that any rank adds to a sum
-  std::map<std::int32_t, std::map<std::uint64_t, Normed>> normed_;  // by unit, first element
+  // By unit and version of the gradient, then by first element.
+  std::map<std::pair<std::int32_t, std::int32_t>, std::map<std::uint64_t, Normed>> normed_;
   std::map<std::int32_t, int> committed_;                           // Commits, by rank
 };
 

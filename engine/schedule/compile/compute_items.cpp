@@ -169,7 +169,8 @@ std::vector<std::int32_t> own_microbatches(const StepModel& model, const StepOpt
     for (std::int32_t i = 0; i < count; ++i) own.push_back(model.view.rank * count + i);
     return own;
   }
-  for (std::int32_t mb = model.view.rank; mb < options.microbatches; mb += model.view.ranks) {
+  const std::int32_t total = total_microbatches(model, options);
+  for (std::int32_t mb = model.view.rank; mb < total; mb += model.view.ranks) {
     own.push_back(mb);
   }
   return own;
@@ -205,6 +206,7 @@ StepItems evaluation_items(const StepModel& model, const StepOptions& options) {
     });
   }
   order.microbatches = 1;
+  order.versions.clear();
   made = ItemList(model, options).by_order(order);
   for (ComputeItem& item : made.items) item.op = Op::kForward;
   return made;

@@ -34,6 +34,7 @@ struct StepItems {
 // The micro-batches that this rank computes, by their numbers in the whole step, ascending. With one
 // sum micro-batch i lies on rank i mod N; else a rank has consecutive groups.
 std::vector<std::int32_t> own_microbatches(const StepModel& model, const StepOptions& options);
+// The rank's last micro-batch of the first update.
 std::int32_t last_own_microbatch(const StepModel& model, const StepOptions& options);
 
 // All passes of the rank's micro-batches through its units. In a pipeline they go in the order of

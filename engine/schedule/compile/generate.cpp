@@ -31,6 +31,7 @@
 #include "engine/schedule/compile/tied_stages.hpp"
 #include "engine/schedule/compile/update_stream.hpp"
 #include "engine/schedule/compile/weight_stream.hpp"
+#include "engine/schedule/compile/weight_versions.hpp"
 
 namespace sluice::schedule {
 namespace {
@@ -72,15 +73,19 @@ class StepGenerator {
     emit_items(training_items(model_, options_));
     commit();
     gradients_.finish();
-    emit_norm_gather(builder_);
-    emit_clip_factor(builder_);
+    for (std::int32_t update = 0; update < update_count(model_); ++update) {
+      builder_.set_update(update);
+      emit_norm_gather(builder_);
+      emit_clip_factor(builder_);
+    }
     updates_.emit_rest();
     const std::int32_t found = builder_.weight_version();
-    if (carried() == 0) emit_tied_weights(builder_, found + 1);
+    const std::int32_t left = found + update_count(model_);
+    if (carried() == 0) emit_tied_weights(builder_, left);
     // Gradients stay for a redo, too.
     const bool redoable = options_.update == UpdatePlacement::kSpeculative;
     return builder_.finish(
-        {.carried = {0, found, pending_, true}, .others = {found, found + 1, false, redoable}},
+        {.carried = {0, found, pending_, true}, .others = {found, left, false, redoable}},
         carried_updates_.kept());
   }
 
@@ -127,12 +132,15 @@ class StepGenerator {
 
   // The head's weight gradient computes its logits again, which needs weights. The weight gradients
   // of other units need none.
-  std::vector<std::int32_t> weights_read(const ComputeItem& item) const {
+  std::vector<WeightUse> weights_read(const ComputeItem& item) const {
     const UnitFootprint& unit = footprint(item.unit);
     if (item.op == Op::kBackwardWeight && !unit.is_head) return {};
-    std::vector<std::int32_t> read{item.unit};
+    const auto use_of = [&](std::int32_t of) {
+      return WeightUse{of, builder_.delayed_version(of, item.microbatch)};
+    };
+    std::vector<WeightUse> read{use_of(item.unit)};
     const bool borrows = unit.borrows >= 0 && item.op != Op::kBackwardInput;
-    if (borrows) read.push_back(unit.borrows);
+    if (borrows) read.push_back(use_of(unit.borrows));
     return read;
   }
 
@@ -232,7 +240,9 @@ class StepGenerator {
   // last unit on, and in a pipeline as the order of its passes has it.
   UpdateStream make_updates() {
     const bool in_backward = updates_in_backward();
-    std::vector<std::int32_t> order = own_units(carried(), units());
+    std::vector<std::int32_t> order;
+    // Delayed updates are streams of their own (make_delayed_update).
+    if (!delays_updates()) order = own_units(carried(), units());
     if (in_backward) std::reverse(order.begin(), order.end());
     if (in_backward && !model_.pipeline.is_alone()) order = in_order_of_completion(order);
     return {builder_,
@@ -250,15 +260,16 @@ class StepGenerator {
     });
     return order;
   }
+  bool delays_updates() const { return model_.pipeline.order.delays_updates(); }
   bool updates_in_backward() const {
     return options_.update == UpdatePlacement::kInBackward ||
            options_.update == UpdatePlacement::kSpeculative;
   }
-  // Whether the unit's gradient is complete after this item. A tied embedding's is complete only
+  // Whether the gradient of one of the unit's updates is complete after this item. A tied embedding's is complete only
   // after its fold.
   bool completes_gradient(const ComputeItem& item) const {
     return item.op == Op::kBackwardWeight &&
-           item.microbatch == last_own_microbatch(model_, options_) &&
+           item.microbatch % options_.microbatches == last_own_microbatch(model_, options_) &&
            !(item.unit == 0 && model_.tied_elems > 0);
   }
 
@@ -267,13 +278,14 @@ class StepGenerator {
   // before activations come back.
   void emit_items(const StepItems& step) {
     const std::vector<ComputeItem>& items = step.items;
-    std::vector<std::vector<std::int32_t>> uses;
+    std::vector<std::vector<WeightUse>> uses;
     for (const ComputeItem& item : items) uses.push_back(weights_read(item));
     std::function<void(std::int32_t)> before_use;
     if (pending_) before_use = [this](std::int32_t unit) { make_pending_update(unit); };
     // The copy of a tied tensor's unit arrives before anything else.
     if (pending_ && !builder_.owns(0)) return_tied_weights();
-    WeightStream weights(builder_, uses, std::move(before_use));
+    weight_versions_.emplace(builder_, uses);
+    WeightStream weights(builder_, *weight_versions_, uses, std::move(before_use));
     ActivationStream activations = make_activations(items);
     const auto updated = std::find_if(items.begin(), items.end(), [&](const ComputeItem& item) {
       return updates_in_backward() && item.unit >= carried() && completes_gradient(item);
@@ -286,13 +298,15 @@ class StepGenerator {
       }
     };
     for (std::size_t i = 0; i < items.size(); ++i) {
+      at_item_ = i;
+      builder_.set_update(items[i].microbatch / options_.microbatches);
       activations.spill(i);
       emit_messages(i);
       weights.advance(i);
       activations.fetch(i);
       enter_microbatch(items[i].microbatch);
       std::vector<BufferId> windows;
-      for (const std::int32_t unit : uses[i]) windows.push_back(weights.window(unit));
+      for (const WeightUse& read : uses[i]) windows.push_back(weights.window(read));
       emit_compute(items[i], windows);
       if (saver_) saver_->advance(i + 1, saves_within);
     }
@@ -489,9 +503,23 @@ class StepGenerator {
     if (updates_in_backward() && completes_gradient(item)) {
       gradients_.then([this, unit = item.unit] {
         commit();
-        updates_.emit_through(unit);
+        if (delays_updates()) {
+          make_delayed_update(unit);
+        } else {
+          updates_.emit_through(unit);
+        }
       });
     }
+  }
+
+  // One of a unit's updates, as soon as its gradient is complete. The passes that have begun, and
+  // those of the micro-batches that a rule holds back, still read earlier versions.
+  void make_delayed_update(std::int32_t unit) {
+    weight_versions_->begin_update(unit, at_item_);
+    UpdateStream(builder_, {unit},
+                 {.gradients_complete = true, .version = builder_.gradient_version()})
+        .emit_rest();
+    weight_versions_->end_update(unit);
   }
 
   const StepModel& model_;
@@ -505,6 +533,8 @@ class StepGenerator {
   std::vector<MicrobatchBuffers> buffers_;
   MicrobatchBuffers* now_ = nullptr;  // of the micro-batch that is being emitted
   bool tied_weights_returned_ = false;
+  std::optional<WeightVersions> weight_versions_;
+  std::size_t at_item_ = 0;  // the item that is being emitted
   std::optional<StateSaver> saver_;  // of a step that saves, until it has committed
 };
 

@@ -75,8 +75,12 @@ void add_on_device(StepBuilder& builder, std::int32_t unit, ElemRange range,
   }
 }
 
+// Of its update.
+bool is_first(const StepBuilder& builder, std::int32_t microbatch) {
+  return microbatch % builder.options().microbatches == 0;
+}
 bool is_last(const StepBuilder& builder, std::int32_t microbatch) {
-  return microbatch + 1 == builder.options().microbatches;
+  return is_first(builder, microbatch + 1);
 }
 
 // A device home takes the sum in place; the window of a single micro-batch is the home itself.
@@ -85,7 +89,7 @@ void emit_device_path(StepBuilder& builder, std::int32_t unit,
   const BufferId home = builder.home(StateKind::kGradient, unit);
   const ElemRange range = builder.home_range(StateKind::kGradient, unit);
   if (sums(builder)) {
-    add_on_device(builder, unit, range, parts, home, parts.front().microbatch == 0);
+    add_on_device(builder, unit, range, parts, home, is_first(builder, parts.front().microbatch));
   }
   if (is_last(builder, parts.back().microbatch) && !folded_later(builder, unit)) {
     emit_device_norm(builder, unit, home, range);
@@ -197,7 +201,8 @@ void GradientPath::add_round(std::int32_t unit, std::int32_t first,
     emit_device_path(builder_, unit, parts);
   } else {
     const bool normed = ends && !folded_later(builder_, unit);
-    HostGradientPath(builder_, unit, parts, {sums(builder_), first == 0, ends, normed},
+    HostGradientPath(builder_, unit, parts,
+                     {sums(builder_), is_first(builder_, first), ends, normed},
                      waiting_[unit])
         .emit();
   }
@@ -314,14 +319,15 @@ void GradientPath::finish_ranks(std::int32_t unit, BufferId sum) {
 void GradientPath::sum_on_device(std::int32_t unit, const std::vector<GradientPart>& parts) {
   if (parts.empty()) return;
   const ElemRange own = builder_.own_shard(unit);
-  const auto [sum, fresh] = sums_.try_emplace(unit, kNoId);
+  BufferId& sum = sums_[unit];
+  const bool fresh = is_first(builder_, parts.front().microbatch);
   if (fresh) {
-    sum->second = builder_.add_received(StateKind::kGradient, unit, own, DType::kF32, -1,
-                                        builder_.gradient_version());
+    sum = builder_.add_received(StateKind::kGradient, unit, own, DType::kF32, -1,
+                                builder_.gradient_version());
   }
   // A bucket is added while the next one travels.
   for (const ElemRange slice : bucket_slices(builder_, unit, builder_.view().rank)) {
-    if (slice.elems() > 0) add_on_device(builder_, unit, slice, parts, sum->second, fresh);
+    if (slice.elems() > 0) add_on_device(builder_, unit, slice, parts, sum, fresh);
   }
 }
 
@@ -342,7 +348,7 @@ void GradientPath::finish_rounded(std::int32_t unit) {
     if (on_device) {
       emit_device_norm(builder_, unit, home, own);
     } else {
-      const std::int32_t last = builder_.options().microbatches - 1;
+      const std::int32_t last = (builder_.update() + 1) * builder_.options().microbatches - 1;
       HostGradientPath(builder_, unit, {{last, rounded}}, {false, true, true, true}, waiting_[unit])
           .emit();
     }

@@ -52,6 +52,44 @@ StepBuilder::StepBuilder(const StepModel& model, const StepOptions& options,
     }
   }
   add_homes();
+  if (pipeline().order.delays_updates()) declare_delays();
+}
+
+// The versions of all units, since all ranks have the same table.
+void StepBuilder::declare_delays() {
+  // Sums of one update must not wait behind the passes of the next.
+  SLUICE_CHECK(options_.fold_groups == 1 && options_.exchange_lag == 0 && !options_.durable &&
+               options_.update == UpdatePlacement::kInBackward && carried_units() == 0 &&
+               !ties_ranks());
+  DelayedUpdates& delayed = schedule_.delayed;
+  delayed.updates = update_count(model_);
+  delayed.microbatches = options_.microbatches;
+  for (std::int32_t unit = 0; unit < unit_count(); ++unit) {
+    std::vector<std::int32_t>& versions = delayed.versions.emplace_back();
+    for (std::int32_t mb = 0; mb < total_microbatches(model_, options_); ++mb) {
+      versions.push_back(delayed_version(unit, mb));
+    }
+  }
+}
+
+std::int32_t StepBuilder::delayed_version(std::int32_t unit, std::int32_t microbatch) const {
+  return pipeline().order.version_of(pipeline().stage_of(unit), microbatch / view().ranks);
+}
+
+void StepBuilder::set_made_weights(std::int32_t unit, BufferId place) {
+  made_homes_[index(unit)][static_cast<std::size_t>(StateKind::kWeight)] = place;
+}
+
+void StepBuilder::settle_made_weights(std::int32_t unit) {
+  constexpr auto kWeight = static_cast<std::size_t>(StateKind::kWeight);
+  homes_[index(unit)][kWeight] = made_homes_[index(unit)][kWeight];
+}
+
+BufferId StepBuilder::add_like_home(std::int32_t unit, std::int32_t version) {
+  Buffer buffer = schedule_.buffers[weight_home(unit)];
+  buffer.persistent = false;
+  buffer.version = version;
+  return add_transient(std::move(buffer));
 }
 
 // Lists the groups of the whole world, since all ranks have the same table: of the data-parallel ranks
@@ -64,7 +102,7 @@ void StepBuilder::join_world() {
   SLUICE_CHECK(options_.microbatches % data_ranks == 0 &&
                can_fold(options_.fold_groups, data_ranks));
   SLUICE_CHECK(pipeline().is_alone() ||
-               (pipeline().order.microbatches == options_.microbatches / data_ranks &&
+               (pipeline().order.microbatches == total_microbatches(model_, options_) / data_ranks &&
                 pipeline().units.size() == pipeline().order.rank_of_stage.size() &&
                 pipeline().units.back().end == unit_count()));
   schedule_.first_rank = world_rank(pipeline().rank, view().rank);
@@ -235,12 +273,10 @@ void StepBuilder::add_homes() {
                                           : model_.dtype_of(unit);
   };
   homes_.assign(model_.units.size() + 1, {kNoId, kNoId, kNoId, kNoId, kNoId});
-  // Norm partials of all units lie in one array, in tensor order.
-  std::uint64_t norm_blocks = 0;
   for (std::int32_t unit = 0; unit < unit_count(); ++unit) {
     add_unit_homes(unit, gradient_dtype(unit));
-    norm_blocks_of_earlier_units_.push_back(norm_blocks);
-    norm_blocks += model_.units[index(unit)].norm_blocks_before.back();
+    norm_blocks_of_earlier_units_.push_back(norm_blocks_);
+    norm_blocks_ += model_.units[index(unit)].norm_blocks_before.back();
   }
   // The sum of a tied use is folded before it is rounded, so it has no rounded home.
   if (has_tied_unit() && owns_head() && !rounds_gradients()) {
@@ -259,8 +295,8 @@ void StepBuilder::add_homes() {
     buffer.microbatch = microbatch;
     return add_persistent(std::move(buffer));
   };
-  tokens_.assign(index(options_.microbatches), kNoId);
-  losses_.assign(index(options_.microbatches), kNoId);
+  tokens_.assign(index(total_microbatches(model_, options_)), kNoId);
+  losses_.assign(index(total_microbatches(model_, options_)), kNoId);
   // A host program computes with data of its own: its steps have neither tokens nor losses.
   const bool has_data = model_.token_bytes > 0;
   for (const std::int32_t mb :
@@ -273,11 +309,17 @@ void StepBuilder::add_homes() {
     losses_[index(mb)] =
         pinned(BufferRole::kLoss, Category::kActivation, DType::kF64, sizeof(double), mb);
   }
+  // Norm partials of all units lie in one array, in tensor order; those of several updates follow
+  // each other.
+  const auto updates = static_cast<std::uint64_t>(update_count(model_));
   norm_partials_ = pinned(BufferRole::kNormPartial, Category::kGradient, DType::kF64,
-                          norm_blocks * sizeof(double), -1);
+                          updates * norm_blocks_ * sizeof(double), -1);
   // The global norm and the factor that gradients are multiplied by.
   clip_scalar_ =
       pinned(BufferRole::kScalar, Category::kGradient, DType::kF64, 2 * sizeof(double), -1);
+  for (const auto& of_unit : homes_) {
+    weight_homes_.push_back(of_unit[static_cast<std::size_t>(StateKind::kWeight)]);
+  }
   made_homes_ = homes_;
   if (options_.update == UpdatePlacement::kSpeculative) add_shadows();
   if (options_.durable) add_versions();
@@ -288,8 +330,15 @@ Use StepBuilder::norm_partials_of(std::int32_t unit, ElemRange range) const {
   const auto& before = model_.units[index(unit)].norm_blocks_before;
   const std::uint64_t first = before[range.begin / kLawBlockElems];
   const std::uint64_t last = before[ceil_div(range.end, kLawBlockElems)];
-  const std::uint64_t base = norm_blocks_of_earlier_units_[index(unit)];
+  const std::uint64_t base =
+      static_cast<std::uint64_t>(update_) * norm_blocks_ + norm_blocks_of_earlier_units_[index(unit)];
   return {norm_partials_, (base + first) * sizeof(double), (last - first) * sizeof(double)};
+}
+
+Use StepBuilder::norm_partials() const {
+  if (update_count(model_) == 1) return {norm_partials_, 0, 0};
+  const std::uint64_t bytes = norm_blocks_ * sizeof(double);
+  return {norm_partials_, static_cast<std::uint64_t>(update_) * bytes, bytes};
 }
 
 // Windows take whole slots; the pool maps them (chunk_pool.hpp).
@@ -410,6 +459,7 @@ Instruction& StepBuilder::emit(Op op, Lane lane, std::int32_t unit, std::int32_t
   instruction.unit = unit;
   instruction.layer = unit;
   instruction.microbatch = microbatch;
+  instruction.update = update_;
   schedule_.instructions.push_back(std::move(instruction));
   return schedule_.instructions.back();
 }

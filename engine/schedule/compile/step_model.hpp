@@ -118,7 +118,7 @@ enum class UpdatePlacement : std::uint8_t {
 enum class GradientSum : std::uint8_t { kInOrder, kRing };
 
 struct StepOptions {
-  std::int32_t microbatches = 1;  // of the step, over all ranks
+  std::int32_t microbatches = 1;  // of each update, over all ranks
   // Equal, consecutive groups of micro-batches with a sum each, folded by a balanced tree; divides
   // `microbatches`. It changes the bits of the sums. 1: one sum, in the order of micro-batches.
   std::int32_t fold_groups = 1;
@@ -165,6 +165,14 @@ struct StepOptions {
 
   bool operator==(const StepOptions&) const = default;
 };
+
+// The updates of one step: several, if its pipeline delays them.
+constexpr std::int32_t update_count(const StepModel& model) {
+  return model.pipeline.order.updates;
+}
+constexpr std::int32_t total_microbatches(const StepModel& model, const StepOptions& options) {
+  return update_count(model) * options.microbatches;
+}
 
 // The number of units, from the first on, whose updates run in the next step's forward pass. Their
 // gradients wait over the border of the step.

@@ -32,7 +32,7 @@ bool written_after(StateKind kind) {
 
 void emit_clip_factor(StepBuilder& builder) {
   Instruction& clip = builder.emit(Op::kClipFactor, Lane::kOptimizer, -1, -1);
-  clip.reads.push_back({builder.norm_partials(), 0, 0});
+  clip.reads.push_back(builder.norm_partials());
   clip.writes.push_back({builder.clip_scalar(), 0, 0});
 }
 

@@ -10,44 +10,56 @@
 #include <vector>
 
 #include "engine/schedule/compile/step_builder.hpp"
+#include "engine/schedule/compile/weight_versions.hpp"
 
 namespace sluice::schedule {
 
 class WeightStream {
  public:
-  // uses[i]: the units that the i-th compute instruction reads weights of. before_use: called with
-  // a unit before each emitted instruction that reads its weights at home; may be empty.
-  WeightStream(StepBuilder& builder, std::vector<std::vector<std::int32_t>> uses,
+  // uses[i]: the weights that the i-th compute instruction reads. before_use: called with a unit
+  // before each emitted instruction that reads its weights at home; may be empty. versions: must
+  // outlive the stream.
+  WeightStream(StepBuilder& builder, const WeightVersions& versions,
+               const std::vector<std::vector<WeightUse>>& uses,
                std::function<void(std::int32_t unit)> before_use);
   // Call before the i-th compute instruction, for each in turn. Emits the fetches that start here, for it and for
   // later ones.
   void advance(std::size_t use_index);
-  // The window that holds the unit's weights now. Precondition: they are on the device.
-  BufferId window(std::int32_t unit) const;
+  // The window that holds the weights now. Precondition: they are on the device.
+  BufferId window(WeightUse weights) const;
 
  private:
-  bool resident_on_device(std::int32_t unit) const;
-  std::uint64_t slots_of(std::int32_t unit) const;
-  // The first use of the unit that is not before the current instruction.
-  std::size_t next_use(std::int32_t unit) const;
-  bool make_room(std::int32_t unit, std::size_t target_use);
+  // Each version of a unit's weights is a value of its own, by this number.
+  using Value = std::int32_t;
+  Value value_of(WeightUse weights) const {
+    return weights.version * builder_.unit_count() + weights.unit;
+  }
+  WeightUse weights_of(Value value) const {
+    return {value % builder_.unit_count(), value / builder_.unit_count()};
+  }
+  bool resident_on_device(Value value) const;
+  std::uint64_t slots_of(Value value) const;
+  // The first use of the value that is not before the current instruction.
+  std::size_t next_use(Value value) const;
+  bool make_room(Value value, std::size_t target_use);
   void pass_uses(std::size_t use_index);
-  void fetch(std::int32_t unit);
-  void bring_home(std::int32_t unit, BufferId window);
+  void fetch(Value value);
+  void bring_home(Value value, BufferId window);
   std::uint64_t just_enough_slots() const;
   void look_ahead();
-  // The next distinct units to be fetched after use_index, nearest first.
-  std::span<const std::int32_t> ahead(std::size_t use_index) const;
+  // The next distinct values to be fetched after use_index, nearest first.
+  std::span<const Value> ahead(std::size_t use_index) const;
 
   StepBuilder& builder_;
-  std::vector<std::vector<std::int32_t>> uses_;
+  const WeightVersions& versions_;
+  std::vector<std::vector<Value>> uses_;
   std::function<void(std::int32_t unit)> before_use_;
-  std::vector<std::vector<std::size_t>> use_positions_;       // by unit, ascending
-  std::vector<std::size_t> next_position_;                    // by unit: of its next use
-  std::vector<std::int32_t> ahead_;                           // of all uses, one after another
-  std::vector<std::size_t> ahead_begin_;                      // by use: where its part begins
-  std::set<std::pair<std::size_t, std::int32_t>> on_device_;  // (next use, unit) of each window
-  std::vector<BufferId> windows_;                             // by unit; kNoId: not on the device
+  std::vector<std::vector<std::size_t>> use_positions_;  // by value, ascending
+  std::vector<std::size_t> next_position_;               // by value: of its next use
+  std::vector<Value> ahead_;                             // of all uses, one after another
+  std::vector<std::size_t> ahead_begin_;                 // by use: where its part begins
+  std::set<std::pair<std::size_t, Value>> on_device_;    // (next use, value) of each window
+  std::vector<BufferId> windows_;                        // by value; kNoId: not on the device
   std::uint64_t capacity_slots_ = 0;
   std::uint64_t used_slots_ = 0;
 };

@@ -56,6 +56,12 @@ std::string describe(const StageAction& action);
 
 struct PipelineOrder {
   std::int32_t microbatches = 0;
+  // Consecutive runs of equally many micro-batches that an update each applies. Above 1 the pipeline
+  // does not drain between them (delayed_updates.cpp).
+  std::int32_t updates = 1;
+  // Delayed updates: by place_of(), the version of the stage's weights that the micro-batch reads in
+  // all its passes, that is the number of updates before it. Empty: all read version 0.
+  std::vector<std::int32_t> versions;
   std::vector<std::int32_t> rank_of_stage;        // by stage
   std::vector<std::vector<StageAction>> actions;  // by rank
 
@@ -73,6 +79,10 @@ struct PipelineOrder {
            static_cast<std::size_t>(microbatch);
   }
   bool empty() const { return actions.empty(); }
+  bool delays_updates() const { return !versions.empty(); }
+  std::int32_t version_of(std::int32_t stage, std::int32_t microbatch) const {
+    return delays_updates() ? versions[place_of(stage, microbatch)] : 0;
+  }
   bool operator==(const PipelineOrder&) const = default;
 };
 
@@ -99,6 +109,27 @@ PipelineOrder make_zb_v_order(std::int32_t ranks, std::int32_t microbatches);
 // stage before the rank's next stage begins, so a stage's weights are fetched twice a step.
 PipelineOrder make_vertical_order(std::int32_t ranks, std::int32_t stages_each,
                                   std::int32_t microbatches);
+
+// The same passes as 1F1B, of all micro-batches of several updates without a flush between them. A
+// stage updates its weights as soon as it has the gradients of an update's last micro-batch.
+enum class DelayRule : std::uint8_t {
+  // Narayanan et al., "PipeDream: generalized pipeline parallelism for DNN training", SOSP 2019. A
+  // micro-batch reads the newest weights that each stage has when its forward pass begins, and keeps
+  // them for its backward pass.
+  kStashing,
+  // The same paper: all stages read the version that the first one had.
+  kVerticalSync,
+  // Narayanan et al., "Memory-efficient pipeline-parallel DNN training", ICML 2021 (PipeDream-2BW):
+  // all micro-batches of update u read version u - 1, so each stage keeps two versions.
+  kDoubleBuffered,
+};
+// Precondition of kDoubleBuffered: at least `ranks` micro-batches in each update, if there are
+// several.
+PipelineOrder make_delayed_order(DelayRule rule, std::int32_t ranks, std::int32_t microbatches_each,
+                                 std::int32_t updates);
+// By stage: the most versions of its weights that are needed at once, along its rank's list. A
+// version is needed from its update to the last pass that reads it, and to the next update.
+std::vector<std::int32_t> most_live_versions(const PipelineOrder& order);
 
 // The same orders by name.
 enum class OrderKind : std::uint8_t {

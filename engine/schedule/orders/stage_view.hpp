@@ -32,11 +32,13 @@ struct StageView {
   const UnitRange& units_of(std::int32_t stage) const {
     return units[static_cast<std::size_t>(stage)];
   }
-  std::int32_t rank_of(std::int32_t unit) const {
-    if (is_alone()) return 0;
+  std::int32_t stage_of(std::int32_t unit) const {
     const auto stage = std::find_if(units.begin(), units.end(),
                                     [&](const UnitRange& range) { return unit < range.end; });
-    return order.rank_of(static_cast<std::int32_t>(stage - units.begin()));
+    return static_cast<std::int32_t>(stage - units.begin());
+  }
+  std::int32_t rank_of(std::int32_t unit) const {
+    return is_alone() ? 0 : order.rank_of(stage_of(unit));
   }
   bool owns(std::int32_t unit) const { return rank_of(unit) == rank; }
 };
