@@ -64,7 +64,7 @@ struct Config {
     kSqrt,
     kAuto
   };
-  // As schedule::OrderKind, and an order from a file.
+  // As schedule::OrderKind; then as schedule::DelayRule; and an order from a file.
   enum class PipelineSchedule : std::uint8_t {
     kGPipe,
     k1F1B,
@@ -73,6 +73,9 @@ struct Config {
     kZbH2,
     kZbV,
     kVertical,
+    kPipeDream,
+    kPipeDreamVsync,
+    k2BW,
     kCsv
   };
   enum class GradientSum : std::uint8_t { kTree, kRing };
@@ -180,6 +183,13 @@ struct Config {
     PipelineSchedule schedule = PipelineSchedule::k1F1B;
     std::string schedule_file;        // kCsv
     std::int64_t virtual_stages = 0;  // stages of a pipeline rank; derived from the schedule
+    std::int64_t updates = 0;         // of one schedule; derived from the schedule and train.steps
+
+    // Whether micro-batches read weights that lack updates of earlier ones.
+    bool delays_updates() const {
+      return schedule == PipelineSchedule::kPipeDream ||
+             schedule == PipelineSchedule::kPipeDreamVsync || schedule == PipelineSchedule::k2BW;
+    }
   } parallel;
 
   struct {

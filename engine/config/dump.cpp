@@ -104,6 +104,23 @@ bool updates_logical_matrices(const Config& config) {
 
 }  // namespace
 
+namespace {
+
+// Delayed updates depend on the weights that a micro-batch finds: on the rule, on the place where the
+// pipeline drains, and, but for 2BW, on the number of its ranks.
+void add_delays(const Config& config, std::map<std::string, std::string>& settings) {
+  if (!config.parallel.delays_updates()) return;
+  for (const ConfigKey& key : config_schema()) {
+    const bool counts_ranks = key.path == "parallel.pipeline" &&
+                              config.parallel.schedule != Config::PipelineSchedule::k2BW;
+    if (key.path == "parallel.schedule" || key.path == "parallel.updates" || counts_ranks) {
+      settings[key.path] = format_value(key, key.read(config));
+    }
+  }
+}
+
+}  // namespace
+
 std::map<std::string, std::string> result_settings(const Config& config) {
   std::map<std::string, std::string> settings;
   for (const ConfigKey& key : config_schema()) {
@@ -127,6 +144,7 @@ std::map<std::string, std::string> result_settings(const Config& config) {
   } else {
     settings.erase("parallel.reduction");
   }
+  add_delays(config, settings);
   if (updates_logical_matrices(config)) settings[std::string(kMatricesSetting)] = "logical";
   return settings;
 }

@@ -35,6 +35,14 @@ std::int64_t usual_virtual_stages(Config::PipelineSchedule schedule) {
   return several ? 2 : 1;
 }
 
+// Few enough steps that a schedule stays small, and a whole number of schedules in the run.
+std::int64_t usual_updates(const Config& config) {
+  if (!config.parallel.delays_updates() || config.train.steps == 0) return 1;
+  std::int64_t updates = 16;
+  while (config.train.steps % updates != 0) --updates;
+  return updates;
+}
+
 void derive_defaults(Config& config, const ConfigOrigins& origins) {
   auto& model = config.model;
   const bool llama = model.family == Config::Family::kLlama;
@@ -56,6 +64,7 @@ void derive_defaults(Config& config, const ConfigOrigins& origins) {
   if (!origins.given("parallel.virtual_stages")) {
     config.parallel.virtual_stages = usual_virtual_stages(config.parallel.schedule);
   }
+  if (!origins.given("parallel.updates")) config.parallel.updates = usual_updates(config);
   if (config.memory.storage_paths.empty()) {
     config.memory.storage_paths = {config.log.dir + "/storage"};
   }
@@ -292,6 +301,49 @@ void check_pipeline(const Config& config, const ConfigOrigins& origins) {
   }
 }
 
+// Stages update by themselves, so nothing may depend on all of them; and a run is only ever saved and
+// evaluated where the pipeline is empty.
+void check_delays(const Config& config, const ConfigOrigins& origins) {
+  const auto& parallel = config.parallel;
+  const std::string updates = "parallel.updates = " + text_of(parallel.updates);
+  if (!parallel.delays_updates()) {
+    if (parallel.updates == 1) return;
+    throw InputError(origins.of("parallel.updates") + ": " + updates +
+                     " has a meaning with parallel.schedule = \"pipedream\", "
+                     "\"pipedream-vsync\" or \"2bw\" alone; leave it out");
+  }
+  const auto need = [&](bool holds, const std::string& path, const std::string& rest) {
+    if (!holds) throw InputError(origins.of(path) + ": parallel.schedule delays updates and " + rest);
+  };
+  need(parallel.pipeline > 1, "parallel.pipeline",
+       "needs parallel.pipeline of at least 2: one rank delays nothing");
+  need(config.train.clip == 0, "train.clip",
+       "needs train.clip = 0: a stage updates before the gradients of other stages are there, so "
+       "clipping by their norm has no meaning");
+  need(config.train.precision != Config::Precision::kFP16, "train.precision",
+       "needs train.precision = \"bf16\" or \"fp32\": an overflow of fp16 is known only when the "
+       "gradients of all stages are there");
+  using Placement = Config::OptimizerPlacement;
+  need(config.optimizer.placement == Placement::kAuto ||
+           config.optimizer.placement == Placement::kInBackward,
+       "optimizer.placement", "makes each in the backward pass; leave optimizer.placement out");
+  need(config.optimizer.carried_units <= 0, "optimizer.carried_units",
+       "carries none into the next step; leave optimizer.carried_units out");
+  need(config.checkpoint.mode == Config::CheckpointMode::kScratch, "checkpoint.mode",
+       "needs checkpoint.mode = \"scratch\": a durable run commits after any step");
+  need(config.train.fold_groups == 1, "train.fold_groups", "needs train.fold_groups = 1");
+  need(!config.model.tie_embeddings, "model.tie_embeddings",
+       "needs model.tie_embeddings = false: the two ends of a tied head have other versions of its "
+       "weights");
+  for (const auto& [path, count] : {std::pair("train.steps", config.train.steps),
+                                    std::pair("train.eval_every", config.train.eval_every),
+                                    std::pair("checkpoint.every", config.checkpoint.every)}) {
+    need(count % parallel.updates == 0, path,
+         std::string("needs ") + path + " to be a multiple of " + updates +
+             ", the steps between two points at which the pipeline is empty");
+  }
+}
+
 // A place that nothing takes would be taken for a setting that works.
 void check_saved_places(const Config& config, const ConfigOrigins& origins) {
   if (config.recompute.policy != Config::Recompute::kUnit) return;
@@ -380,6 +432,7 @@ void resolve_config(Config& config, const ConfigOrigins& origins) {
   check_storage_engine(config, origins);
   check_transport(config, origins);
   check_pipeline(config, origins);
+  check_delays(config, origins);
 }
 
 }  // namespace sluice::config

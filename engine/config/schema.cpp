@@ -169,8 +169,11 @@ ConfigKey recompute_policy() {
 ConfigKey pipeline_schedule() {
   ConfigKey key = choice(
       "parallel.schedule", [](auto& c) -> auto& { return c.parallel.schedule; },
-      {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "vertical", "csv:FILE"},
-      "order of a pipeline's passes. csv: the order in a file of torch's pipelining format");
+      {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "vertical", "pipedream",
+       "pipedream-vsync", "2bw", "csv:FILE"},
+      "order of a pipeline's passes. pipedream, pipedream-vsync, 2bw: micro-batches read weights "
+      "without the newest updates, which changes results. csv: the order in a file of torch's "
+      "pipelining format");
   const std::string named = "csv:";
   key.read = [read = key.read, named](const Config& config) {
     if (config.parallel.schedule != Config::PipelineSchedule::kCsv) return read(config);
@@ -487,6 +490,10 @@ void add_run(Keys& keys) {
       integer("parallel.virtual_stages", SLUICE_FIELD(parallel.virtual_stages), 1, kMaxLayers,
               "stages of each pipeline rank; interleaved and vertical take any number"),
       "1; interleaved, vertical and zb-v: 2"));
+  add(derived(integer("parallel.updates", SLUICE_FIELD(parallel.updates), 1, 1024,
+                      "pipedream, pipedream-vsync and 2bw: steps between two points at which the "
+                      "pipeline is empty and all weights have all updates"),
+              "1; pipedream, pipedream-vsync and 2bw: the largest divisor of train.steps up to 16"));
   add(derived(text("checkpoint.dir", SLUICE_FIELD(checkpoint.dir),
                    "where checkpoints go; if set, each run has its own directory there"),
               "log.dir + \"/checkpoints\""));

@@ -65,6 +65,32 @@ schedule::PipelineOrder read_order(const config::Config& config, std::int32_t mi
   return order;
 }
 
+schedule::DelayRule delay_rule(const config::Config& config) {
+  switch (config.parallel.schedule) {
+    case Schedule::kPipeDream:
+      return schedule::DelayRule::kStashing;
+    case Schedule::kPipeDreamVsync:
+      return schedule::DelayRule::kVerticalSync;
+    case Schedule::k2BW:
+      return schedule::DelayRule::kDoubleBuffered;
+    default:
+      throw InternalError("the schedule delays nothing");
+  }
+}
+
+schedule::PipelineOrder delayed_order(const config::Config& config, std::int32_t microbatches) {
+  const schedule::DelayRule rule = delay_rule(config);
+  if (rule == schedule::DelayRule::kDoubleBuffered && microbatches < config.parallel.pipeline) {
+    throw InputError("parallel.schedule = \"2bw\" needs as many micro-batches as " +
+                     ranks_text(config) + " in each pipeline, and it has " +
+                     std::to_string(microbatches) + "; set train.accumulate = " +
+                     std::to_string(config.parallel.pipeline * config.parallel.data));
+  }
+  return schedule::make_delayed_order(rule, static_cast<std::int32_t>(config.parallel.pipeline),
+                                      microbatches,
+                                      static_cast<std::int32_t>(config.parallel.updates));
+}
+
 }  // namespace
 
 schedule::PipelineOrder choose_order(const config::Config& config) {
@@ -72,6 +98,7 @@ schedule::PipelineOrder choose_order(const config::Config& config) {
   const auto microbatches =
       static_cast<std::int32_t>(config.train.accumulate / config.parallel.data);
   if (config.parallel.schedule == Schedule::kCsv) return read_order(config, microbatches);
+  if (config.parallel.delays_updates()) return delayed_order(config, microbatches);
   const auto kind = static_cast<schedule::OrderKind>(config.parallel.schedule);
   return schedule::make_order(kind, static_cast<std::int32_t>(config.parallel.pipeline),
                               static_cast<std::int32_t>(config.parallel.virtual_stages),
@@ -120,6 +147,19 @@ parallel::StageBytes stage_bytes(const schedule::StepModel& model,
   return bytes;
 }
 
+// The version that a micro-batch reads depends on the stage, so the cut decides the results and must
+// not depend on the machine.
+StageCut even_cut(std::size_t units, std::int32_t stages) {
+  StageCut cut;
+  std::int32_t begin = 0;
+  for (std::int32_t stage = 1; stage <= stages; ++stage) {
+    const auto end = static_cast<std::int32_t>(units) * stage / stages;
+    cut.push_back({begin, end});
+    begin = end;
+  }
+  return cut;
+}
+
 std::uint64_t most_bytes_of(const StageCut& cut, const parallel::StageBytes& bytes) {
   std::uint64_t most = 0;
   for (std::size_t stage = 0; stage < cut.size(); ++stage) {
@@ -142,6 +182,7 @@ std::vector<StageCut> stage_cuts(const config::Config& config, const schedule::S
                      ": its layers, the embedding and the head; lower parallel.pipeline or "
                      "parallel.virtual_stages");
   }
+  if (config.parallel.schedule == Schedule::kPipeDream) return {even_cut(units, order.stages())};
   std::vector<std::uint64_t> unit_ns;
   for (std::size_t unit = 0; unit < units; ++unit) {
     constexpr double kNsOfSecond = 1e9;

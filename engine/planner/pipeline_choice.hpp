@@ -17,7 +17,8 @@ schedule::PipelineOrder choose_order(const config::Config& config);
 // Cuts of the model that may be the best: the one in which the stage with the longest passes is as
 // short as possible, the one in which the stage with the most bytes has as few as possible, and one
 // between them; equal ones once. Bytes are those of state and of the activations that the order has
-// in flight. Throws InputError if there are more stages than units.
+// in flight. With parallel.schedule = "pipedream" there is one cut, into equally many units, since it
+// decides the results. Throws InputError if there are more stages than units.
 using StageCut = std::vector<schedule::UnitRange>;
 std::vector<StageCut> stage_cuts(const config::Config& config, const schedule::StepModel& model,
                                  const schedule::PipelineOrder& order, CostModel& costs);

@@ -27,6 +27,8 @@ struct Found {
 std::vector<schedule::StepOptions> changes_of(const config::Config& config,
                                               const schedule::StepModel& model,
                                               const schedule::StepOptions& options) {
+  // Delayed updates have one place, behind each gradient, with no exchange in between.
+  if (config.parallel.delays_updates()) return {};
   std::vector<schedule::StepOptions> list = update_variants(config, options);
   for (schedule::StepOptions& carried : carried_variants(config, options)) {
     list.push_back(std::move(carried));
@@ -54,6 +56,10 @@ std::vector<CandidateGroup> pipeline_candidates(const config::Config& config,
   // A pipeline's order of passes leaves no choice.
   config::Config ordered = config;
   ordered.train.order = config::Config::Order::kMicrobatch;
+  if (config.parallel.delays_updates()) {
+    ordered.optimizer.placement = config::Config::OptimizerPlacement::kInBackward;
+    ordered.optimizer.carried_units = 0;
+  }
   std::vector<CandidateGroup> groups = plan_candidates(ordered, model);
   for (CandidateGroup& group : groups) {
     std::erase_if(group, [&](const schedule::StepOptions& options) {

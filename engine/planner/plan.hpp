@@ -39,6 +39,8 @@ struct Plan {
 
   std::uint64_t state_bytes_of(StateKind kind) const;
   bool carries_updates() const { return schedule::carries_updates(options); }
+  // Of one training schedule, each a step of the run.
+  std::int32_t updates() const { return pipeline.order.updates; }
   bool speculates() const { return options.update == schedule::UpdatePlacement::kSpeculative; }
   runtime::MemoryNeed need;
   TierBytes peak_bytes{};  // what the ledger will be charged

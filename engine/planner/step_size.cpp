@@ -51,7 +51,8 @@ std::uint64_t step_size(const schedule::StepModel& model, const schedule::StepOp
       static_cast<std::uint64_t>(schedule::own_microbatch_count(model, options));
   const std::uint64_t each =
       12 * model.units.size() + 6 * parts * pieces + spilled_moves(model, options);
-  return microbatches * each + 10 * pieces;
+  const auto updates = static_cast<std::uint64_t>(schedule::update_count(model));
+  return updates * (microbatches * each + 10 * pieces);
 }
 
 }  // namespace sluice::planner

@@ -118,17 +118,18 @@ void StateOperations::clip_factor(const Program& program,
   const bool leaves_range =
       scalar[1] > 1 && scaled_norm > double{std::numeric_limits<float>::max()};
   if (leaves_range) scalar[0] = std::numeric_limits<double>::infinity();
-  results_.grad_norm = norm;
-  results_.clipped = static_cast<float>(scalar[1]) != static_cast<float>(1.0 / scalars_.loss_scale);
+  StepResults& results = results_[static_cast<std::size_t>(instruction.update)];
+  results.grad_norm = norm;
+  results.clipped = static_cast<float>(scalar[1]) != static_cast<float>(1.0 / scalars_.loss_scale);
   if (std::isfinite(scalar[0])) return;
-  for (std::size_t i = 0; i < count && results_.overflowed_tensor.empty(); ++i) {
-    if (!std::isfinite(values[i])) results_.overflowed_tensor = space_.tensor_of_norm_block(i);
+  for (std::size_t i = 0; i < count && results.overflowed_tensor.empty(); ++i) {
+    if (!std::isfinite(values[i])) results.overflowed_tensor = space_.tensor_of_norm_block(i);
   }
-  results_.overflow = true;
+  results.overflow = true;
   if (scalars_.skip_overflow) return;
-  const std::string first = results_.overflowed_tensor.empty()
+  const std::string first = results.overflowed_tensor.empty()
                                 ? std::string()
-                                : ", first that of '" + results_.overflowed_tensor + "'";
+                                : ", first that of '" + results.overflowed_tensor + "'";
   throw Error("the gradient norm is not finite" + first +
               ": training has diverged; lower optimizer.lr or " +
               (scalars_.clip > 0 ? "train.clip" : "set train.clip"));
@@ -157,6 +158,14 @@ void StateOperations::keep_weight(kernels::StateKernels& kernels, const Place* m
   if (master == nullptr) return;
   kernels.cast(master->data, DType::kF32, weight.data, weight.buffer->dtype, true,
                static_cast<std::int64_t>(master->bytes / sizeof(float)));
+}
+
+const kernels::UpdateScalars& StateOperations::scalars_of(
+    const Program& program, const schedule::Instruction& instruction) const {
+  if (!scalars_.updates.empty()) {
+    return scalars_.updates.at(static_cast<std::size_t>(instruction.update));
+  }
+  return program.of_pending_update(instruction.id) ? scalars_.pending_update : scalars_.update;
 }
 
 void StateOperations::optimizer_step(kernels::StateKernels& kernels, const Program& program,
@@ -195,8 +204,7 @@ void StateOperations::optimizer_step(kernels::StateKernels& kernels, const Progr
   buffers.elems = elems;
   buffers.host = how;
 
-  kernels::UpdateScalars scalars =
-      program.of_pending_update(instruction.id) ? scalars_.pending_update : scalars_.update;
+  kernels::UpdateScalars scalars = scalars_of(program, instruction);
   scalars.grad_scale = static_cast<float>(clip == nullptr ? 1.0 / scalars_.loss_scale : clip[1]);
   const auto at = static_cast<std::size_t>(unit);
   kernels.update(table_.options(at), buffers, table_.segments(at, range.begin, range.end), scalars,

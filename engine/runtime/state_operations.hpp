@@ -2,6 +2,8 @@
 // factor, updates. They know the parameters and their rules, and nothing of layers.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -13,6 +15,9 @@ namespace sluice::runtime {
 
 // The numbers of one step that the schedule leaves open.
 struct StepScalars {
+  // By update, for those of a pass that makes several (schedule::Instruction::update). Empty: `update`
+  // is the only one.
+  std::vector<kernels::UpdateScalars> updates = {};
   // For the pass's own update, and for the pending one of the step before, if the pass makes one
   // (Program::of_pending_update). The clip factor sets grad_scale.
   kernels::UpdateScalars update;
@@ -43,10 +48,10 @@ class StateOperations {
 
   void set_scalars(const StepScalars& scalars) {
     scalars_ = scalars;
-    results_ = {};
+    results_.assign(std::max<std::size_t>(scalars.updates.size(), 1), {});
   }
   const StepScalars& scalars() const { return scalars_; }
-  const StepResults& results() const { return results_; }
+  const StepResults& results(std::size_t update = 0) const { return results_[update]; }
 
   // Does the instruction's work with these kernels. how: of an update on the host. Throws Error if
   // the norm is not finite and the scalars do not skip that.
@@ -68,13 +73,16 @@ class StateOperations {
                       const kernels::HostUpdate& how) const;
   static void copy_found(kernels::StateKernels& kernels, const std::vector<Place>& reads,
                          const std::vector<Place>& writes, std::int32_t unit);
+  // Of the update that the instruction makes.
+  const kernels::UpdateScalars& scalars_of(const Program& program,
+                                           const schedule::Instruction& instruction) const;
   static void keep_weight(kernels::StateKernels& kernels, const Place* master, const Place& weight);
 
   const model::ParameterSpace& space_;
   const model::ParameterTable& table_;
   DType round_sums_to_;
   StepScalars scalars_;
-  StepResults results_;
+  std::vector<StepResults> results_{1};  // by update
 };
 
 }  // namespace sluice::runtime

@@ -317,11 +317,36 @@ schedule::StepKind Session::step_kind(bool commits) const {
   return first ? schedule::StepKind::kFirst : schedule::StepKind::kTraining;
 }
 
-// A step with carried updates makes the pending ones of the step before, with that step's scalars.
-// Afterwards its own are pending in their place.
+// The optimizer does not count skipped steps.
+runtime::StepScalars Session::scalars_of(std::int64_t step, std::span<const double> lrs) {
+  runtime::StepScalars scalars;
+  for (std::size_t i = 0; i < lrs.size(); ++i) {
+    kernels::UpdateScalars& update = scalars.updates.emplace_back();
+    update.lr = static_cast<float>(lrs[i]);
+    update.step =
+        step + static_cast<std::int64_t>(i) + 1 - loss_scaler_.state().skipped_steps;
+  }
+  scalars.update = scalars.updates.front();
+  if (lrs.size() == 1) scalars.updates.clear();
+  scalars.pending_update = carried_.pending.value_or(scalars.update);
+  scalars.clip = config_.train.clip;
+  scalars.loss_scale = loss_scaler_.scale();
+  scalars.skip_overflow = batch().dtype == DType::kF16;
+  return scalars;
+}
+
 StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& fill,
                                 TraceRecorder* trace,
                                 const checkpoint::CheckpointManifest* commits) {
+  return train_steps(step, std::span(&lr, 1), fill, trace, commits).front();
+}
+
+// A step with carried updates makes the pending ones of the step before, with that step's scalars.
+// Afterwards its own are pending in their place.
+std::vector<StepOutcome> Session::train_steps(std::int64_t step, std::span<const double> lrs,
+                                              const FillTokens& fill, TraceRecorder* trace,
+                                              const checkpoint::CheckpointManifest* commits) {
+  SLUICE_CHECK(lrs.size() == static_cast<std::size_t>(plan_.updates()));
   const schedule::LinkBytes before = moved_bytes();
   const collectives::ByteCounts messages_before = message_bytes();
   const collectives::ByteCounts stage_messages_before = stage_message_bytes();
@@ -330,48 +355,55 @@ StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& 
   for (const std::int64_t mb : own_microbatches(schedule::BufferRole::kTokens)) {
     fill(mb, tokens_of(mb), tokens_of(mb) + batch().rows());
   }
-  kernels::UpdateScalars update;
-  update.lr = static_cast<float>(lr);
-  // The optimizer does not count skipped steps.
-  update.step = step + 1 - loss_scaler_.state().skipped_steps;
-  runtime::StepScalars scalars;
-  scalars.update = update;
-  scalars.pending_update = carried_.pending.value_or(update);
-  scalars.clip = config_.train.clip;
-  scalars.loss_scale = loss_scaler_.scale();
-  scalars.skip_overflow = batch().dtype == DType::kF16;
+  const runtime::StepScalars scalars = scalars_of(step, lrs);
   runner_.set_scalars(scalars);
 
   const runtime::RunStatistics statistics =
       pass(step_kind(commits != nullptr), commits, trace, static_cast<std::uint32_t>(step + 1));
-  if (plan_.carries_updates()) carried_.pending = update;
-  StepOutcome outcome;
+  if (plan_.carries_updates()) carried_.pending = scalars.update;
+  std::vector<StepOutcome> outcomes(lrs.size());
+  note_updates(outcomes);
+  StepOutcome& outcome = outcomes.back();
   outcome.stalls = statistics.stalls;
-  outcome.grad_norm = runner_.results().grad_norm;
-  outcome.overflow = runner_.results().overflow;
-  outcome.overflowed_tensor = runner_.results().overflowed_tensor;
   if (plan_.speculates()) settle(outcome, scalars);
   outcome.moved = moved_bytes() - before;
   outcome.messages = message_bytes() - messages_before;
   outcome.stage_messages = stage_message_bytes() - stage_messages_before;
   outcome.tag_seconds = tag_counters().hash_seconds - tagged_before;
-  outcome.seconds = drain_s + statistics.seconds + outcome.redo_seconds;
   if (outcome.stalls)
     outcome.stalls->add(runtime::StallCause::kUpdatePass, drain_s + outcome.redo_seconds);
-  // The compute lane is idle during a drain and a redo.
-  outcome.stalled_fraction =
-      (drain_s + outcome.redo_seconds + statistics.compute_stalled_seconds) / outcome.seconds;
-  outcome.loss_scale = loss_scaler_.scale();
+  const double seconds = drain_s + statistics.seconds + outcome.redo_seconds;
+  for (StepOutcome& each : outcomes) {
+    each.seconds = seconds / static_cast<double>(outcomes.size());
+    // The compute lane is idle during a drain and a redo.
+    each.stalled_fraction =
+        (drain_s + outcome.redo_seconds + statistics.compute_stalled_seconds) / seconds;
+    each.loss_scale = loss_scaler_.scale();
+  }
   loss_scaler_.finish_step(outcome.overflow);
-  outcome.loss = summed_loss() / static_cast<double>(batch().rows() * plan_.options.microbatches);
-  return outcome;
+  return outcomes;
 }
 
-// Ranks exchange the losses of their micro-batches, and each adds all of them in the step's order. In
-// a pipeline only the ranks with the head have losses.
-double Session::summed_loss() {
+// The losses and norms of each update.
+void Session::note_updates(std::vector<StepOutcome>& outcomes) {
+  const std::vector<double> losses = losses_of_microbatches();
+  const auto each = static_cast<std::ptrdiff_t>(plan_.options.microbatches);
+  auto loss = losses.begin();
+  for (std::size_t update = 0; update < outcomes.size(); ++update, loss += each) {
+    const runtime::StepResults& results = runner_.results(update);
+    outcomes[update].grad_norm = results.grad_norm;
+    outcomes[update].overflow = results.overflow;
+    outcomes[update].overflowed_tensor = results.overflowed_tensor;
+    outcomes[update].loss = std::accumulate(loss, loss + each, 0.0) /
+                            static_cast<double>(batch().rows() * each);
+  }
+}
+
+// Ranks exchange the losses of their micro-batches, so that each adds all of them in the step's
+// order. In a pipeline only the ranks with the head have losses.
+std::vector<double> Session::losses_of_microbatches() {
   const auto ranks = static_cast<std::size_t>(ranks_.control.size());
-  const auto total = static_cast<std::size_t>(plan_.options.microbatches);
+  const auto total = static_cast<std::size_t>(plan_.updates() * plan_.options.microbatches);
   const auto data_ranks = static_cast<std::size_t>(plan_.view.ranks);
   std::vector<double> own;
   for (const std::int64_t mb : own_microbatches(schedule::BufferRole::kLoss)) {
@@ -392,7 +424,7 @@ double Session::summed_loss() {
   for (std::size_t i = 0; i < losses.size(); ++i) {
     losses.at(static_cast<std::size_t>(all[2 * i])) = all[2 * i + 1];
   }
-  return std::accumulate(losses.begin(), losses.end(), 0.0);
+  return losses;
 }
 
 std::size_t Session::first_head_rank() const {

@@ -81,6 +81,12 @@ class Session {
   StepOutcome train_step(std::int64_t step, double lr, const FillTokens& fill,
                          TraceRecorder* trace = nullptr,
                          const checkpoint::CheckpointManifest* commits = nullptr);
+  // The steps `step`, `step` + 1, ... that one pass makes, one for each learning rate: as many as the
+  // plan has updates. Micro-batches count on from step to step. Time is shared evenly among the
+  // outcomes; the bytes moved are those of the last one.
+  std::vector<StepOutcome> train_steps(std::int64_t step, std::span<const double> lrs,
+                                       const FillTokens& fill, TraceRecorder* trace = nullptr,
+                                       const checkpoint::CheckpointManifest* commits = nullptr);
   // Makes the pending update, if there is one, and returns the seconds that it took. Every method
   // that looks at the state between steps drains first.
   double drain();
@@ -138,7 +144,9 @@ class Session {
  private:
   // The micro-batches of which this rank has host buffers of the role, in the numbering of the step.
   std::vector<std::int64_t> own_microbatches(schedule::BufferRole role) const;
-  double summed_loss();
+  std::vector<double> losses_of_microbatches();
+  runtime::StepScalars scalars_of(std::int64_t step, std::span<const double> lrs);
+  void note_updates(std::vector<StepOutcome>& outcomes);
   std::function<void()> wait_for_commits();
   void load_part(const checkpoint::DurableFound& part);
   void load_whole(const schedule::Buffer& home, checkpoint::SavedHomeReader& reader);

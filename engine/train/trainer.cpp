@@ -122,7 +122,7 @@ void Trainer::save_and_stop(const std::string& why) {
 TrainingEnd Trainer::run_steps() {
   const std::int64_t last = context_.options.stop_at_step.value_or(context_.config.train.steps);
   while (step_ < last) {
-    one_step(last);
+    next_steps(last);
     const bool stop = stop_asked();
     const bool due =
         context_.config.checkpoint.every > 0 && step_ % context_.config.checkpoint.every == 0;
@@ -181,30 +181,40 @@ void Trainer::emit(const RunEvent& event) {
   write_files([&] { std::rethrow_exception(fault); });
 }
 
-void Trainer::one_step(std::int64_t last) {
-  // The third step is steady; a shorter run is traced at its last.
-  const bool traced = step_ - first_step_ == std::min<std::int64_t>(2, last - first_step_ - 1);
+void Trainer::next_steps(std::int64_t last) {
+  const std::int64_t updates = context_.plan.updates();
+  // The third schedule is steady; a shorter run is traced at its last.
+  const bool traced = step_ - first_step_ ==
+                      std::min<std::int64_t>(2 * updates, last - first_step_ - updates);
   TraceRecorder trace;
-  const double lr = lr_.lr_at(step_);
+  std::vector<double> lrs;
+  for (std::int64_t i = 0; i < updates; ++i) lrs.push_back(lr_.lr_at(step_ + i));
   const bool commits = std::exchange(commits_next_, false);
   const checkpoint::CheckpointManifest found = manifest();
-  const StepOutcome outcome = session_.train_step(
-      step_, lr,
+  const std::int64_t each = context_.plan.options.microbatches;
+  const std::vector<StepOutcome> outcomes = session_.train_steps(
+      step_, lrs,
       [&](std::int64_t mb, std::int32_t* tokens, std::int32_t* targets) {
-        read_data([&] { context_.data.fill(step_, mb, tokens, targets); });
+        read_data([&] { context_.data.fill(step_ + mb / each, mb % each, tokens, targets); });
       },
       traced ? &trace : nullptr, commits ? &found : nullptr);
-  ++step_;
-  if (commits) note_saved(step_ - 1);
+  if (commits) note_saved(step_);
   if (traced) write_files([&] { context_.files.text("trace.json", trace.to_json()); });
+  for (std::size_t i = 0; i < outcomes.size(); ++i) {
+    ++step_;
+    count(outcomes[i]);
+    report(outcomes[i], lrs[i], last, commits);
+  }
+  const bool evaluates =
+      context_.config.train.eval_every > 0 && step_ % context_.config.train.eval_every == 0;
+  if (evaluates && context_.data.eval_batches() > 0) evaluate();
+}
+
+void Trainer::count(const StepOutcome& outcome) {
   total_.moved += outcome.moved;
   total_.step_s += outcome.seconds;
   total_.redone_steps += outcome.redone ? 1 : 0;
   total_.redo_s += outcome.redo_seconds;
-  report(outcome, lr, last, commits);
-  const bool evaluates =
-      context_.config.train.eval_every > 0 && step_ % context_.config.train.eval_every == 0;
-  if (evaluates && context_.data.eval_batches() > 0) evaluate();
 }
 
 void Trainer::note_overflow(const StepOutcome& outcome) {

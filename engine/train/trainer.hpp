@@ -71,7 +71,9 @@ class Trainer {
   TrainingEnd run_among_ranks();
   [[noreturn]] void save_and_stop(const std::string& why);
   void emit(const RunEvent& event);
-  void one_step(std::int64_t last);
+  // The steps of one schedule: one, but for delayed updates.
+  void next_steps(std::int64_t last);
+  void count(const StepOutcome& outcome);
   void note_overflow(const StepOutcome& outcome);
   // Everything is as the last good step left it, and saved so.
   [[noreturn]] void stop_overflowing();

@@ -35,23 +35,35 @@ inline std::int32_t token_of(std::int64_t step, std::int64_t microbatch, std::in
   return static_cast<std::int32_t>((row * 7 + microbatch * 13 + step * 5) % vocab);
 }
 
+// Of several steps in one schedule each has another rate.
+inline double learning_rate(std::int64_t step, std::int64_t updates) {
+  return updates > 1 ? 1e-2 / static_cast<double>(1 + step) : 1e-2;
+}
+
 // Trains `steps` steps. fails: the data of the second one cannot be read.
 inline RanksRecord train_session(train::Session& session, const config::Config& config,
                                  std::int64_t steps, bool fails = false) {
   session.state().initialize(config.train.seed);
   RanksRecord record;
-  for (std::int64_t step = 0; step < steps; ++step) {
-    const train::StepOutcome outcome = session.train_step(
-        step, 1e-2, [&](std::int64_t microbatch, std::int32_t* tokens, std::int32_t* targets) {
+  const std::int64_t updates = std::max<std::int64_t>(config.parallel.updates, 1);
+  for (std::int64_t step = 0; step < steps; step += updates) {
+    std::vector<double> lrs;
+    for (std::int64_t i = 0; i < updates; ++i) lrs.push_back(learning_rate(step + i, updates));
+    const std::vector<train::StepOutcome> outcomes = session.train_steps(
+        step, lrs, [&](std::int64_t microbatch, std::int32_t* tokens, std::int32_t* targets) {
           if (fails && step == 1) throw Error("the data cannot be read");
+          const std::int64_t own_step = step + microbatch / config.train.accumulate;
+          const std::int64_t own = microbatch % config.train.accumulate;
           for (std::int64_t i = 0; i < config::batch_shape(config).rows(); ++i) {
-            tokens[i] = token_of(step, microbatch, i, config.model.vocab);
-            targets[i] = token_of(step, microbatch, i + 1, config.model.vocab);
+            tokens[i] = token_of(own_step, own, i, config.model.vocab);
+            targets[i] = token_of(own_step, own, i + 1, config.model.vocab);
           }
         });
-    record.losses.push_back(std::bit_cast<std::uint64_t>(outcome.loss));
-    record.norms.push_back(std::bit_cast<std::uint64_t>(outcome.grad_norm));
-    record.redone_steps += outcome.redone ? 1 : 0;
+    for (const train::StepOutcome& outcome : outcomes) {
+      record.losses.push_back(std::bit_cast<std::uint64_t>(outcome.loss));
+      record.norms.push_back(std::bit_cast<std::uint64_t>(outcome.grad_norm));
+      record.redone_steps += outcome.redone ? 1 : 0;
+    }
   }
   record.weights_hash = session.state().weights_hash();
   return record;
@@ -74,12 +86,16 @@ struct RankDevices {
 // Called on the thread of a rank that fails, while the others still run.
 using RankFailure = std::function<void(int rank, const std::exception& error)>;
 
+// Called on the thread of each rank behind its last step.
+using RankEnd = std::function<void(train::Session& session)>;
+
 // options: of one rank alone, and the stages of a pipeline; the placement is changed as the ZeRO stage
 // asks. config.parallel says how many ranks there are. failing_rank: its data cannot be read in the second step; -1: none.
 // A session on a GPU takes exactly the memory that its plan states.
 inline RanksRun train_on_ranks(const config::Config& config, schedule::StepOptions options,
                                std::int64_t steps, const RankFailure& failure = {},
-                               int failing_rank = -1, const RankDevices& devices = {}) {
+                               int failing_rank = -1, const RankDevices& devices = {},
+                               const RankEnd& at_end = {}) {
   const auto ranks = static_cast<int>(config.parallel.data * config.parallel.pipeline);
   const std::int32_t stage =
       config.parallel.server ? kServerStage : static_cast<std::int32_t>(config.parallel.zero);
@@ -117,6 +133,7 @@ inline RanksRun train_on_ranks(const config::Config& config, schedule::StepOptio
         EXPECT_EQ(session.peak_bytes(), plans[at].peak_bytes);
         EXPECT_EQ(session.measured_peak_bytes(), plans[at].peak_bytes);
       }
+      if (at_end) at_end(session);
     } catch (const std::exception& error) {
       if (failure) failure(rank, error);
       // As when a process ends: the others find this rank gone.
@@ -134,7 +151,7 @@ inline RanksRun train_on_ranks(const config::Config& config, schedule::StepOptio
       return bytes;
     };
     using schedule::StepKind;
-    const auto count = static_cast<std::uint64_t>(steps);
+    const auto count = static_cast<std::uint64_t>(steps / plans[at].updates());
     run.planned_bytes[at] = plans[at].carries_updates()
                                 ? sent(StepKind::kFirst) + (count - 1) * sent(StepKind::kTraining) +
                                       sent(StepKind::kDrain)

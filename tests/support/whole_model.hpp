@@ -28,8 +28,11 @@ class AlignedFloats {
 // Buffers of every unit, forward and backward, for one micro-batch. Weights start at zero.
 class WholeModel {
  public:
-  WholeModel(const model::ModelShape& shape, std::int64_t micro_batch, std::int64_t seq)
-      : model_(shape),
+  // microbatches: over whose rows the loss is a mean, for gradients.
+  WholeModel(const model::ModelShape& shape, std::int64_t micro_batch, std::int64_t seq,
+             std::int64_t microbatches = 1)
+      : microbatches_(microbatches),
+        model_(shape),
         batch_{micro_batch, seq, DType::kF32},
         kernels_(kernels::make_host_kernels({1})),
         tokens_(rows()),
@@ -55,6 +58,9 @@ class WholeModel {
   }
 
   const model::Model& model() const { return model_; }
+  kernels::Kernels& kernels() { return *kernels_; }
+  std::byte* weights(std::size_t unit) { return weights_[unit].bytes(); }
+  std::byte* gradients(std::size_t unit) { return gradients_[unit].bytes(); }
   float& weight(std::size_t unit, std::uint64_t elem) { return weights_[unit].at()[elem]; }
   std::int32_t* tokens() { return tokens_.data(); }
   std::int32_t* targets() { return targets_.data(); }
@@ -110,11 +116,12 @@ class WholeModel {
     at.grad_weights = gradients_[unit].bytes();
     at.tied_grad_weights = tied_gradient_.bytes();
     at.loss = &loss_;
-    at.loss_scale = static_cast<float>(1.0 / static_cast<double>(batch_.rows()));
+    at.loss_scale = static_cast<float>(1.0 / static_cast<double>(batch_.rows() * microbatches_));
     at.workspace = workspace_.bytes();
     return at;
   }
 
+  std::int64_t microbatches_;
   model::Model model_;
   model::BatchShape batch_;
   std::unique_ptr<kernels::Kernels> kernels_;
