@@ -80,7 +80,13 @@ void check_options(const schedule::StepOptions& options, const config::Config& c
       per_unit(placement.optimizer, false) && per_unit(placement.activation, true) &&
       per_unit(placement.partial, true) && per_unit(options.recompute.units, true) &&
       placement.saved.size() <= step.units.size();
-  if (!shaped) throw InputError("the step options are not of this configuration");
+  const bool delays_rightly =
+      !step.pipeline.order.delays_updates() ||
+      (options.update == schedule::UpdatePlacement::kInBackward && options.carried_units == 0 &&
+       options.exchange_lag == 0 && !options.durable);
+  if (!shaped || !delays_rightly) {
+    throw InputError("the step options are not of this configuration");
+  }
   const schedule::RankView& view = step.view;
   const bool placed =
       view.is_alone() || ((view.shards_weights() || all_on_device(placement.weight)) &&

@@ -102,6 +102,15 @@ void keep_split(config::Config& config, const run::ResumePoint& found) {
   config.train.accumulate = accumulate;
 }
 
+// With delayed updates a run can end only where its pipeline is empty.
+void check_last_step(const config::Config& config, std::optional<std::int64_t> stop_at_step) {
+  if (!stop_at_step || *stop_at_step % config.parallel.updates == 0) return;
+  throw InputError("--steps is " + std::to_string(*stop_at_step) +
+                   " and must be a multiple of parallel.updates = " +
+                   std::to_string(config.parallel.updates) +
+                   ", the steps between two points at which the pipeline is empty");
+}
+
 // Plans the run and checks that the disks have room for it. Returns nothing if the plan is refused;
 // an event gives the reason. ranks: those of this machine, of which each takes as much.
 std::optional<Prepared> prepare_run(const config::Config& config, bool resumes, int ranks,
@@ -247,6 +256,7 @@ void Start::check_ranks_and_data() {
   world_.agree("the configuration", [&] {
     config::check_supported(given_);
     check_ranks(given_, world_.size());
+    check_last_step(given_, options_.stop_at_step);
   });
   if (!world_.alone()) world_.check_equal("the start", facts_of_start(given_), kOneStart);
   world_.connect(given_.parallel.pipeline > 1);

@@ -257,6 +257,7 @@ void expect_plain_loop(const DelayedCase& at) {
 
   schedule::StepOptions options = planned.plan().options;
   options.stages = even_stages(at.pipeline);
+  options.exchange_lag = 0;
   cut_segments(options.recompute, options.stages);
   const config::Config config = config_of(bench, at);
   const RanksRun run = train_on_ranks(config, options, kUpdates, {}, -1, [&](Session& session) {

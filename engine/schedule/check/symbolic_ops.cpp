@@ -137,7 +137,7 @@ void SymbolicOps::apply(const Instruction& instruction, const std::vector<ReadVa
       grad_norm(reads, writes, emit);
       break;
     case Op::kClipFactor:
-      clip_factor(reads, writes, emit);
+      clip_factor(instruction, reads, writes, emit);
       break;
     case Op::kForward:
     case Op::kRecompute:
@@ -406,9 +406,20 @@ void SymbolicOps::grad_norm(const std::vector<ReadValue>& reads,
   }
 }
 
+std::optional<Term> SymbolicOps::norm() const {
+  if (norms_.size() == 1) return norms_.begin()->second;
+  if (norms_.empty()) return std::nullopt;
+  TermHash hash;
+  for (const auto& [update, norm] : norms_) {
+    hash.add(word(update));
+    hash.add(norm);
+  }
+  return hash.value();
+}
+
 // The norm depends on the set of gradient elements under all partials, not on their cut. Bytes that
 // are no whole partial make it a different norm.
-void SymbolicOps::clip_factor(const std::vector<ReadValue>& reads,
+void SymbolicOps::clip_factor(const Instruction& instruction, const std::vector<ReadValue>& reads,
                               const std::vector<WriteTarget>& writes, const Emit& emit) {
   std::vector<Run> runs;
   TermHash odd;  // parts that are no whole partial
@@ -428,8 +439,10 @@ void SymbolicOps::clip_factor(const std::vector<ReadValue>& reads,
   const Term folded = fold(std::move(runs));
   const Term norm = hash_words({folded.low, folded.high, odd.value().low, odd.value().high});
   // Every rank folds all partials, so their norms are one value.
-  const bool differs = norm_ && *norm_ != norm;
-  norm_ = differs ? hash_words({kDiffers, norm_->low, norm.low}) : norm;
+  const auto [known, fresh] = norms_.try_emplace(instruction.update, norm);
+  if (!fresh && known->second != norm) {
+    known->second = hash_words({kDiffers, known->second.low, norm.low});
+  }
   const Term factor = clip_accepted_ ? hash_words({kOne}) : norm;
   for (const WriteTarget& target : writes) {
     emit(target, Part{target.begin, target.end, factor, target.begin});

@@ -74,7 +74,8 @@ class SymbolicOps {
   static std::vector<Run> runs_of(const ReadValue& read);
   static Term fold(std::vector<Run> runs);
 
-  const std::optional<Term>& norm() const { return norm_; }
+  // Of all updates.
+  std::optional<Term> norm() const;
   const std::map<std::int32_t, Term>& losses() const { return losses_; }
 
  private:
@@ -92,13 +93,13 @@ class SymbolicOps {
                             const Term& forward) const;
   void grad_norm(const std::vector<ReadValue>& reads, const std::vector<WriteTarget>& writes,
                  const Emit& emit);
-  void clip_factor(const std::vector<ReadValue>& reads, const std::vector<WriteTarget>& writes,
-                   const Emit& emit);
+  void clip_factor(const Instruction& instruction, const std::vector<ReadValue>& reads,
+                   const std::vector<WriteTarget>& writes, const Emit& emit);
 
   const Schedule& schedule_;
   bool clip_accepted_;
   std::map<Term, NormPartial> norm_partials_;
-  std::optional<Term> norm_;
+  std::map<std::int32_t, Term> norms_;  // by update
   std::map<std::int32_t, Term> losses_;
 };
 

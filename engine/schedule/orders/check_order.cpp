@@ -22,6 +22,7 @@ class OrderCheck {
     places_.assign(kActionKindCount, std::vector<std::size_t>(order_.place_count(), kNowhere));
     note_places();
     if (problems_.empty()) check_passes();
+    if (problems_.empty() && order_.delays_updates()) check_versions();
     if (problems_.empty() && lists_messages_) check_listed_messages();
     if (problems_.empty()) run_lanes();
     return std::move(problems_);
@@ -108,6 +109,29 @@ class OrderCheck {
         } else if (!whole && input > weight) {
           add("the gradient of the weights" + of + " stands before that of the input");
         }
+      }
+    }
+  }
+
+  // A stage's update needs the gradients of all its micro-batches.
+  void check_versions() {
+    if (order_.updates < 1 || order_.microbatches % order_.updates != 0 ||
+        order_.versions.size() != order_.place_count()) {
+      return add("the order's micro-batches are no whole number of updates, each with a version");
+    }
+    const std::int32_t each = order_.microbatches / order_.updates;
+    std::vector<std::int32_t> done(order_.rank_of_stage.size());
+    for (const std::vector<StageAction>& list : order_.actions) {
+      for (const StageAction& action : list) {
+        std::int32_t& of_stage = done[static_cast<std::size_t>(action.stage)];
+        const bool ends = action.kind == ActionKind::kBackward ||
+                          action.kind == ActionKind::kBackwardWeight;
+        if (ends) ++of_stage;
+        if (action.kind != ActionKind::kForward) continue;
+        const std::int32_t version = order_.version_of(action.stage, action.microbatch);
+        if (version >= 0 && version <= of_stage / each) continue;
+        add(describe(action) + " reads version " + std::to_string(version) +
+            " of its stage's weights, which has " + std::to_string(of_stage / each) + " by then");
       }
     }
   }

@@ -305,5 +305,59 @@ TEST(OrderMutations, NoneThatIsAcceptedDeadlocksOrLacksAPass) {
   std::printf("%zu orders damaged, %zu refused\n", made, refused);
 }
 
+// The versions of the papers: w(t - p + s + 1) on stage s, w(t - p + 1) on all, and the last but one.
+TEST(DelayedOrders, ReadTheVersionsOfTheirRules) {
+  for (std::int32_t p = 1; p <= 8; ++p) {
+    for (const std::int32_t updates : {1, 2, p, 3 * p}) {
+      const PipelineOrder stashing = make_delayed_order(DelayRule::kStashing, p, 1, updates);
+      const PipelineOrder vertical = make_delayed_order(DelayRule::kVerticalSync, p, 1, updates);
+      const std::int32_t each = p + 1;
+      const PipelineOrder buffered =
+          make_delayed_order(DelayRule::kDoubleBuffered, p, each, updates);
+      for (const PipelineOrder* order : {&stashing, &vertical, &buffered}) {
+        ASSERT_EQ(check_order(*order), std::vector<std::string>{});
+        ASSERT_EQ(check_sum_order(*order), "");
+      }
+      for (std::int32_t stage = 0; stage < p; ++stage) {
+        for (std::int32_t k = 0; k < updates; ++k) {
+          ASSERT_EQ(stashing.version_of(stage, k), std::max(k - (p - stage - 1), 0));
+          ASSERT_EQ(vertical.version_of(stage, k), std::max(k - (p - 1), 0));
+        }
+        for (std::int32_t k = 0; k < buffered.microbatches; ++k) {
+          ASSERT_EQ(buffered.version_of(stage, k), std::max(k / each - 1, 0));
+        }
+      }
+    }
+  }
+}
+
+TEST(DelayedOrders, KeepAsManyVersionsAsTheirRulesSay) {
+  for (std::int32_t p = 2; p <= 16; ++p) {
+    const auto stashing = most_live_versions(make_delayed_order(DelayRule::kStashing, p, 1, 3 * p));
+    const auto vertical =
+        most_live_versions(make_delayed_order(DelayRule::kVerticalSync, p, 1, 3 * p));
+    const auto buffered =
+        most_live_versions(make_delayed_order(DelayRule::kDoubleBuffered, p, p, 4));
+    for (std::int32_t stage = 0; stage < p; ++stage) {
+      const auto at = static_cast<std::size_t>(stage);
+      EXPECT_EQ(stashing[at], p - stage);
+      EXPECT_EQ(vertical[at], p);
+      EXPECT_EQ(buffered[at], 2);
+    }
+  }
+}
+
+TEST(DelayedOrders, RefuseAVersionThatIsNotMadeYet) {
+  PipelineOrder order = make_delayed_order(DelayRule::kStashing, 3, 1, 6);
+  ASSERT_TRUE(check_order(order).empty());
+  ++order.versions[order.place_of(1, 3)];
+  const std::vector<std::string> problems = check_order(order);
+  ASSERT_EQ(problems.size(), 1u);
+  EXPECT_EQ(problems.front(), "1F3 reads version 3 of its stage's weights, which has 2 by then");
+  order = make_delayed_order(DelayRule::kDoubleBuffered, 3, 3, 2);
+  order.updates = 4;
+  EXPECT_FALSE(check_order(order).empty());
+}
+
 }  // namespace
 }  // namespace sluice::schedule
