@@ -183,7 +183,7 @@ struct Config {
     PipelineSchedule schedule = PipelineSchedule::k1F1B;
     std::string schedule_file;        // kCsv
     std::int64_t virtual_stages = 0;  // stages of a pipeline rank; derived from the schedule
-    std::int64_t updates = 0;         // of one schedule; derived from the schedule and train.steps
+    std::int64_t updates = 1;         // of one schedule; derived from the schedule and train.steps
 
     // Whether micro-batches read weights that lack updates of earlier ones.
     bool delays_updates() const {

@@ -313,7 +313,8 @@ void check_delays(const Config& config, const ConfigOrigins& origins) {
                      "\"pipedream-vsync\" or \"2bw\" alone; leave it out");
   }
   const auto need = [&](bool holds, const std::string& path, const std::string& rest) {
-    if (!holds) throw InputError(origins.of(path) + ": parallel.schedule delays updates and " + rest);
+    if (!holds)
+      throw InputError(origins.of(path) + ": parallel.schedule delays updates and " + rest);
   };
   need(parallel.pipeline > 1, "parallel.pipeline",
        "needs parallel.pipeline of at least 2: one rank delays nothing");

@@ -490,10 +490,11 @@ void add_run(Keys& keys) {
       integer("parallel.virtual_stages", SLUICE_FIELD(parallel.virtual_stages), 1, kMaxLayers,
               "stages of each pipeline rank; interleaved and vertical take any number"),
       "1; interleaved, vertical and zb-v: 2"));
-  add(derived(integer("parallel.updates", SLUICE_FIELD(parallel.updates), 1, 1024,
-                      "pipedream, pipedream-vsync and 2bw: steps between two points at which the "
-                      "pipeline is empty and all weights have all updates"),
-              "1; pipedream, pipedream-vsync and 2bw: the largest divisor of train.steps up to 16"));
+  add(derived(
+      integer("parallel.updates", SLUICE_FIELD(parallel.updates), 1, 1024,
+              "pipedream, pipedream-vsync and 2bw: steps between two points at which the "
+              "pipeline is empty and all weights have all updates"),
+      "1; pipedream, pipedream-vsync and 2bw: the largest divisor of train.steps up to 16"));
   add(derived(text("checkpoint.dir", SLUICE_FIELD(checkpoint.dir),
                    "where checkpoints go; if set, each run has its own directory there"),
               "log.dir + \"/checkpoints\""));

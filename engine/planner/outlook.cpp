@@ -242,7 +242,7 @@ Wear wear(std::uint64_t written_bytes_per_step, double step_s, double storage_tb
 
 std::vector<std::string> search_lines(const Plan& plan) {
   std::vector<std::string> lines;
-  lines.push_back("chosen: a step of " + format_seconds(plan.simulation.total_s) + ", " +
+  lines.push_back("chosen: a step of " + format_seconds(plan.step_s()) + ", " +
                   std::to_string(plan.training().instructions.size()) + " instructions");
   std::string path = "critical path:";
   for (std::size_t i = 0; i < kResourceCount; ++i) {

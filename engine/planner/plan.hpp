@@ -41,6 +41,8 @@ struct Plan {
   bool carries_updates() const { return schedule::carries_updates(options); }
   // Of one training schedule, each a step of the run.
   std::int32_t updates() const { return pipeline.order.updates; }
+  // A step's share of the simulated schedule.
+  double step_s() const { return simulation.total_s / updates(); }
   bool speculates() const { return options.update == schedule::UpdatePlacement::kSpeculative; }
   runtime::MemoryNeed need;
   TierBytes peak_bytes{};  // what the ledger will be charged

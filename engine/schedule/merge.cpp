@@ -54,8 +54,7 @@ class Merger {
       const Schedule& list = lists_[rank];
       SLUICE_CHECK(list.ranks == 1 && list.first_rank == static_cast<std::int32_t>(rank) &&
                    world_ranks_of(list) == world_.ranks && list.groups == first.groups &&
-                   list.delayed == first.delayed &&
-                   list.slot_bytes == first.slot_bytes &&
+                   list.delayed == first.delayed && list.slot_bytes == first.slot_bytes &&
                    list.shares_device == first.shares_device);
       world_.slot_count = std::max(world_.slot_count, list.slot_count);
       world_.device_arena_bytes = std::max(world_.device_arena_bytes, list.device_arena_bytes);

@@ -323,8 +323,7 @@ runtime::StepScalars Session::scalars_of(std::int64_t step, std::span<const doub
   for (std::size_t i = 0; i < lrs.size(); ++i) {
     kernels::UpdateScalars& update = scalars.updates.emplace_back();
     update.lr = static_cast<float>(lrs[i]);
-    update.step =
-        step + static_cast<std::int64_t>(i) + 1 - loss_scaler_.state().skipped_steps;
+    update.step = step + static_cast<std::int64_t>(i) + 1 - loss_scaler_.state().skipped_steps;
   }
   scalars.update = scalars.updates.front();
   if (lrs.size() == 1) scalars.updates.clear();
@@ -394,8 +393,8 @@ void Session::note_updates(std::vector<StepOutcome>& outcomes) {
     outcomes[update].grad_norm = results.grad_norm;
     outcomes[update].overflow = results.overflow;
     outcomes[update].overflowed_tensor = results.overflowed_tensor;
-    outcomes[update].loss = std::accumulate(loss, loss + each, 0.0) /
-                            static_cast<double>(batch().rows() * each);
+    outcomes[update].loss =
+        std::accumulate(loss, loss + each, 0.0) / static_cast<double>(batch().rows() * each);
   }
 }
 

@@ -184,8 +184,8 @@ void Trainer::emit(const RunEvent& event) {
 void Trainer::next_steps(std::int64_t last) {
   const std::int64_t updates = context_.plan.updates();
   // The third schedule is steady; a shorter run is traced at its last.
-  const bool traced = step_ - first_step_ ==
-                      std::min<std::int64_t>(2 * updates, last - first_step_ - updates);
+  const bool traced =
+      step_ - first_step_ == std::min<std::int64_t>(2 * updates, last - first_step_ - updates);
   TraceRecorder trace;
   std::vector<double> lrs;
   for (std::int64_t i = 0; i < updates; ++i) lrs.push_back(lr_.lr_at(step_ + i));

@@ -105,10 +105,10 @@ void keep_split(config::Config& config, const run::ResumePoint& found) {
 // With delayed updates a run can end only where its pipeline is empty.
 void check_last_step(const config::Config& config, std::optional<std::int64_t> stop_at_step) {
   if (!stop_at_step || *stop_at_step % config.parallel.updates == 0) return;
-  throw InputError("--steps is " + std::to_string(*stop_at_step) +
-                   " and must be a multiple of parallel.updates = " +
-                   std::to_string(config.parallel.updates) +
-                   ", the steps between two points at which the pipeline is empty");
+  throw InputError(
+      "--steps is " + std::to_string(*stop_at_step) +
+      " and must be a multiple of parallel.updates = " + std::to_string(config.parallel.updates) +
+      ", the steps between two points at which the pipeline is empty");
 }
 
 // Plans the run and checks that the disks have room for it. Returns nothing if the plan is refused;

@@ -4,10 +4,13 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "base/mutex.hpp"
+#include "base/trace.hpp"
 #include "engine/checkpoint/safetensors.hpp"
 #include "tests/support/pipeline_training.hpp"
 #include "tests/support/temp_directory.hpp"
@@ -153,8 +156,8 @@ class PlainLoop {
       for (std::size_t unit = 0; unit < units(); ++unit) add_gradient(unit, sums[unit]);
     }
     losses_.push_back(std::bit_cast<std::uint64_t>(
-        loss / static_cast<double>(static_cast<std::int64_t>(whole_.rows()) *
-                                   config_.train.accumulate)));
+        loss /
+        static_cast<double>(static_cast<std::int64_t>(whole_.rows()) * config_.train.accumulate)));
     for (std::size_t unit = 0; unit < units(); ++unit) apply(unit, sums[unit], step);
     versions_.push_back(newest_);
   }
@@ -211,12 +214,12 @@ std::int32_t most_places(const schedule::Schedule& list, std::int32_t unit) {
 }
 
 config::Config config_of(const TrainingBench& bench, const DelayedCase& at) {
-  return bench.config("run",
-                      delayed_model(at) + Overrides{"parallel.data=" + std::to_string(at.data),
-                                                    "parallel.zero=" + std::to_string(at.zero),
-                                                    "parallel.pipeline=" + std::to_string(at.pipeline),
-                                                    "parallel.schedule=" + at.rule,
-                                                    "parallel.updates=" + std::to_string(at.updates)});
+  return bench.config(
+      "run", delayed_model(at) + Overrides{"parallel.data=" + std::to_string(at.data),
+                                           "parallel.zero=" + std::to_string(at.zero),
+                                           "parallel.pipeline=" + std::to_string(at.pipeline),
+                                           "parallel.schedule=" + at.rule,
+                                           "parallel.updates=" + std::to_string(at.updates)});
 }
 
 // Plans the whole world, and counts in the list of each unit's rank.
@@ -238,6 +241,32 @@ std::vector<std::int32_t> most_places_of_units(const DelayedCase& at) {
     most.push_back(most_places(own.training(), unit));
   }
   return most;
+}
+
+// The most versions of the unit's weights that are needed at once, by the measured times of its
+// updates and passes. Behind each update that is the new version, and all that passes still to end
+// read.
+std::int32_t most_live_in_run(const TraceRecorder& trace, const DelayedCase& at,
+                              std::int32_t unit) {
+  std::vector<std::int64_t> updates_ns;
+  std::map<std::int64_t, std::int64_t> ends_ns;  // of backward passes, by micro-batch
+  for (const TraceSpan& span : trace.spans()) {
+    if (span.unit != unit) continue;
+    if (trace.name_of(span.name) == "OptimizerStep") updates_ns.push_back(span.end_ns);
+    if (trace.name_of(span.name) == "BackwardWeight") ends_ns[span.microbatch] = span.end_ns;
+  }
+  std::sort(updates_ns.begin(), updates_ns.end());
+  std::size_t most = 0;
+  for (std::size_t i = 0; i < updates_ns.size(); ++i) {
+    const auto made = static_cast<std::int64_t>(i) + 1;
+    std::set<std::int64_t> live{made};
+    for (const auto& [microbatch, end_ns] : ends_ns) {
+      const std::int64_t read = version_by_rule(at, unit, microbatch);  // a unit in each stage
+      if (end_ns > updates_ns[i] && read < made) live.insert(read);
+    }
+    most = std::max(most, live.size());
+  }
+  return static_cast<std::int32_t>(most);
 }
 
 void expect_plain_loop(const DelayedCase& at) {
@@ -303,17 +332,59 @@ TEST(DelayedUpdates, DataRanksAndEveryZeroStageEqualAPlainLoop) {
   }
 }
 
+std::int32_t versions_by_rule(const DelayedCase& at, std::int32_t stage) {
+  if (at.rule == "2bw") return 2;
+  return at.rule == "pipedream" ? at.pipeline - stage : at.pipeline;
+}
+
+TEST(DelayedUpdates, ARunNeedsAsManyVersionsAsTheRuleSays) {
+  for (const DelayedCase& at :
+       {DelayedCase{.pipeline = 4}, DelayedCase{.rule = "pipedream-vsync", .pipeline = 4},
+        DelayedCase{.rule = "2bw", .pipeline = 4, .microbatches = 4}}) {
+    const TrainingBench bench;
+    DelayedCase on_device = at;
+    on_device.settings = places("device", "device", "device");
+    const config::Config config = config_of(bench, on_device);
+    PlannedSession planned(bench.config("run", delayed_model(on_device)));
+    schedule::StepOptions options = planned.plan().options;
+    options.stages = even_stages(at.pipeline);
+    options.exchange_lag = 0;
+    Mutex mutex;
+    std::vector<std::int32_t> most(static_cast<std::size_t>(at.pipeline));
+    train_on_ranks(config, options, kUpdates, {}, -1, [&](Session& session) {
+      TraceRecorder trace;
+      const std::vector<double> lrs(static_cast<std::size_t>(at.updates), 1e-3);
+      session.train_steps(
+          kUpdates, lrs,
+          [&](std::int64_t, std::int32_t* tokens, std::int32_t* targets) {
+            const auto rows = config::batch_shape(config).rows();
+            std::fill(tokens, tokens + rows, 1);
+            std::fill(targets, targets + rows, 2);
+          },
+          &trace);
+      const MutexLock lock(mutex);
+      for (std::int32_t unit = 0; unit < at.pipeline; ++unit) {
+        auto& of_unit = most[static_cast<std::size_t>(unit)];
+        of_unit = std::max(of_unit, most_live_in_run(trace, at, unit));
+      }
+    });
+    for (std::int32_t stage = 0; stage < at.pipeline; ++stage) {
+      EXPECT_EQ(most[static_cast<std::size_t>(stage)], versions_by_rule(at, stage))
+          << at.rule << ", stage " << stage;
+    }
+  }
+}
+
 // A list has as many places for the weights of a stage as its rule needs versions, and no more.
 TEST(DelayedUpdates, KeepAsManyVersionsAsTheRuleSays) {
-  for (const DelayedCase& at : {DelayedCase{.pipeline = 4},
-                                DelayedCase{.rule = "pipedream-vsync", .pipeline = 4},
-                                DelayedCase{.rule = "2bw", .pipeline = 4, .microbatches = 4}}) {
+  for (const DelayedCase& at :
+       {DelayedCase{.pipeline = 4}, DelayedCase{.rule = "pipedream-vsync", .pipeline = 4},
+        DelayedCase{.rule = "2bw", .pipeline = 4, .microbatches = 4}}) {
     const auto places = most_places_of_units(at);
     ASSERT_EQ(places.size(), static_cast<std::size_t>(kLayers + 2));
     for (std::size_t unit = 0; unit < places.size(); ++unit) {
-      const auto stage = static_cast<int>(unit);  // a unit each
-      const int expected = at.rule == "2bw" ? 2 : at.rule == "pipedream" ? 4 - stage : 4;
-      EXPECT_EQ(places[unit], expected) << at.rule << ", stage " << stage;
+      const auto stage = static_cast<std::int32_t>(unit);  // a unit each
+      EXPECT_EQ(places[unit], versions_by_rule(at, stage)) << at.rule << ", stage " << stage;
     }
   }
 }

@@ -45,7 +45,8 @@ class Expected {
   std::string own_results() const {
     const auto& parallel = given_.settled.parallel;
     if (parallel.delays_updates()) {
-      return "a parallel.schedule with delayed updates is outside law 1: its bits are those of this "
+      return "a parallel.schedule with delayed updates is outside law 1: its bits are those of "
+             "this "
              "schedule and no other";
     }
     const bool ring = parallel.data > 1 && parallel.reduction == config::Config::GradientSum::kRing;

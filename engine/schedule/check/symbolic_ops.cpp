@@ -1,4 +1,4 @@
-// 530 lines because each op has its rule here, and they share their terms.
+// 545 lines because each op has its rule here, and they share their terms.
 //
 // Each op hashes the terms that it reads, together with its own name, into the terms that it
 // writes. Elementwise ops work on runs of elements and keep them apart, so that the cut into pieces

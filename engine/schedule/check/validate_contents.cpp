@@ -1,4 +1,4 @@
-// 780 lines because one walk over the list feeds all of its checks.
+// 810 lines because one walk over the list feeds all of its checks.
 //
 // Part of validate: races, and the content of buffers.
 //
@@ -630,9 +630,13 @@ class ContentCheck {
   }
 
   void write(const Instruction& instruction) {
-    Content content{
-        true,  version_to_make(instruction), instruction.microbatch, instruction.microbatch, 0,
-        false, instruction.id};
+    Content content{true,
+                    version_to_make(instruction),
+                    instruction.microbatch,
+                    instruction.microbatch,
+                    0,
+                    false,
+                    instruction.id};
     if (instruction.op == Op::kOptimizerStep) {
       content.version = state_version(instruction, false).value_or(0) + 1;
     } else if (is_sum(instruction.op)) {
@@ -799,7 +803,7 @@ class ContentCheck {
   std::int32_t last_microbatch_ = -1;  // the last that any rank adds to a sum
   // By unit and version of the gradient, then by first element.
   std::map<std::pair<std::int32_t, std::int32_t>, std::map<std::uint64_t, Normed>> normed_;
-  std::map<std::int32_t, int> committed_;                           // Commits, by rank
+  std::map<std::int32_t, int> committed_;  // Commits, by rank
 };
 
 }  // namespace

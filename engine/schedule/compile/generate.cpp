@@ -1,4 +1,4 @@
-// 550 lines because one walk over the items drives all streams.
+// 580 lines because one walk over the items drives all streams.
 //
 // Generates the schedules of a run by walking its compute passes in order.
 //
@@ -534,7 +534,7 @@ class StepGenerator {
   MicrobatchBuffers* now_ = nullptr;  // of the micro-batch that is being emitted
   bool tied_weights_returned_ = false;
   std::optional<WeightVersions> weight_versions_;
-  std::size_t at_item_ = 0;  // the item that is being emitted
+  std::size_t at_item_ = 0;          // the item that is being emitted
   std::optional<StateSaver> saver_;  // of a step that saves, until it has committed
 };
 

@@ -202,8 +202,7 @@ void GradientPath::add_round(std::int32_t unit, std::int32_t first,
   } else {
     const bool normed = ends && !folded_later(builder_, unit);
     HostGradientPath(builder_, unit, parts,
-                     {sums(builder_), is_first(builder_, first), ends, normed},
-                     waiting_[unit])
+                     {sums(builder_), is_first(builder_, first), ends, normed}, waiting_[unit])
         .emit();
   }
 }

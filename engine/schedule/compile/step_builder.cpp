@@ -1,4 +1,4 @@
-// 525 lines because homes, transients and releases are one table.
+// 575 lines because homes, transients and releases are one table.
 //
 // Bookkeeping under the parts of a step. Homes come first in the list of buffers, in the same order
 // for every schedule of a run, so that they have the same ids and places in all of them. At the end
@@ -101,10 +101,11 @@ void StepBuilder::join_world() {
   if (data_ranks * pipeline_ranks == 1) return;
   SLUICE_CHECK(options_.microbatches % data_ranks == 0 &&
                can_fold(options_.fold_groups, data_ranks));
-  SLUICE_CHECK(pipeline().is_alone() ||
-               (pipeline().order.microbatches == total_microbatches(model_, options_) / data_ranks &&
-                pipeline().units.size() == pipeline().order.rank_of_stage.size() &&
-                pipeline().units.back().end == unit_count()));
+  SLUICE_CHECK(
+      pipeline().is_alone() ||
+      (pipeline().order.microbatches == total_microbatches(model_, options_) / data_ranks &&
+       pipeline().units.size() == pipeline().order.rank_of_stage.size() &&
+       pipeline().units.back().end == unit_count()));
   schedule_.first_rank = world_rank(pipeline().rank, view().rank);
   schedule_.world_ranks = data_ranks * pipeline_ranks;
   for (std::int32_t p = 0; p < pipeline_ranks && data_ranks > 1; ++p) {
@@ -330,8 +331,8 @@ Use StepBuilder::norm_partials_of(std::int32_t unit, ElemRange range) const {
   const auto& before = model_.units[index(unit)].norm_blocks_before;
   const std::uint64_t first = before[range.begin / kLawBlockElems];
   const std::uint64_t last = before[ceil_div(range.end, kLawBlockElems)];
-  const std::uint64_t base =
-      static_cast<std::uint64_t>(update_) * norm_blocks_ + norm_blocks_of_earlier_units_[index(unit)];
+  const std::uint64_t base = static_cast<std::uint64_t>(update_) * norm_blocks_ +
+                             norm_blocks_of_earlier_units_[index(unit)];
   return {norm_partials_, (base + first) * sizeof(double), (last - first) * sizeof(double)};
 }
 

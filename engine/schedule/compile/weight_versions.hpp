@@ -24,7 +24,8 @@ class WeightVersions {
   WeightVersions(StepBuilder& builder, const std::vector<std::vector<WeightUse>>& uses);
   // The buffer with this version, in the home's tier. Precondition: is_made(weights).
   BufferId place(WeightUse weights) const {
-    return places_[static_cast<std::size_t>(weights.unit)][static_cast<std::size_t>(weights.version)];
+    return places_[static_cast<std::size_t>(weights.unit)]
+                  [static_cast<std::size_t>(weights.version)];
   }
   bool is_made(WeightUse weights) const {
     return static_cast<std::size_t>(weights.version) <

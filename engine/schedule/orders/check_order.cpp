@@ -124,8 +124,8 @@ class OrderCheck {
     for (const std::vector<StageAction>& list : order_.actions) {
       for (const StageAction& action : list) {
         std::int32_t& of_stage = done[static_cast<std::size_t>(action.stage)];
-        const bool ends = action.kind == ActionKind::kBackward ||
-                          action.kind == ActionKind::kBackwardWeight;
+        const bool ends =
+            action.kind == ActionKind::kBackward || action.kind == ActionKind::kBackwardWeight;
         if (ends) ++of_stage;
         if (action.kind != ActionKind::kForward) continue;
         const std::int32_t version = order_.version_of(action.stage, action.microbatch);

@@ -138,6 +138,10 @@ RunEvent pipeline_json(const planner::Plan& plan) {
   RunEvent json{{"ranks", plan.pipeline.ranks()},
                 {"stages", stages},
                 {"in_flight", schedule::most_in_flight(plan.pipeline.order)}};
+  if (plan.pipeline.order.delays_updates()) {
+    json["updates"] = plan.updates();
+    json["weight_versions"] = schedule::most_live_versions(plan.pipeline.order);  // by stage
+  }
   double bubble_s = 0, share = 0;
   for (const planner::RankFigures& rank : plan.ranks) {
     if (rank.bubble_s() < bubble_s || rank.span_s <= 0) continue;
@@ -204,7 +208,7 @@ RunEvent plan_event(const planner::Plan& plan) {
       {"file_bytes", {{"save", plan.checkpoint_file_bytes}, {"export", plan.export_file_bytes}}},
       {"bytes_moved", link_bytes_json(plan.step_bytes)},
       {"activation_bytes_moved", link_bytes_json(plan.activation_bytes)},
-      {"step_time_s", plan.simulation.total_s},
+      {"step_time_s", plan.step_s()},
       {"bound_by", plan.bound_by},
       {"profile", plan.profile},
       {"parameters", plan.parameters},

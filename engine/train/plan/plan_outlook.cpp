@@ -80,7 +80,7 @@ RunEvent prepared_event(const Prepared& prepared) {
 RunEvent outlook_json(const Prepared& prepared) {
   const planner::Plan& plan = std::get<planner::Plan>(prepared.result);
   const config::Config& config = prepared.config;
-  const double step_s = plan.simulation.total_s;
+  const double step_s = plan.step_s();
   const auto tokens =
       static_cast<double>(config.train.seq * config.train.micro_batch * config.train.accumulate);
   const double flops_per_s =

@@ -82,9 +82,9 @@ class NextChanges {
     if (!config) return;
     const auto plan = plan_of(*config, hardware, prepared_.backend);
     if (!plan) return;
-    NextChange change{name, plan->simulation.total_s, 0, 0, changes_results};
+    NextChange change{name, plan->step_s(), 0, 0, changes_results};
     change.tokens_per_s = tokens_of(*config) / change.step_s;
-    change.gain = change.tokens_per_s * now_.simulation.total_s / tokens_of(prepared_.config);
+    change.gain = change.tokens_per_s * now_.step_s() / tokens_of(prepared_.config);
     changes_.push_back(change);
   }
   std::vector<NextChange> sorted() && {

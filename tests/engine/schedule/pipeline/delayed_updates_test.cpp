@@ -53,16 +53,16 @@ std::vector<DelayedRun> delayed_runs() {
 TEST(DelayedUpdates, ComputeTheSameTermsUnderAllTimings) {
   std::map<DelayRule, schedule::Interpretation> of_rule;
   for (const DelayedRun& at : delayed_runs()) {
-    SCOPED_TRACE(::testing::Message() << static_cast<int>(at.rule) << ", ranks " << at.ranks
-                                      << ", weights " << static_cast<int>(at.weights)
-                                      << ", others " << static_cast<int>(at.others) << ", data "
-                                      << at.data_ranks << ", stage " << at.zero_stage);
+    SCOPED_TRACE(::testing::Message()
+                 << static_cast<int>(at.rule) << ", ranks " << at.ranks << ", weights "
+                 << static_cast<int>(at.weights) << ", others " << static_cast<int>(at.others)
+                 << ", data " << at.data_ranks << ", stage " << at.zero_stage);
     const schedule::Schedule world = delayed_world(at);
     ASSERT_EQ(joined(schedule::validate(world)), "");
     const schedule::Interpretation values = schedule::interpret(world);
     ASSERT_EQ(joined(values.errors), "");
-    EXPECT_EQ(values.losses.size(), static_cast<std::size_t>(world.delayed.updates *
-                                                             world.delayed.microbatches));
+    EXPECT_EQ(values.losses.size(),
+              static_cast<std::size_t>(world.delayed.updates * world.delayed.microbatches));
     EXPECT_TRUE(harmless(world, values, 3, 1));
     if (at.ranks != 3) continue;
     // The tiers make no difference.
