@@ -31,7 +31,7 @@ struct DelayedCase {
   int zero = 0;
   int microbatches = 1;  // of each pipeline and update
   int updates = 20;      // of each schedule
-  Overrides settings;
+  Overrides settings = {};
 };
 
 Overrides delayed_model(const DelayedCase& at) {
