@@ -485,6 +485,47 @@ TEST(Config, AScheduleSaysTheStagesOfARank) {
        {{"parallel.pipeline=2", "train.order=unit"}, "leave train.order out"}});
 }
 
+TEST(Config, DelayedUpdatesRefuseWhatNeedsAllStages) {
+  const auto with = [](std::vector<std::string> more) {
+    std::vector<std::string> all{"parallel.pipeline=2", "parallel.schedule=2bw",
+                                 "train.clip=0",        "model.tie_embeddings=false",
+                                 "train.steps=20",      "parallel.updates=10"};
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  const Config config = parse(kSmall, with({}));
+  EXPECT_EQ(config.parallel.updates, 10);
+  EXPECT_NO_THROW(check_supported(config));
+  expect_refusals(
+      {{with({"train.clip=1"}), "clipping by their norm has no meaning"},
+       {with({"train.precision=fp16"}), "an overflow of fp16 is known only when"},
+       {with({"optimizer.placement=next_forward"}), "leave optimizer.placement out"},
+       {with({"checkpoint.mode=durable"}), "needs checkpoint.mode = \"scratch\""},
+       {with({"train.fold_groups=2", "train.accumulate=2"}), "train.fold_groups = 1"},
+       {with({"model.tie_embeddings=true"}), "needs model.tie_embeddings = false"},
+       {with({"parallel.pipeline=1"}), "parallel.pipeline of at least 2"},
+       {with({"train.steps=25"}), "train.steps to be a multiple of parallel.updates = 10"},
+       {with({"train.eval_every=5"}), "train.eval_every to be a multiple"},
+       {with({"checkpoint.every=15"}), "checkpoint.every to be a multiple"},
+       {{"parallel.updates=2"}, "leave it out"}});
+}
+
+TEST(Config, DelayedUpdatesDecideResults) {
+  const std::vector<std::string> base{"train.clip=0", "model.tie_embeddings=false",
+                                      "train.steps=20"};
+  const auto settings = [&](const std::string& schedule, const std::string& ranks) {
+    std::vector<std::string> all = base;
+    all.insert(all.end(), {"parallel.schedule=" + schedule, "parallel.pipeline=" + ranks});
+    return result_settings(parse(kSmall, all));
+  };
+  EXPECT_EQ(settings("1f1b", "2"), settings("gpipe", "3"));
+  EXPECT_NE(settings("1f1b", "2"), settings("2bw", "2"));
+  EXPECT_EQ(settings("2bw", "3"), settings("2bw", "2"));
+  EXPECT_NE(settings("pipedream", "3"), settings("pipedream", "2"));
+  EXPECT_NE(settings("pipedream-vsync", "3"), settings("pipedream-vsync", "2"));
+  EXPECT_EQ(settings("2bw", "2").at("parallel.updates"), "10");  // of 20 steps, at most 16
+}
+
 TEST(Config, RanksDivideTheMicroBatchesAndFoldWholeSubtrees) {
   for (const auto& [ranks, accumulate, groups] :
        {std::array{2, 2, 1}, {3, 6, 1}, {2, 4, 4}, {4, 8, 8}, {3, 12, 12}, {1, 12, 6}}) {

@@ -238,6 +238,25 @@ TEST(PipelinePlans, SettingsThatCannotBeAreRefused) {
 }
 
 // Damaged stages of another rank's options are refused before anything is compiled.
+// The cut of a pipeline with stashed weights decides its results, so no profile does.
+TEST(PipelinePlans, DelayedUpdatesHaveOnePlaceAndACutOfTheirOwn) {
+  const Overrides delayed{"train.clip=0", "model.tie_embeddings=false", "optimizer.placement=auto",
+                          "parallel.updates=4", "train.steps=8"};
+  const Plan stashing =
+      pipeline_plan(pipeline_config(delayed + Overrides{"parallel.schedule=pipedream"}));
+  EXPECT_EQ(stashing.updates(), 4);
+  EXPECT_EQ(stashing.options.update, schedule::UpdatePlacement::kInBackward);
+  EXPECT_EQ(schedule::carried_units(stashing.options, 8), 0);
+  const std::vector<schedule::UnitRange> even{{0, 2}, {2, 4}, {4, 6}, {6, 8}};
+  EXPECT_EQ(stashing.options.stages, even);
+  const Plan buffered =
+      pipeline_plan(pipeline_config(delayed + Overrides{"parallel.schedule=2bw"}));
+  EXPECT_DOUBLE_EQ(buffered.step_s(), buffered.simulation.total_s / 4);
+  EXPECT_TRUE(
+      holds(refusal_of_plan(delayed + Overrides{"parallel.schedule=2bw", "train.accumulate=3"}),
+            "set train.accumulate = 4"));
+}
+
 TEST(PipelinePlans, StagesOfAnotherPipelineAreRefused) {
   const config::Config config = pipeline_config({});
   schedule::StepOptions options = pipeline_plan(config).options;
