@@ -52,7 +52,6 @@ class StepGenerator {
   StepGenerator(const StepModel& model, const StepOptions& options, bool pending = false)
       : model_(model),
         options_(options),
-        pending_(pending),
         builder_(model, options, pending ? 1 : 0),
         gradients_(builder_),
         carried_updates_(make_carried_updates()),
@@ -85,7 +84,7 @@ class StepGenerator {
     // Gradients stay for a redo, too.
     const bool redoable = options_.update == UpdatePlacement::kSpeculative;
     return builder_.finish(
-        {.carried = {0, found, pending_, true}, .others = {found, left, false, redoable}},
+        {.carried = {0, found, pending(), true}, .others = {found, left, false, redoable}},
         carried_updates_.kept());
   }
 
@@ -118,6 +117,8 @@ class StepGenerator {
  private:
   std::int32_t units() const { return builder_.unit_count(); }
   std::int32_t carried() const { return builder_.carried_units(); }
+  // Whether the carried updates of the step before are made first.
+  bool pending() const { return builder_.weight_version() > 0; }
   // This rank's units [first, last), ascending.
   std::vector<std::int32_t> own_units(std::int32_t first, std::int32_t last) const {
     std::vector<std::int32_t> list;
@@ -281,9 +282,9 @@ class StepGenerator {
     std::vector<std::vector<WeightUse>> uses;
     for (const ComputeItem& item : items) uses.push_back(weights_read(item));
     std::function<void(std::int32_t)> before_use;
-    if (pending_) before_use = [this](std::int32_t unit) { make_pending_update(unit); };
+    if (pending()) before_use = [this](std::int32_t unit) { make_pending_update(unit); };
     // The copy of a tied tensor's unit arrives before anything else.
-    if (pending_ && !builder_.owns(0)) return_tied_weights();
+    if (pending() && !builder_.owns(0)) return_tied_weights();
     weight_versions_.emplace(builder_, uses);
     WeightStream weights(builder_, *weight_versions_, uses, std::move(before_use));
     ActivationStream activations = make_activations(items);
@@ -298,7 +299,7 @@ class StepGenerator {
       }
     };
     for (std::size_t i = 0; i < items.size(); ++i) {
-      at_item_ = i;
+      weight_versions_->advance(i);
       builder_.set_update(items[i].microbatch / options_.microbatches);
       activations.spill(i);
       emit_messages(i);
@@ -515,7 +516,7 @@ class StepGenerator {
   // One of a unit's updates, as soon as its gradient is complete. The passes that have begun, and
   // those of the micro-batches that a rule holds back, still read earlier versions.
   void make_delayed_update(std::int32_t unit) {
-    weight_versions_->begin_update(unit, at_item_);
+    weight_versions_->begin_update(unit);
     UpdateStream(builder_, {unit},
                  {.gradients_complete = true, .version = builder_.gradient_version()})
         .emit_rest();
@@ -524,7 +525,6 @@ class StepGenerator {
 
   const StepModel& model_;
   const StepOptions& options_;
-  bool pending_;
   StepBuilder builder_;
   GradientPath gradients_;
   UpdateStream carried_updates_;
@@ -534,7 +534,6 @@ class StepGenerator {
   MicrobatchBuffers* now_ = nullptr;  // of the micro-batch that is being emitted
   bool tied_weights_returned_ = false;
   std::optional<WeightVersions> weight_versions_;
-  std::size_t at_item_ = 0;          // the item that is being emitted
   std::optional<StateSaver> saver_;  // of a step that saves, until it has committed
 };
 

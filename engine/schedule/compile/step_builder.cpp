@@ -32,7 +32,7 @@ Category category_of(StateKind kind) {
 
 StepBuilder::StepBuilder(const StepModel& model, const StepOptions& options,
                          std::int32_t weight_version)
-    : model_(model), options_(options), weight_version_(weight_version) {
+    : model_(model), options_(options), versions_{weight_version, 0} {
   schedule_.slot_bytes = options.chunk_bytes;
   schedule_.shares_device = options.shares_device;
   SLUICE_CHECK(options.fold_groups > 0 && options.microbatches % options.fold_groups == 0);
@@ -85,8 +85,8 @@ void StepBuilder::settle_made_weights(std::int32_t unit) {
   homes_[index(unit)][kWeight] = made_homes_[index(unit)][kWeight];
 }
 
-BufferId StepBuilder::add_like_home(std::int32_t unit, std::int32_t version) {
-  Buffer buffer = schedule_.buffers[weight_home(unit)];
+BufferId StepBuilder::add_like(BufferId home, std::int32_t version) {
+  Buffer buffer = schedule_.buffers[home];
   buffer.persistent = false;
   buffer.version = version;
   return add_transient(std::move(buffer));
@@ -274,10 +274,11 @@ void StepBuilder::add_homes() {
                                           : model_.dtype_of(unit);
   };
   homes_.assign(model_.units.size() + 1, {kNoId, kNoId, kNoId, kNoId, kNoId});
+  norm_blocks_of_earlier_units_ = {0};
   for (std::int32_t unit = 0; unit < unit_count(); ++unit) {
     add_unit_homes(unit, gradient_dtype(unit));
-    norm_blocks_of_earlier_units_.push_back(norm_blocks_);
-    norm_blocks_ += model_.units[index(unit)].norm_blocks_before.back();
+    norm_blocks_of_earlier_units_.push_back(norm_blocks_of_earlier_units_.back() +
+                                            model_.units[index(unit)].norm_blocks_before.back());
   }
   // The sum of a tied use is folded before it is rounded, so it has no rounded home.
   if (has_tied_unit() && owns_head() && !rounds_gradients()) {
@@ -314,13 +315,10 @@ void StepBuilder::add_homes() {
   // each other.
   const auto updates = static_cast<std::uint64_t>(update_count(model_));
   norm_partials_ = pinned(BufferRole::kNormPartial, Category::kGradient, DType::kF64,
-                          updates * norm_blocks_ * sizeof(double), -1);
+                          updates * norm_blocks_of_earlier_units_.back() * sizeof(double), -1);
   // The global norm and the factor that gradients are multiplied by.
   clip_scalar_ =
       pinned(BufferRole::kScalar, Category::kGradient, DType::kF64, 2 * sizeof(double), -1);
-  for (const auto& of_unit : homes_) {
-    weight_homes_.push_back(of_unit[static_cast<std::size_t>(StateKind::kWeight)]);
-  }
   made_homes_ = homes_;
   if (options_.update == UpdatePlacement::kSpeculative) add_shadows();
   if (options_.durable) add_versions();
@@ -331,15 +329,16 @@ Use StepBuilder::norm_partials_of(std::int32_t unit, ElemRange range) const {
   const auto& before = model_.units[index(unit)].norm_blocks_before;
   const std::uint64_t first = before[range.begin / kLawBlockElems];
   const std::uint64_t last = before[ceil_div(range.end, kLawBlockElems)];
-  const std::uint64_t base = static_cast<std::uint64_t>(update_) * norm_blocks_ +
-                             norm_blocks_of_earlier_units_[index(unit)];
+  const std::uint64_t base =
+      static_cast<std::uint64_t>(versions_.update) * norm_blocks_of_earlier_units_.back() +
+      norm_blocks_of_earlier_units_[index(unit)];
   return {norm_partials_, (base + first) * sizeof(double), (last - first) * sizeof(double)};
 }
 
 Use StepBuilder::norm_partials() const {
   if (update_count(model_) == 1) return {norm_partials_, 0, 0};
-  const std::uint64_t bytes = norm_blocks_ * sizeof(double);
-  return {norm_partials_, static_cast<std::uint64_t>(update_) * bytes, bytes};
+  const std::uint64_t bytes = norm_blocks_of_earlier_units_.back() * sizeof(double);
+  return {norm_partials_, static_cast<std::uint64_t>(versions_.update) * bytes, bytes};
 }
 
 // Windows take whole slots; the pool maps them (chunk_pool.hpp).
@@ -460,7 +459,7 @@ Instruction& StepBuilder::emit(Op op, Lane lane, std::int32_t unit, std::int32_t
   instruction.unit = unit;
   instruction.layer = unit;
   instruction.microbatch = microbatch;
-  instruction.update = update_;
+  instruction.update = versions_.update;
   schedule_.instructions.push_back(std::move(instruction));
   return schedule_.instructions.back();
 }

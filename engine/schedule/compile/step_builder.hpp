@@ -93,12 +93,12 @@ class StepBuilder {
   // The number of micro-batches that this rank computes.
   std::int32_t own_microbatch_count() const { return options_.microbatches / view().ranks; }
   // The version of the weights that the step's first passes read.
-  std::int32_t weight_version() const { return weight_version_; }
+  std::int32_t weight_version() const { return versions_.of_weights; }
   // The version that the gradients of the present update make.
-  std::int32_t gradient_version() const { return weight_version_ + update_ + 1; }
+  std::int32_t gradient_version() const { return versions_.of_weights + versions_.update + 1; }
   // What is emitted from now on serves this update of the step.
-  void set_update(std::int32_t update) { update_ = update; }
-  std::int32_t update() const { return update_; }
+  void set_update(std::int32_t update) { versions_.update = update; }
+  std::int32_t update() const { return versions_.update; }
   // Delayed updates: the version that a micro-batch's passes read of the unit, from the step's first.
   std::int32_t delayed_version(std::int32_t unit, std::int32_t microbatch) const;
   const Buffer& buffer(BufferId id) const { return schedule_.buffers[id]; }
@@ -108,12 +108,12 @@ class StepBuilder {
   Tier home_tier(StateKind kind, std::int32_t unit) const;
   // The buffer that an update writes: the home itself, or its shadow.
   BufferId made_home(StateKind kind, std::int32_t unit) const;
-  // Delayed updates (weight_versions.hpp). The unit's home of weights is the only one that outlives the
-  // step; home() is the place of the newest version, and made_home() that of the next.
-  BufferId weight_home(std::int32_t unit) const { return weight_homes_[index(unit)]; }
+  // Delayed updates (weight_versions.hpp): home() is the place of the newest version of the weights,
+  // and made_home() that of the next.
   void set_made_weights(std::int32_t unit, BufferId place);
   void settle_made_weights(std::int32_t unit);
-  BufferId add_like_home(std::int32_t unit, std::int32_t version);
+  // A transient buffer of the same shape in the same tier.
+  BufferId add_like(BufferId home, std::int32_t version);
   // Durable runs: the buffer on storage that a home is saved to; the home itself if it lies there.
   BufferId saved_home(StateKind kind, std::int32_t unit) const;
   Tier optimizer_tier(std::int32_t unit) const { return options_.placement.optimizer[index(unit)]; }
@@ -191,19 +191,20 @@ class StepBuilder {
 
   const StepModel& model_;
   const StepOptions& options_;
-  std::int32_t weight_version_;
-  std::int32_t update_ = 0;
+  struct Versions {
+    std::int32_t of_weights = 0;  // of the step's first passes
+    std::int32_t update = 0;      // the present one of the step
+  };
+  Versions versions_;
   Schedule schedule_;
   std::vector<std::array<BufferId, kStateKindCount>> homes_;
   std::vector<std::array<BufferId, kStateKindCount>> made_homes_;   // shadows, or the homes
   std::vector<std::array<BufferId, kStateKindCount>> saved_homes_;  // of a durable run
-  std::vector<BufferId> weight_homes_;
   std::vector<BufferId> tokens_;
   std::vector<BufferId> losses_;
   BufferId norm_partials_ = kNoId;
   BufferId clip_scalar_ = kNoId;
-  std::vector<std::uint64_t> norm_blocks_of_earlier_units_;
-  std::uint64_t norm_blocks_ = 0;  // of all units
+  std::vector<std::uint64_t> norm_blocks_of_earlier_units_;  // by unit, and of all units
 };
 
 }  // namespace sluice::schedule

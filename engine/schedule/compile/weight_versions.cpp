@@ -21,13 +21,13 @@ WeightVersions::WeightVersions(StepBuilder& builder,
   }
 }
 
-void WeightVersions::begin_update(std::int32_t unit, std::size_t at) {
+void WeightVersions::begin_update(std::int32_t unit) {
   const auto row = static_cast<std::size_t>(unit);
+  const BufferId home = places_[row].front();
   const auto read = last_reads_.find({unit, version_at_home_[row]});
-  const bool home_is_free = read == last_reads_.end() || read->second <= at;
+  const bool home_is_free = read == last_reads_.end() || read->second <= at_;
   const auto next = static_cast<std::int32_t>(places_[row].size());
-  builder_.set_made_weights(
-      unit, home_is_free ? builder_.weight_home(unit) : builder_.add_like_home(unit, next));
+  builder_.set_made_weights(unit, home_is_free ? home : builder_.add_like(home, next));
   if (home_is_free) version_at_home_[row] = next;
 }
 
