@@ -24,6 +24,7 @@ WeightVersions::WeightVersions(StepBuilder& builder,
 void WeightVersions::begin_update(std::int32_t unit) {
   const auto row = static_cast<std::size_t>(unit);
   const BufferId home = places_[row].front();
+  if (home == kNoId) return;  // other ranks own all of the unit
   const auto read = last_reads_.find({unit, version_at_home_[row]});
   const bool home_is_free = read == last_reads_.end() || read->second <= at_;
   const auto next = static_cast<std::int32_t>(places_[row].size());
