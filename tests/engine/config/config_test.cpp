@@ -505,7 +505,8 @@ TEST(Config, DelayedUpdatesRefuseWhatNeedsAllStages) {
        {with({"model.tie_embeddings=true"}), "needs model.tie_embeddings = false"},
        {with({"parallel.pipeline=1"}), "parallel.pipeline of at least 2"},
        {with({"train.steps=25"}), "train.steps to be a multiple of parallel.updates = 10"},
-       {with({"train.eval_every=5"}), "train.eval_every to be a multiple"},
+       {with({"train.eval_every=5", "data.eval_fraction=0.1"}),
+        "train.eval_every to be a multiple"},
        {with({"checkpoint.every=15"}), "checkpoint.every to be a multiple"},
        {{"parallel.updates=2"}, "leave it out"}});
 }
