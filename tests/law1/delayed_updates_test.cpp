@@ -298,7 +298,7 @@ void expect_plain_loop(const DelayedCase& at) {
   options.exchange_lag = 0;
   cut_segments(options.recompute, options.stages);
   const config::Config config = config_of(bench, at);
-  const RanksRun run = train_on_ranks(config, options, kUpdates, {}, -1, [&](Session& session) {
+  const RanksRun run = train_on_ranks(config, options, kUpdates, {}, -1, {}, [&](Session& session) {
     session.state().export_weights(trained);
   });
   for (const RanksRecord& rank : run.ranks) EXPECT_EQ(rank.losses, loop.losses());
@@ -360,7 +360,7 @@ TEST(DelayedUpdates, ARunNeedsAsManyVersionsAsTheRuleSays) {
     options.exchange_lag = 0;
     Mutex mutex;
     std::vector<std::int32_t> most(static_cast<std::size_t>(at.pipeline));
-    train_on_ranks(config, options, kUpdates, {}, -1, [&](Session& session) {
+    train_on_ranks(config, options, kUpdates, {}, -1, {}, [&](Session& session) {
       TraceRecorder trace;
       const std::vector<double> lrs(static_cast<std::size_t>(at.updates), 1e-3);
       session.train_steps(
