@@ -356,7 +356,6 @@ std::vector<StepOutcome> Session::train_steps(std::int64_t step, std::span<const
   }
   const runtime::StepScalars scalars = scalars_of(step, lrs);
   runner_.set_scalars(scalars);
-
   const runtime::RunStatistics statistics =
       pass(step_kind(commits != nullptr), commits, trace, static_cast<std::uint32_t>(step + 1));
   if (plan_.carries_updates()) carried_.pending = scalars.update;
