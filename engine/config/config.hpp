@@ -88,7 +88,7 @@ struct Config {
   static constexpr std::uint64_t kAutoBytes = std::numeric_limits<std::uint64_t>::max();
   // "auto" of train.micro_batch and train.accumulate: the planner divides train.batch into
   // micro-batches (planner/batch_split.hpp). A plan's configuration has the numbers.
-  static constexpr std::int64_t kAutoCount = -1;
+  static constexpr std::int64_t kAutoCount = 0;
 
   struct {
     Family family = Family::kGpt2;
@@ -158,7 +158,7 @@ struct Config {
     StorageEngineKind storage_engine = StorageEngineKind::kAuto;
     bool storage_sqpoll = false;
     std::uint64_t chunk_bytes = kPageBytes;  // a multiple of kPageBytes
-    std::int64_t prefetch = kAutoCount;      // the most units fetched ahead of their use
+    std::int64_t prefetch = 2;               // units fetched ahead of their use
     std::uint64_t update_ring_bytes = kAutoBytes;
     Places place;
     // The host device's model of a link, each direction. 0: as fast as memory.

@@ -420,9 +420,8 @@ void add_memory(Keys& keys) {
                      "the unit of transfer between tiers");
   chunk.multiple_of = kPageBytes;
   add(std::move(chunk));
-  add(integer_or_auto("memory.prefetch", SLUICE_FIELD(memory.prefetch), 0, 1024,
-                      "the most units fetched ahead of their use; auto: as many as make a step "
-                      "shorter"));
+  add(integer("memory.prefetch", SLUICE_FIELD(memory.prefetch), 0, 1024,
+              "units fetched ahead of their use"));
   add(bytes_or_auto("memory.update_ring", SLUICE_FIELD(memory.update_ring_bytes), 0, kMaxBudget,
                     "pinned memory, at most, beyond the usual staging, by which updates may run "
                     "ahead of the storage that feeds them; auto: spare memory, as far as it makes "

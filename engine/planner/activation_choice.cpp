@@ -9,7 +9,6 @@
 
 #include <algorithm>
 
-#include "engine/planner/placement_presets.hpp"
 #include "engine/planner/rank_traffic.hpp"
 #include "engine/planner/recompute_choice.hpp"
 #include "engine/schedule/compile/rank_share.hpp"
@@ -186,20 +185,18 @@ std::vector<std::size_t> ActivationChoice::dealt(const UnitClass& of,
 
 std::optional<schedule::StepOptions> ActivationChoice::by_parts(const schedule::StepOptions& from,
                                                                 const TierBytes& room,
-                                                                Place place) const {
+                                                                Spills spills) const {
   Knapsack knapsack;
   knapsack.budgets = room;
   knapsack.work_weight = kWorkWeight;
-  const bool is_one_tier = place != Place::kAuto && config_.memory.place.activation == Place::kAuto;
+  const bool stay = spills == Spills::kNever && config_.memory.place.activation == Place::kAuto;
   const std::vector<double> fixed = resource_seconds(fixed_work(from));
   for (std::size_t i = 0; i < fixed.size(); ++i) {
     knapsack.resources.push_back({i < fixed.size() / 2 ? std::size_t{0} : 1, fixed[i]});
   }
   std::vector<UnitClass> classes = classes_;
   for (UnitClass& of : classes) {
-    if (is_one_tier) {
-      std::erase_if(of.ways, [&](const Way& way) { return !way.waits_on(fixed_tier(place)); });
-    }
+    if (stay) std::erase_if(of.ways, [](const Way& way) { return way.leaves(); });
     Knapsack::UnitClass equal{static_cast<std::int64_t>(of.units.size()), {}};
     for (const Way& way : of.ways) {
       equal.options.push_back(option(from, of.units.front(), way));

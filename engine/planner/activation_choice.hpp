@@ -34,12 +34,12 @@ class ActivationChoice {
   // of its own.
   bool is_free() const;
 
+  enum class Spills { kNever, kMay };
   // `from` with other activations. room: the bytes of each tier that values may take while they
-  // wait. place: the tier where they wait if the configuration leaves the choice; kAuto: any.
+  // wait. spills: whether values may leave the device where the configuration leaves the choice.
   // Nothing if no choice fits.
   std::optional<schedule::StepOptions> by_parts(const schedule::StepOptions& from,
-                                                const TierBytes& room,
-                                                config::Config::Place place) const;
+                                                const TierBytes& room, Spills spills) const;
   // device_bytes: of all activations and workspace at any time. Nothing if no choice fits, or if
   // some unit between embedding and head cannot be made again.
   std::optional<schedule::StepOptions> by_segments(const schedule::StepOptions& from,
@@ -56,7 +56,6 @@ class ActivationChoice {
     Tier parts = Tier::kDevice;  // the waiting place of those that are not remade
     Tier output = Tier::kDevice;
     bool leaves() const { return parts != Tier::kDevice || output != Tier::kDevice; }
-    bool waits_on(Tier tier) const { return parts == tier && output == tier; }
   };
   struct UnitClass {
     std::vector<std::size_t> units;

@@ -69,6 +69,10 @@ void add_orders(const config::Config& config, CandidateGroup group,
   if (either) groups.push_back(std::move(by_unit));
 }
 
+Tier tier_of(Place place) {
+  return static_cast<Tier>(static_cast<int>(place) - static_cast<int>(Place::kDevice));
+}
+
 // Each group once for each place of the rank's sums of micro-batches that the configuration leaves
 // open.
 std::vector<CandidateGroup> with_partial_places(const config::Config& config,
@@ -141,12 +145,12 @@ std::vector<CandidateGroup> plan_candidates(const config::Config& config,
         }
         grow_pieces(model, options);
         candidates.push_back(options);
-        const bool usual = prefetch == usual_prefetch(config) && slots == 0;
+        const bool usual = prefetch == config.memory.prefetch && slots == 0;
         if (!usual && (prefetch > 0 || pieces != Pieces::kSmallOneByOne)) return;
         options.shares_device = true;
         shared.push_back(std::move(options));
       };
-      const std::int64_t prefetch = usual_prefetch(config);
+      const std::int64_t prefetch = config.memory.prefetch;
       const bool streamed = preset.weight.first != Tier::kDevice;
       const bool fetched = streamed || spills_activations(base);
       if (streamed) add(prefetch, all_slots, Pieces::kUsual);
@@ -176,17 +180,6 @@ std::vector<CandidateGroup> plan_candidates(const config::Config& config,
   return all;
 }
 
-std::int32_t usual_prefetch(const config::Config& config) {
-  constexpr std::int32_t kUsual = 2;
-  const std::int64_t asked = config.memory.prefetch;
-  return asked == config::Config::kAutoCount ? kUsual : static_cast<std::int32_t>(asked);
-}
-
-std::int32_t most_prefetch(const config::Config& config) {
-  constexpr std::int32_t kMost = 4;
-  return config.memory.prefetch == config::Config::kAutoCount ? kMost : usual_prefetch(config);
-}
-
 void place_partials(schedule::StepOptions& options, Tier tier, const schedule::StepModel& model) {
   options.placement.partial.clear();
   if (tier != Tier::kDevice) options.placement.partial.assign(model.units.size(), tier);
@@ -196,7 +189,7 @@ std::vector<Tier> partial_tiers(const config::Config& config, const schedule::St
                                 const schedule::StepOptions& options) {
   if (!schedule::has_partial_sums(model, options)) return {Tier::kDevice};
   const Place place = config.memory.place.partial;
-  if (place != Place::kAuto) return {fixed_tier(place)};
+  if (place != Place::kAuto) return {tier_of(place)};
   if (options.order == schedule::ComputeOrder::kUnit) return {Tier::kDevice};
   return {Tier::kDevice, Tier::kPinned, Tier::kStorage};
 }

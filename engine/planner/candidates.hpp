@@ -50,10 +50,6 @@ void place_partials(schedule::StepOptions& options, Tier tier, const schedule::S
 // placement needs less.
 TierBytes partial_bytes(const schedule::StepModel& model, const schedule::StepOptions& options);
 
-// The most units fetched ahead that a search begins with, and the most that it tries.
-std::int32_t usual_prefetch(const config::Config& config);
-std::int32_t most_prefetch(const config::Config& config);
-
 // Slots that the weights of all units take.
 std::uint64_t weight_slots_of_all(const schedule::StepModel& model, std::uint64_t chunk_bytes);
 // Elements of the unit that the model's rank updates.

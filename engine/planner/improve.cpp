@@ -58,7 +58,7 @@ std::vector<Improver::Change> Improver::changes(const schedule::StepOptions& fro
   for (const schedule::StepOptions& other : updates) {
     list.emplace_back([update = other.update](auto& to) { to.update = update; });
   }
-  const std::int32_t most = most_prefetch(config_);
+  const auto most = static_cast<std::int32_t>(config_.memory.prefetch);
   for (std::int32_t prefetch = 0; prefetch <= most; ++prefetch) {
     list.emplace_back([prefetch](auto& to) { to.prefetch = prefetch; });
   }

@@ -31,10 +31,8 @@ class Improver {
   void improve(Shortlist::Found from);
 
   // `options` with the mixture of least time for the bytes that homes and `extra` leave; the most
-  // frugal recomputation if none fits. activation: the tier where values wait; kAuto: the device
-  // if that fits, or any.
-  schedule::StepOptions mixed(const schedule::StepOptions& options, const TierBytes& extra,
-                              config::Config::Place activation) const;
+  // frugal recomputation if none fits.
+  schedule::StepOptions mixed(const schedule::StepOptions& options, const TierBytes& extra) const;
 
  private:
   // Takes the change if it fits and is faster by enough.

@@ -2,7 +2,6 @@
 // segments (activation_choice.hpp). Both are chosen for the bytes that a plan's state leaves. What
 // the schedule needs beyond them is known from a trial, so a second choice is closer.
 #include <algorithm>
-#include <array>
 
 #include "engine/planner/candidates.hpp"
 #include "engine/planner/improve.hpp"
@@ -12,19 +11,14 @@ namespace {
 
 constexpr int kMixRounds = 2;
 
-using Place = config::Config::Place;
-// Values stay on the device, or wait anywhere.
-constexpr std::array<Place, 2> kWaitingPlaces{Place::kDevice, Place::kAuto};
-
 }  // namespace
 
-schedule::StepOptions Improver::mixed(const schedule::StepOptions& options, const TierBytes& extra,
-                                      Place activation) const {
+schedule::StepOptions Improver::mixed(const schedule::StepOptions& options,
+                                      const TierBytes& extra) const {
   const TierBytes left = bytes_left(shortlist_.room(), home_bytes(model_, options), extra);
-  for (const Place place : kWaitingPlaces) {
-    if (activation != Place::kAuto && place != Place::kAuto) continue;
-    const Place taken = activation == Place::kAuto ? place : activation;
-    if (const auto mixture = activations_.by_parts(options, left, taken)) return *mixture;
+  using Spills = ActivationChoice::Spills;
+  for (const Spills spills : {Spills::kNever, Spills::kMay}) {
+    if (const auto mixture = activations_.by_parts(options, left, spills)) return *mixture;
   }
   schedule::StepOptions frugal = options;
   frugal.recompute = schedule::recompute_units(model_);
@@ -35,12 +29,13 @@ bool Improver::mix_recomputation(Shortlist::Found& best) {
   if (!activations_.is_free()) return false;
   bool taken = false;
   const schedule::StepOptions from = best.options;
-  for (const Place place : kWaitingPlaces) {
+  using Spills = ActivationChoice::Spills;
+  for (const Spills spills : {Spills::kNever, Spills::kMay}) {
     schedule::StepOptions now = from;
     for (int round = 0; round < kMixRounds; ++round) {
       const TierBytes extra = beyond(trials_.coarse(now).need, resting_bytes(model_, now));
       const TierBytes left = bytes_left(shortlist_.room(), home_bytes(model_, now), extra);
-      const auto next = activations_.by_parts(now, left, place);
+      const auto next = activations_.by_parts(now, left, spills);
       if (!next || *next == now) break;
       taken |= take(*next, best);
       now = *next;

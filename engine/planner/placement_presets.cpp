@@ -58,7 +58,7 @@ const std::vector<PlacementPreset>& spilling_presets() {
 
 void apply_fixed(Place wanted, TierShare& share) {
   if (wanted == Place::kAuto) return;
-  share = whole(fixed_tier(wanted));
+  share = whole(static_cast<Tier>(static_cast<int>(wanted) - static_cast<int>(Place::kDevice)));
 }
 
 // An update on the device needs the weights and gradients there.
@@ -68,10 +68,6 @@ bool possible(const PlacementPreset& preset) {
 }
 
 }  // namespace
-
-Tier fixed_tier(Place place) {
-  return static_cast<Tier>(static_cast<int>(place) - static_cast<int>(Place::kDevice));
-}
 
 std::vector<PlacementPreset> placement_presets(const config::Config& config) {
   const auto& place = config.memory.place;

@@ -26,9 +26,6 @@ struct PlacementPreset {
   bool operator==(const PlacementPreset&) const = default;
 };
 
-// The tier of a place that is not kAuto.
-Tier fixed_tier(config::Config::Place place);
-
 // The presets in order of preference, with the places that memory.place.* gives put in. Presets
 // that cannot be run are left out, and so are duplicates.
 std::vector<PlacementPreset> placement_presets(const config::Config& config);

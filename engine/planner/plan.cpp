@@ -234,7 +234,7 @@ std::variant<Plan, Refusal> plan_pipeline(const config::Config& config, schedule
     step.pipeline = parallel::make_stage_view(order, cut, 0);
     std::vector<CandidateGroup> groups = pipeline_candidates(config, step);
     leave_out_long_steps(config, step, groups);
-    Trials trials(step, costs, budgets, fixed_need(config, step), other_ranks(step),
+    Trials trials(step, costs, fixed_need(config, step), other_ranks(step),
                   ranks_of_pipeline(step));
     auto found = search_pipeline(config, step, budgets, trials, std::move(groups));
     if (auto* refusal = std::get_if<Refusal>(&found)) {
@@ -267,7 +267,7 @@ double least_step_s(const config::Config& given, const model::Model& model,
   if (config.parallel.pipeline > 1) return least_pipeline_s(config, step_model, costs);
   std::vector<CandidateGroup> groups = plan_candidates(config, step_model);
   if (groups.empty()) return 0;
-  Trials trials(step_model, costs, budgets, {});
+  Trials trials(step_model, costs, {});
   return Search(config, step_model, budgets, costs, trials, std::move(groups)).least_step_s();
 }
 
@@ -286,7 +286,7 @@ Plan plan_rank(const config::Config& config, const model::Model& model,
   step = step_of_rank(std::move(step), rank);
   check_options(options, config, step);
   CostModel costs(config, model, batch, hardware);
-  const Trials trials(step, costs, budgets_of(config), fixed_need(config, step));
+  const Trials trials(step, costs, fixed_need(config, step));
   Compiled compiled = trials.exact(options);
   trials.simulate(compiled);
   costs.apply(compiled.schedules[StepKind::kRedo]);
@@ -311,8 +311,7 @@ std::variant<Plan, Refusal> make_plan(const config::Config& given, const model::
     return plan_pipeline(config, step_model, model, hardware, costs);
   std::vector<CandidateGroup> groups = plan_candidates(config, step_model);
   leave_out_long_steps(config, step_model, groups);
-  Trials trials(step_model, costs, budgets, fixed_need(config, step_model),
-                other_ranks(step_model));
+  Trials trials(step_model, costs, fixed_need(config, step_model), other_ranks(step_model));
   Search search(config, step_model, budgets, costs, trials, std::move(groups));
   if (!search.fits()) return with_largest_unit(search.refusal(), config, step_model);
   Plan plan = settle_plan(search_policies(search, config, step_model, budgets, costs, trials),

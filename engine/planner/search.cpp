@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 
 #include "base/error.hpp"
 #include "base/units.hpp"
@@ -22,9 +21,8 @@
 namespace sluice::planner {
 namespace {
 
-constexpr int kRounds = 5;                // for one shape
-constexpr int kDepth = 4;                 // settings that a shape is narrowed to
-constexpr std::size_t kNarrowStarts = 2;  // that one more setting is tried for
+constexpr int kRounds = 5;  // for one shape
+constexpr int kDepth = 4;   // kinds of state with one tier each
 // Starts of the search: the fastest shapes, as far as they come near the first one.
 constexpr std::size_t kStarts = 2;
 constexpr double kNearStart = 1.25;
@@ -108,7 +106,7 @@ std::vector<Search::Shape> Search::shapes() const {
   const auto add = [&](const PlanShape& shape) {
     const Places& places = config_.memory.place;
     if (const auto least = relaxation_.solve(shape, places, budgets_, {})) {
-      list.push_back({shape, places, *least, policy_of(shape), usual_prefetch(config_)});
+      list.push_back({shape, places, *least, policy_of(shape)});
     }
   };
   for (const auto order : {schedule::ComputeOrder::kMicrobatch, schedule::ComputeOrder::kUnit}) {
@@ -154,12 +152,11 @@ std::string Search::Shape::text() const {
   for (const auto& [kind, name] : kKinds) {
     if (places.*kind != Place::kAuto) text += place_text(name, places.*kind);
   }
-  if (fixes_prefetch) text += ", prefetch " + std::to_string(prefetch);
   return is_frugal ? text + ", shared device" : text;
 }
 
-// The start's shape with one more kind of state on one tier, or with another prefetch. Other places
-// leave other room, and so another mixture; large steps keep the one that was found.
+// The start's shape with one more kind of state on one tier. Other places leave other room, and so
+// another mixture; large steps keep the one that was found.
 std::vector<Search::Shape> Search::narrowed(const Start& start) const {
   std::vector<Shape> list;
   Shape shape = start.shape;
@@ -178,12 +175,6 @@ std::vector<Search::Shape> Search::narrowed(const Start& start) const {
       places.*kind = place;
       add_with_places(shape, places, list);
     }
-  }
-  for (std::int32_t prefetch = 0; prefetch <= most_prefetch(config_); ++prefetch) {
-    if (shape.fixes_prefetch || prefetch == shape.prefetch) continue;
-    list.push_back(shape);
-    list.back().prefetch = prefetch;
-    list.back().fixes_prefetch = true;
   }
   sort_by_bound(list);
   return list;
@@ -225,24 +216,6 @@ void Search::add_whole_places(Shape shape, std::vector<Shape>& list) const {
   }
 }
 
-// The shape with less on the device, for shapes without a plan: activations wait in pinned memory, and
-// nothing is fetched ahead. The relaxation knows nothing of the room between two passes.
-std::vector<Search::Shape> Search::lightened(Shape shape) const {
-  std::vector<Shape> list;
-  if (shape.places.activation == Place::kAuto) {
-    Places places = shape.places;
-    places.activation = Place::kPinned;
-    add_with_places(shape, places, list);
-    if (!list.empty()) shape = list.front();
-  }
-  if (shape.prefetch > 0) {
-    shape.prefetch = 0;
-    shape.fixes_prefetch = true;
-    list.push_back(shape);
-  }
-  return list;
-}
-
 // For the fastest start of each order and update.
 void Search::try_whole_places(const std::vector<Start>& starts) {
   std::vector<Shape> list;
@@ -265,29 +238,19 @@ void Search::try_whole_places(const std::vector<Start>& starts) {
 }
 
 // The relaxation may mix places that the schedule cannot use well together. So a shape is tried with
-// all state of a kind on one tier or another prefetch, then the best few of these with one more such
-// setting, though one alone may gain nothing. Returns the best plan.
-Search::Start Search::narrow(const Start& start) {
-  Start best = start;
-  std::vector<Start> from{start};
+// all state of a kind on one tier, then the best of these with one more kind. Returns the best plan.
+Search::Start Search::narrow(Start start) {
   for (int depth = 0; depth < kDepth; ++depth) {
-    std::vector<Start> next;
-    for (const Start& each : from) {
-      for (const Shape& shape : narrowed(each)) {
-        if (shape.least.seconds > best.plan.seconds) break;
-        if (const auto plan = try_shape(shape)) next.push_back({shape, *plan});
-      }
+    std::optional<Start> best;
+    for (const Shape& next : narrowed(start)) {
+      if (next.least.seconds > start.plan.seconds) break;
+      const std::optional<Shortlist::Found> plan = try_shape(next);
+      if (plan && plan->seconds < (best ? *best : start).plan.seconds) best = Start{next, *plan};
     }
-    std::stable_sort(next.begin(), next.end(), [](const Start& a, const Start& b) {
-      return a.plan.seconds < b.plan.seconds;
-    });
-    next.resize(std::min(next.size(), kNarrowStarts));
-    const bool better = !next.empty() && next.front().plan.seconds < best.plan.seconds;
-    if (better) best = next.front();
-    if (next.empty() || (!better && depth > 0)) break;
-    from = std::move(next);
+    if (!best) return start;
+    start = *best;
   }
-  return best;
+  return start;
 }
 
 // Coarse times are a few percent off and the search is greedy, so it starts at the few fastest
@@ -296,20 +259,11 @@ void Search::search(std::vector<Start> starts) {
   if (starts.empty()) return;
   std::stable_sort(starts.begin(), starts.end(),
                    [](const Start& a, const Start& b) { return a.plan.seconds < b.plan.seconds; });
-  // No single change that gains leads from one order of passes to the other, so the second start
-  // has the other order if one is near.
-  const auto is_near = [&](const Start& start) {
-    return start.plan.seconds <= starts.front().plan.seconds * kNearStart;
-  };
-  const auto other = std::find_if(starts.begin(), starts.end(), [&](const Start& start) {
-    return start.shape.shape.order != starts.front().shape.shape.order && is_near(start);
-  });
-  if (other != starts.end()) std::rotate(starts.begin() + 1, other, std::next(other));
   const std::uint64_t most =
       trials_.instructions() + kTrialInstructions + step_size(model_, starts.front().plan.options);
   for (std::size_t i = 0; i < std::min(starts.size(), kStarts); ++i) {
     const Start& start = starts[i];
-    if (!is_near(start)) break;
+    if (start.plan.seconds > starts.front().plan.seconds * kNearStart) break;
     if (trials_.instructions() > most) break;
     improver_.improve(start.plan);
     improver_.improve(narrow(start).plan);
@@ -324,7 +278,7 @@ schedule::StepOptions Search::base_options(const Shape& shape) const {
   options.recompute = shape.shape.recompute;
   place_partials(options, shape.shape.partial, model_);
   options.weight_slots = 0;
-  options.prefetch = shape.prefetch;
+  options.prefetch = static_cast<std::int32_t>(config_.memory.prefetch);
   options.exchange_lag = has_room_to_lag(model_, budgets_) ? 1 : 0;
   if (shape.is_frugal) {
     const schedule::StepOptions& least = feasibility_.groups().front().back();
@@ -355,8 +309,7 @@ schedule::StepOptions Search::placed(const Shape& shape, const Relaxed& places,
   const auto slots = static_cast<double>(weight_slots_of_all(model_, options.chunk_bytes));
   options.weight_slots =
       static_cast<std::uint64_t>(std::floor(std::max(places.cached, 0.0) * slots));
-  if (shape.shape.recompute_is_free)
-    return improver_.mixed(options, extra, shape.places.activation);
+  if (shape.shape.recompute_is_free) return improver_.mixed(options, extra);
   if (config_.memory.place.activation != Place::kAuto) return options;
   const double away = 1 - std::min(places.saved[0], places.outputs[0]);
   if (away < 1e-6) return options;
@@ -412,14 +365,7 @@ std::vector<Search::Start> Search::try_shapes(const std::vector<Shape>& shapes) 
       tried_.push_back({shape.text(), shape.least.seconds, std::nullopt});
       continue;
     }
-    const std::size_t before = starts.size();
     if (const auto plan = try_shape(shape)) starts.push_back({shape, *plan});
-    for (const Shape& lighter : starts.size() == before ? lightened(shape) : std::vector<Shape>{}) {
-      const auto plan = try_shape(lighter);
-      if (!plan) continue;
-      starts.push_back({lighter, *plan});
-      break;
-    }
     // From a plan with windows beside the arena, no single change leads to a device that holds all.
     if (step_size(model_, base_options(shape)) > kSmallStepInstructions) continue;
     Shape frugal = shape;

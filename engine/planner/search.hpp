@@ -75,8 +75,6 @@ class Search {
     Places places;  // of the kinds of state that are not free
     Relaxed least;
     std::string policy;  // of recomputation
-    std::int32_t prefetch = 0;
-    bool fixes_prefetch = false;  // narrowed to it
     // Windows and arena share the device, nothing is fetched ahead and staging is small, so that
     // more state has room.
     bool is_frugal = false;
@@ -92,7 +90,6 @@ class Search {
   std::string policy_of(const PlanShape& shape) const;
   std::vector<Shape> shapes() const;
   std::vector<Shape> narrowed(const Start& start) const;
-  std::vector<Shape> lightened(Shape shape) const;
   void add_whole_places(Shape shape, std::vector<Shape>& list) const;
   void add_with_places(const Shape& shape, const Places& places, std::vector<Shape>& list) const;
   static void sort_by_bound(std::vector<Shape>& shapes);
@@ -103,7 +100,7 @@ class Search {
   std::optional<Shortlist::Found> spill_least(const schedule::StepOptions& options);
   std::optional<Shortlist::Found> try_shape(const Shape& shape);
   std::vector<Start> try_shapes(const std::vector<Shape>& shapes);
-  Start narrow(const Start& start);
+  Start narrow(Start start);
   void try_whole_places(const std::vector<Start>& starts);
   void search(std::vector<Start> starts);
   void try_groups();

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
 #include <utility>
 #include <vector>
 
@@ -98,19 +97,6 @@ std::int32_t few_microbatches(const schedule::StepModel& model,
 bool is_spilled_piece(const schedule::Buffer& buffer) {
   return buffer.ring == static_cast<std::int32_t>(schedule::Ring::kSpills) ||
          buffer.ring == static_cast<std::int32_t>(schedule::Ring::kFetches);
-}
-
-// Sets the bytes of every buffer and returns those before.
-std::vector<std::uint64_t> exchange_sizes(schedule::Schedule& schedule,
-                                          std::vector<std::uint64_t> sizes) {
-  for (std::size_t i = 0; i < sizes.size(); ++i) std::swap(schedule.buffers[i].bytes, sizes[i]);
-  return sizes;
-}
-
-std::vector<std::uint64_t> sizes_of(const schedule::Schedule& schedule) {
-  std::vector<std::uint64_t> sizes;
-  for (const schedule::Buffer& buffer : schedule.buffers) sizes.push_back(buffer.bytes);
-  return sizes;
 }
 
 // whole_tensors: of a rule that takes a unit's state as one piece, whatever the pieces of others are.
@@ -244,8 +230,7 @@ schedule::Schedule Trials::priced_world(const schedule::StepOptions& options) co
 }
 
 Trial Trials::measure_pipeline(const schedule::StepOptions& options) {
-  Trial trial{exact_need(options), std::numeric_limits<double>::infinity()};
-  if (!planner::fits(trial.need, budgets_)) return trial;
+  Trial trial{exact_need(options), 0};
   const schedule::Schedule world = priced_world(options);
   instructions_ += world.instructions.size();
   trial.seconds = schedule::simulate(world, costs_.simulation_model()).total_s;
@@ -260,18 +245,11 @@ Trial Trials::measure(const schedule::StepOptions& options) {
       few_microbatches(model_, options, by_unit ? kFewOfAUnit : kFewMicrobatches);
   const std::int32_t missing = schedule::own_microbatch_count(model_, options) - few;
   schedule::Schedule training = coarse_step(options, few);
-  const std::vector<std::uint64_t> coarse_sizes = sizes_of(training);
-  shrink_staging(options, training, takes_whole_tensors());
-  schedule::place_buffers(training, kTensorAlignmentBytes, kEffort);
-  Trial trial{need_of_all(options, need_of(training), few, kEffort),
-              std::numeric_limits<double>::infinity()};
-  instructions_ += training.instructions.size();
-  // Deps take most of the time that is left, and nobody asks for the time of a plan without room.
-  if (!planner::fits(trial.need, budgets_)) return trial;
-  const std::vector<std::uint64_t> exact_sizes = exchange_sizes(training, coarse_sizes);
   schedule::link(training);
-  exchange_sizes(training, exact_sizes);
-  schedule::order_reuse(training);
+  shrink_staging(options, training, takes_whole_tensors());
+  schedule::pack(training, kTensorAlignmentBytes, kEffort);
+  Trial trial{need_of_all(options, need_of(training), few, kEffort), 0};
+  instructions_ += training.instructions.size();
   costs_.apply(training);
   if (by_unit && missing > 0) {
     lengthen_microbatches(training, few, 1 + static_cast<double>(missing) / (few - 2));

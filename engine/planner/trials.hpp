@@ -37,21 +37,19 @@ struct Compiled {
 
 struct Trial {
   TierBytes need{};
-  double seconds = 0;  // of one training step; infinite if the need is above the budgets
+  double seconds = 0;  // of one training step
 };
 
 class Trials {
  public:
-  // model and costs must outlive it. budgets: the time of plans that need more is not asked for.
-  // fixed: of the run, beside its schedules. other_ranks: the same step of one rank of each other
-  // size of shards, and in a pipeline of each stage. pipeline: the step of every rank, by number;
-  // empty: there is none.
-  Trials(const schedule::StepModel& model, CostModel& costs, const TierBytes& budgets,
-         const runtime::FixedNeed& fixed, std::vector<schedule::StepModel> other_ranks = {},
+  // model and costs must outlive it. fixed: of the run, beside its schedules.
+  // other_ranks: the same step of one rank of each other size of shards, and in a pipeline of each
+  // stage. pipeline: the step of every rank, by number; empty: there is none.
+  Trials(const schedule::StepModel& model, CostModel& costs, const runtime::FixedNeed& fixed,
+         std::vector<schedule::StepModel> other_ranks = {},
          std::vector<schedule::StepModel> pipeline = {})
       : model_(model),
         costs_(costs),
-        budgets_(budgets),
         fixed_(fixed),
         other_ranks_(std::move(other_ranks)),
         pipeline_(std::move(pipeline)) {}
@@ -90,7 +88,6 @@ class Trials {
 
   const schedule::StepModel& model_;
   CostModel& costs_;
-  TierBytes budgets_;
   runtime::FixedNeed fixed_;
   std::vector<schedule::StepModel> other_ranks_;
   std::vector<schedule::StepModel> pipeline_;

@@ -134,9 +134,9 @@ class SmallModel {
             model_, batch_, config::parameter_table(config_, model_), *kernels_, *kernels_)),
         hardware_(hardware),
         costs_(config_, model_, batch_, hardware),
+        trials_(step_model_, costs_, 0),
         budgets_{config_.memory.device_bytes, config_.memory.pinned_bytes,
-                 config_.memory.storage_bytes},
-        trials_(step_model_, costs_, budgets_, 0) {}
+                 config_.memory.storage_bytes} {}
 
   struct Found {
     double step_s = 0;
@@ -193,8 +193,8 @@ class SmallModel {
   schedule::StepModel step_model_;
   const planner::HardwareProfile& hardware_;
   planner::CostModel costs_;
-  planner::TierBytes budgets_;
   planner::Trials trials_;
+  planner::TierBytes budgets_;
 };
 
 }  // namespace

@@ -413,8 +413,4 @@ void place_buffers(Schedule& schedule, std::uint64_t alignment_bytes,
   Packer(schedule, alignment_bytes, effort).place_buffers();
 }
 
-void order_reuse(Schedule& schedule) {
-  Packer(schedule, kTensorAlignmentBytes, packing::PackingEffort::kQuick).order_reuse();
-}
-
 }  // namespace sluice::schedule

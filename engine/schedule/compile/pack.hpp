@@ -21,11 +21,10 @@ namespace sluice::schedule {
 void pack(Schedule& schedule, std::uint64_t alignment_bytes = kTensorAlignmentBytes,
           packing::PackingEffort effort = packing::PackingEffort::kQuick);
 
-// The two halves of pack. The places alone tell a schedule's memory; they need no link before.
+// The places alone, for schedules whose memory is asked for and that nobody runs: they need no link
+// before, and reuse of their memory is not ordered.
 void place_buffers(Schedule& schedule, std::uint64_t alignment_bytes = kTensorAlignmentBytes,
                    packing::PackingEffort effort = packing::PackingEffort::kQuick);
-// The deps of memory reuse. Runs after link and place_buffers.
-void order_reuse(Schedule& schedule);
 
 // Bytes per tier that the places need: slots and whole arena pages of the device, 4 KiB pages of
 // pinned memory, storage.

@@ -3,9 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
-
-#include "base/units.hpp"
 #include "engine/config/shapes.hpp"
 #include "engine/planner/candidates.hpp"
 #include "engine/planner/cost_model.hpp"
@@ -24,9 +21,7 @@ class TrialsTest : public ::testing::Test {
         step_model_(planner::make_step_model(
             model_, batch_, config::parameter_table(config_, model_), *kernels_, *kernels_)),
         costs_(config_, model_, batch_, hardware_),
-        trials_(step_model_, costs_, kPlenty, 0) {}
-
-  static constexpr planner::TierBytes kPlenty{64 * kGiB, 64 * kGiB, 64 * kGiB};
+        trials_(step_model_, costs_, 0) {}
 
   static config::Config small_model() {
     config::Config config;
@@ -72,18 +67,6 @@ class TrialsTest : public ::testing::Test {
   planner::CostModel costs_;
   planner::Trials trials_;
 };
-
-TEST_F(TrialsTest, APlanWithoutRoomHasANeedAndNoTime) {
-  const schedule::StepOptions options =
-      this->options(schedule::ComputeOrder::kUnit, Tier::kPinned, Tier::kDevice);
-  const planner::Trial roomy = trials_.coarse(options);
-  planner::TierBytes tight = roomy.need;
-  tight.front() -= 1;
-  planner::Trials without(step_model_, costs_, tight, 0);
-  EXPECT_EQ(without.coarse(options).need, roomy.need);
-  EXPECT_TRUE(std::isinf(without.coarse(options).seconds));
-  EXPECT_TRUE(std::isfinite(roomy.seconds));
-}
 
 TEST_F(TrialsTest, AFewMicrobatchesTellTheTimeOfAll) {
   for (const schedule::StepOptions& options : examples()) {
