@@ -53,9 +53,14 @@ kernels::OptimizerOptions optimizer_options(const Config& config) {
   return options;
 }
 
+// Ranks of another number may go on from a durable run's commits, so these have room for borders.
 model::ParameterTable parameter_table(const Config& config, const model::Model& model) {
+  using Layout = model::ParameterTable::SumLayout;
+  const bool for_shards =
+      config.parallel.data > 1 || config.checkpoint.mode == Config::CheckpointMode::kDurable;
   return model::ParameterTable(model, optimizer_options(config), config.optimizer.weight_decay,
-                               config.optimizer.groups);
+                               config.optimizer.groups,
+                               for_shards ? Layout::kForShards : Layout::kDense);
 }
 
 }  // namespace sluice::config

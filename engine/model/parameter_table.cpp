@@ -12,7 +12,7 @@ namespace sluice::model {
 namespace {
 
 // Alignment of a tensor's part of kPerTensor state, and of a unit's whole state: 256 bytes and
-// 4 KiB of fp32. Where a shard may break, the state breaks at whole blocks, as they are tagged.
+// 4 KiB of fp32.
 constexpr std::uint64_t kPartAlignmentElems = 64;
 constexpr std::uint64_t kStateAlignmentElems = 1024;
 
@@ -79,8 +79,8 @@ kernels::ParameterSegment ParameterTable::segment_of(const PlacedTensor& tensor,
 
 ParameterTable::ParameterTable(const ParameterSpace& space,
                                const kernels::OptimizerOptions& options, double weight_decay,
-                               const std::vector<ParameterGroup>& groups)
-    : options_(options) {
+                               const std::vector<ParameterGroup>& groups, SumLayout layout)
+    : options_(options), layout_(layout) {
   check_groups(space, groups);
   std::uint64_t first_key = 0;
   for (std::size_t unit = 0; unit < space.unit_count(); ++unit) {
@@ -132,7 +132,7 @@ void ParameterTable::add_tensor(UnitTable& unit, const PlacedTensor& tensor,
   }
   StatePart state{unit.state_elems, 0};
   if (tensor.first_elem % kLawBlockElems == 0) {
-    state.begin = round_up(state.begin, kLawBlockElems);
+    if (layout_ == SumLayout::kForShards) state.begin = round_up(state.begin, kLawBlockElems);
     unit.borders.push_back({tensor.first_elem, state.begin});
   }
   for (const std::int64_t rows : matrix_rows(tensor.spec, segment.tensor)) {

@@ -18,10 +18,14 @@ namespace sluice::model {
 
 class ParameterTable {
  public:
+  // How sums of whole tensors lie in a unit: side by side, or so that shards may break between
+  // tensors. A shard begins at a whole block of 4,096 elements, as blocks are tagged.
+  enum class SumLayout : std::uint8_t { kDense, kForShards };
   // weight_decay applies to matrices and embeddings; vectors have none. Throws InputError that
   // names a group without a matching tensor, or a tensor that 8-bit moments cannot represent.
   ParameterTable(const ParameterSpace& space, const kernels::OptimizerOptions& options,
-                 double weight_decay, const std::vector<ParameterGroup>& groups);
+                 double weight_decay, const std::vector<ParameterGroup>& groups,
+                 SumLayout layout = SumLayout::kDense);
   // Each unit by its own rule: a host program's space. `rules` has one for each unit.
   struct UnitRule {
     kernels::OptimizerOptions options;
@@ -40,8 +44,9 @@ class ParameterTable {
                                                   std::uint64_t end) const;
   // Elements of the unit's kPerTensor state, padded to whole 4 KiB; 0: it has none.
   std::uint64_t tensor_state_elems(std::size_t unit) const { return units_[unit].state_elems; }
-  // Where shards of the unit's tensors may break: the first element and the first sum of each tensor
-  // that begins at a multiple of 4,096 elements. Empty: the rule does not need whole tensors.
+  // The first element and the first sum of each tensor that begins at a multiple of 4,096 elements.
+  // Shards may break there if the table was made for them. Empty: the rule does not need whole
+  // tensors.
   struct Border {
     std::uint64_t elem = 0;
     std::uint64_t sum = 0;
@@ -69,6 +74,7 @@ class ParameterTable {
   static kernels::ParameterSegment segment_of(const PlacedTensor& tensor, std::uint64_t first_key);
 
   kernels::OptimizerOptions options_;
+  SumLayout layout_ = SumLayout::kDense;
   std::vector<UnitTable> units_;
 };
 

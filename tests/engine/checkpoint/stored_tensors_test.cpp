@@ -125,6 +125,27 @@ TEST(ParameterTable, SumsOfWholeTensorsDoNotOverlap) {
   EXPECT_EQ(model::ParameterTable(model, muon, 0, {}).tensor_state(unit, index).elems, 0u);
 }
 
+// Only runs of several ranks, and commits that they may go on from, have room between sums.
+TEST(ParameterTable, SumsBreakAtBlocksOnlyForShards) {
+  using Layout = model::ParameterTable::SumLayout;
+  const model::Model model(small_shape());
+  kernels::OptimizerOptions options;
+  options.rule = kernels::OptimizerRule::kAdafactor;
+  const model::ParameterTable dense(model, options, 0.1, {});
+  const model::ParameterTable sharded(model, options, 0.1, {}, Layout::kForShards);
+  std::uint64_t dense_elems = 0;
+  std::uint64_t sharded_elems = 0;
+  for (std::size_t unit = 0; unit < model.units().size(); ++unit) {
+    dense_elems += dense.tensor_state_elems(unit);
+    sharded_elems += sharded.tensor_state_elems(unit);
+    ASSERT_EQ(dense.tensor_borders(unit).size(), sharded.tensor_borders(unit).size());
+    for (const auto& border : sharded.tensor_borders(unit)) {
+      EXPECT_EQ(border.sum % kLawBlockElems, 0u);
+    }
+  }
+  EXPECT_LT(dense_elems, sharded_elems);
+}
+
 // Every byte of every tensor is visited once, in order, by any cut; and padding never.
 void expect_each_byte_once(const kernels::OptimizerOptions& options) {
   const model::Model model(small_shape());
