@@ -134,7 +134,7 @@ class SmallModel {
             model_, batch_, config::parameter_table(config_, model_), *kernels_, *kernels_)),
         hardware_(hardware),
         costs_(config_, model_, batch_, hardware),
-        trials_(step_model_, costs_, 0),
+        trials_(step_model_, costs_, {}),
         budgets_{config_.memory.device_bytes, config_.memory.pinned_bytes,
                  config_.memory.storage_bytes} {}
 

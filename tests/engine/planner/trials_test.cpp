@@ -21,7 +21,7 @@ class TrialsTest : public ::testing::Test {
         step_model_(planner::make_step_model(
             model_, batch_, config::parameter_table(config_, model_), *kernels_, *kernels_)),
         costs_(config_, model_, batch_, hardware_),
-        trials_(step_model_, costs_, 0) {}
+        trials_(step_model_, costs_, {}) {}
 
   static config::Config small_model() {
     config::Config config;
