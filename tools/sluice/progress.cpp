@@ -312,8 +312,10 @@ void Progress::end_line() {
 void Progress::step(const train::StepReport& report) {
   const Clock::time_point now = Clock::now();
   const bool first = first_step_ < 0;
-  time_left_.add_step(first ? report.step_time_s
-                            : std::chrono::duration<double>(now - last_step_end_).count());
+  // Reports of one schedule's steps come together; each has an even share of its time.
+  const bool has_own_time = first || config_.parallel.delays_updates();
+  time_left_.add_step(has_own_time ? report.step_time_s
+                                   : std::chrono::duration<double>(now - last_step_end_).count());
   last_step_end_ = now;
   if (first) {
     first_step_ = report.step;
