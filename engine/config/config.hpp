@@ -75,7 +75,7 @@ struct Config {
     kVertical,
     kPipeDream,
     kPipeDreamVsync,
-    k2BW,
+    kTwoBw,
     kCsv
   };
   enum class GradientSum : std::uint8_t { kTree, kRing };
@@ -188,7 +188,7 @@ struct Config {
     // Whether micro-batches read weights that lack updates of earlier ones.
     bool delays_updates() const {
       return schedule == PipelineSchedule::kPipeDream ||
-             schedule == PipelineSchedule::kPipeDreamVsync || schedule == PipelineSchedule::k2BW;
+             schedule == PipelineSchedule::kPipeDreamVsync || schedule == PipelineSchedule::kTwoBw;
     }
   } parallel;
 

@@ -112,7 +112,7 @@ void add_delays(const Config& config, std::map<std::string, std::string>& settin
   if (!config.parallel.delays_updates()) return;
   for (const ConfigKey& key : config_schema()) {
     const bool counts_ranks = key.path == "parallel.pipeline" &&
-                              config.parallel.schedule != Config::PipelineSchedule::k2BW;
+                              config.parallel.schedule != Config::PipelineSchedule::kTwoBw;
     if (key.path == "parallel.schedule" || key.path == "parallel.updates" || counts_ranks) {
       settings[key.path] = format_value(key, key.read(config));
     }

@@ -71,7 +71,7 @@ schedule::DelayRule delay_rule(const config::Config& config) {
       return schedule::DelayRule::kStashing;
     case Schedule::kPipeDreamVsync:
       return schedule::DelayRule::kVerticalSync;
-    case Schedule::k2BW:
+    case Schedule::kTwoBw:
       return schedule::DelayRule::kDoubleBuffered;
     default:
       throw InternalError("the schedule delays nothing");

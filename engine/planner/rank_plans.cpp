@@ -128,6 +128,8 @@ std::vector<RankFigures> check_ranks(const schedule::StepModel& step, const Comp
     check_schedule(world, budgets);
     if (kind == StepKind::kTraining && !step.pipeline.is_alone()) add_spans(world, costs, figures);
   }
+  // The search may state a larger need than that of the first rank's schedules.
+  needs.front() = first.need;
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     needs[rank].fixed = first.need.fixed;
     figures[rank].peak_bytes = needs[rank].peak_bytes();

@@ -401,7 +401,7 @@ void Session::note_updates(std::vector<StepOutcome>& outcomes) {
 // order. In a pipeline only the ranks with the head have losses.
 std::vector<double> Session::losses_of_microbatches() {
   const auto ranks = static_cast<std::size_t>(ranks_.control.size());
-  const auto total = static_cast<std::size_t>(plan_.updates() * plan_.options.microbatches);
+  const auto total = static_cast<std::size_t>(plan_.updates()) * plan_.options.microbatches;
   const auto data_ranks = static_cast<std::size_t>(plan_.view.ranks);
   std::vector<double> own;
   for (const std::int64_t mb : own_microbatches(schedule::BufferRole::kLoss)) {

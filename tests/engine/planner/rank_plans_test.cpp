@@ -417,6 +417,19 @@ TEST(RankPlans, OfRulesForWholeTensorsDivideTheirState) {
   }
 }
 
+// A plan may state more than its schedules need, so that it fits the budgets of its own peaks.
+TEST(RankPlans, StateTheFirstRanksPeaksOnce) {
+  const Overrides settings{"model.layers=20",       "model.hidden=768",
+                           "model.heads=16",        "train.seq=256",
+                           "model.max_seq=256",     "train.precision=bf16",
+                           "recompute.policy=unit", "memory.device=90MiB",
+                           "memory.pinned=70MiB",   "model.tie_embeddings=true",
+                           "memory.storage=700MiB", "train.micro_batch=1"};
+  const Plan plan = plan_of(config_of({4, 3, 4, 1}, settings));
+  EXPECT_EQ(plan.ranks.front().peak_bytes, plan.peak_bytes);
+  EXPECT_NE(plan.ranks.front().peak_bytes, plan.ranks[1].peak_bytes);
+}
+
 // A server's state and bytes, as the plan has them.
 TEST(RankPlans, OfAServerHaveItsState) {
   const Overrides settings = few_choices() + Overrides{"parallel.server=true"};

@@ -12,12 +12,13 @@ namespace {
 namespace fs = std::filesystem;
 
 class RunFilesTest : public ::testing::Test {
- protected:
-  config::Config given_ = bench_.config("deep/er", {});
-  fs::path log_dir() const { return given_.log.dir; }
-
  private:
   testing::TrainingBench bench_;
+
+ protected:
+  fs::path log_dir() const { return given_.log.dir; }
+
+  config::Config given_ = bench_.config("deep/er", {});
 };
 
 TEST_F(RunFilesTest, AStartThatEndsBeforeItsRunBeginsLeavesNothing) {

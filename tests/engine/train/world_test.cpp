@@ -152,7 +152,7 @@ TEST(World, ItsSizeIsThatOfTheConfiguration) {
   EXPECT_THROW(check_ranks(config, 3), InputError);
   EXPECT_THROW(check_ranks(config, 1), InputError);
   config.memory.backend = config::Config::Backend::kCuda;
-  EXPECT_THROW(check_ranks(config, 2), InputError);
+  EXPECT_NO_THROW(check_ranks(config, 2));
 }
 
 }  // namespace
