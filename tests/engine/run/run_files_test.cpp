@@ -18,7 +18,9 @@ class RunFilesTest : public ::testing::Test {
  protected:
   fs::path log_dir() const { return given_.log.dir; }
 
-  config::Config given_ = bench_.config("deep/er", {});
+  config::Config given_ = bench_.config(
+      "deep/er", {"model.layers=1", "model.hidden=64", "model.heads=2", "model.vocab=256",
+                  "model.max_seq=16", "train.seq=16", "train.steps=1", "train.micro_batch=1"});
 };
 
 TEST_F(RunFilesTest, AStartThatEndsBeforeItsRunBeginsLeavesNothing) {
