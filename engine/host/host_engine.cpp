@@ -2,6 +2,7 @@
 
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <limits>
@@ -84,6 +85,15 @@ HostEngine::HostEngine(const EngineOptions& options)
     : options_(with_budgets(options)),
       device_(make_device(options_)),
       ledger_({options_.device_bytes, options_.pinned_bytes, options_.storage_bytes}) {}
+
+std::array<std::uint64_t, kTierCount> HostEngine::bytes_left() const {
+  std::array<std::uint64_t, kTierCount> left{};
+  for (const Tier tier : kTiers) {
+    const std::uint64_t cap = ledger_.cap_bytes(tier);
+    left[static_cast<std::size_t>(tier)] = cap - std::min(cap, ledger_.totals(tier).live_bytes);
+  }
+  return left;
+}
 
 std::unique_ptr<offload::StorageEngine> HostEngine::make_storage() const {
   auto engine = offload::make_storage_engine(options_.storage_engine, {});

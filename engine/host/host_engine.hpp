@@ -3,6 +3,7 @@
 // alive. Thread-safe.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -56,6 +57,8 @@ class HostEngine {
   device::Device& device() { return *device_; }
   allocator::Ledger& ledger() { return ledger_; }
   const allocator::Ledger& ledger() const { return ledger_; }
+  // The bytes of each budget that nothing holds.
+  std::array<std::uint64_t, kTierCount> bytes_left() const;
   // A storage engine as the options say. Throws InputError.
   std::unique_ptr<offload::StorageEngine> make_storage() const;
   // Of this engine's sessions and of the program.

@@ -13,15 +13,6 @@
 namespace sluice::host {
 namespace {
 
-std::array<std::uint64_t, kTierCount> bytes_left(const allocator::Ledger& ledger) {
-  std::array<std::uint64_t, kTierCount> left{};
-  for (const Tier tier : kTiers) {
-    const std::uint64_t cap = ledger.cap_bytes(tier);
-    left[static_cast<std::size_t>(tier)] = cap - std::min(cap, ledger.totals(tier).live_bytes);
-  }
-  return left;
-}
-
 std::uint64_t log_bytes(const HostEngine& engine, const SessionSpace& space,
                         const std::string& commit_path) {
   if (commit_path.empty()) return 0;
@@ -56,8 +47,8 @@ SealedSession::SealedSession(HostEngine& engine, const SessionSpace& space, Stat
       kernels_(kernels::make_host_state_kernels(engine.options().threads)),
       table_(space.space(), space.rules()),
       model_(make_state_model(space.space(), space.unit_names(), table_, *kernels_)),
-      plan_(plan_session(model_, bytes_left(engine.ledger()), place,
-                         log_bytes(engine, space, commit_path))),
+      plan_(
+          plan_session(model_, engine.bytes_left(), place, log_bytes(engine, space, commit_path))),
       alone_(collectives::make_single_communicator()),
       memory_(engine, plan_, commit_path),
       programs_(plan_, memory_.homes),

@@ -14,21 +14,12 @@ namespace {
 
 constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 48;  // of one unit's part
 
-std::array<std::uint64_t, kTierCount> bytes_left(const allocator::Ledger& ledger) {
-  std::array<std::uint64_t, kTierCount> left{};
-  for (const Tier tier : kTiers) {
-    const std::uint64_t cap = ledger.cap_bytes(tier);
-    left[static_cast<std::size_t>(tier)] = cap - std::min(cap, ledger.totals(tier).live_bytes);
-  }
-  return left;
-}
-
 }  // namespace
 
 struct UnitPager::Sealed {
   Sealed(HostEngine& engine, const std::vector<PagedUnit>& units, const PagerOptions& options)
       : plan(plan_pager(units, options, engine.device().facts().granularity_bytes,
-                        bytes_left(engine.ledger()))),
+                        engine.bytes_left())),
         homes(engine, units, plan),
         fetcher(engine, units, plan, homes) {}
 

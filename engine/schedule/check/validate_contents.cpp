@@ -1,4 +1,4 @@
-// 820 lines because one walk over the list feeds all of its checks.
+// Over 800 lines because one walk over the list feeds all of its checks.
 //
 // Part of validate: races, and the content of buffers.
 //

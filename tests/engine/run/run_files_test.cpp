@@ -1,3 +1,4 @@
+// A start that fails leaves nothing behind: the directories that it made go with it.
 #include "engine/run/run_files.hpp"
 
 #include <gtest/gtest.h>
