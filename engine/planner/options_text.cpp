@@ -36,6 +36,7 @@ constexpr CountKey kCounts[] = {
     {"update_lookahead", &StepOptions::update_lookahead, 0},
     {"carried_units", &StepOptions::carried_units, 0},
     {"exchange_lag", &StepOptions::exchange_lag, 0},
+    {"recompute_ahead", &StepOptions::recompute_ahead, 0},
 };
 struct SizeKey {
   const char* key;

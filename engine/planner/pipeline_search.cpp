@@ -23,6 +23,13 @@ struct Found {
   double seconds = 0;
 };
 
+std::int32_t longest_stage(const std::vector<schedule::UnitRange>& stages) {
+  std::int32_t longest = 0;
+  for (const schedule::UnitRange& stage : stages)
+    longest = std::max(longest, stage.end - stage.begin);
+  return longest;
+}
+
 // The plans that one change makes of these options. Each gives the same results.
 std::vector<schedule::StepOptions> changes_of(const config::Config& config,
                                               const schedule::StepModel& model,
@@ -36,6 +43,13 @@ std::vector<schedule::StepOptions> changes_of(const config::Config& config,
   for (std::int32_t lag = 0; lag <= kMostExchangeLag && !model.view.is_alone(); ++lag) {
     list.push_back(options);
     list.back().exchange_lag = lag;
+  }
+  if (options.recompute.any()) {
+    const std::int32_t most = longest_stage(options.stages);
+    for (const std::int32_t ahead : {0, most / 4, most / 2, most}) {
+      list.push_back(options);
+      list.back().recompute_ahead = ahead;
+    }
   }
   if (options.shares_device) {
     list.push_back(options);

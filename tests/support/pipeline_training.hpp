@@ -70,6 +70,7 @@ inline void expect_one_ranks_bits(const PipelineCase& at) {
   schedule::StepOptions options = planned.plan().options;
   options.stages = drawn_stages(kPipelineLayers + 2, at.pipeline * at.virtual_stages, at.cut_seed);
   cut_segments(options.recompute, options.stages);
+  options.recompute_ahead = static_cast<std::int32_t>(at.cut_seed % 3);
   options.placement.partial.assign(kPipelineLayers + 2, at.partial);
   const RanksRun run = train_on_ranks(config_of_case(bench, at, false), options, kPipelineSteps);
   for (const RanksRecord& rank : run.ranks) EXPECT_EQ(rank, expected);

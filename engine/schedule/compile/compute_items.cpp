@@ -6,6 +6,7 @@
 // a segment never reaches beyond its stage.
 #include "engine/schedule/compile/compute_items.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/error.hpp"
@@ -88,15 +89,29 @@ class ItemList {
       }
       return;
     }
+    const bool weights_alone = pass.kind == ActionKind::kBackwardWeight;
+    const std::int32_t remade = weights_alone ? range.end : recompute_ahead(range, mb);
     for (std::int32_t unit = range.end; unit-- > range.begin;) {
-      if (pass.kind == ActionKind::kBackwardWeight) {
+      if (weights_alone) {
         add(Op::kBackwardWeight, unit, mb);
         continue;
       }
-      add_segment(unit, {mb});
-      add_backward_input(unit, mb);
+      if (unit < remade) {
+        add_segment(unit, {mb});
+        add_recompute(unit, mb);
+      }
+      add_input_gradient(unit, mb);
       if (pass.kind == ActionKind::kBackward) add(Op::kBackwardWeight, unit, mb);
     }
+  }
+
+  // The recomputations of the stage's last units, in front of its backward passes, down to the
+  // first unit that belongs to a segment. Returns the lowest unit that is done.
+  std::int32_t recompute_ahead(const UnitRange& range, std::int32_t mb) {
+    const std::int32_t lowest = std::max(range.begin, range.end - options_.recompute_ahead);
+    std::int32_t unit = range.end;
+    for (; unit > lowest && repeated(unit - 1).size() < 2; --unit) add_recompute(unit - 1, mb);
+    return unit;
   }
 
   ItemMessage message_of(const PlacedMessage& message, std::size_t before) const {
@@ -142,13 +157,15 @@ class ItemList {
   // A unit first makes again the saved parts that it did not keep; in a segment that is done. The
   // gradient of the input comes before that of the weights, since the unit below waits for it.
   void add_backward(std::int32_t unit, std::int32_t mb) {
-    add_backward_input(unit, mb);
+    add_recompute(unit, mb);
+    add_input_gradient(unit, mb);
     add(Op::kBackwardWeight, unit, mb);
   }
-  void add_backward_input(std::int32_t unit, std::int32_t mb) {
-    if (repeated(unit).size() == 1) {
-      items_.push_back({Op::kRecompute, unit, mb, repeated(unit).front().run});
-    }
+  void add_recompute(std::int32_t unit, std::int32_t mb) {
+    if (repeated(unit).size() != 1) return;
+    items_.push_back({Op::kRecompute, unit, mb, repeated(unit).front().run});
+  }
+  void add_input_gradient(std::int32_t unit, std::int32_t mb) {
     const bool has_input = model_.units[static_cast<std::size_t>(unit)].has_input;
     if (has_input) add(Op::kBackwardInput, unit, mb);
   }

@@ -154,6 +154,10 @@ struct StepOptions {
   // summed. Without any, the compute lane waits for each exchange; each takes memory for the
   // gradient and the parts of one more unit.
   std::int32_t exchange_lag = 0;
+  // Pipelines: so many units of each stage, from its last one down, make their parts again before the
+  // first of the stage's backward passes. These wait for the gradient of the next stage, so the
+  // recomputation takes time of the bubble; the parts of all these units lie in memory at once.
+  std::int32_t recompute_ahead = 0;
   // Windows and the device arena use the same memory at different times (pack.hpp). That takes less
   // memory, but instructions that reuse memory wait longer.
   bool shares_device = false;

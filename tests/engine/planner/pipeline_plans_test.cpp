@@ -64,6 +64,7 @@ TEST(PipelinePlans, EachRankTakesWhatThePlanSays) {
         Overrides{"parallel.schedule=interleaved", "parallel.pipeline=2", "parallel.data=2",
                   "parallel.zero=3", "memory.place.optimizer=storage"},
         Overrides{"parallel.data=2", "parallel.zero=1", "parallel.pipeline=3"},
+        Overrides{"recompute.policy=unit", "model.layers=12", "memory.device=1GiB"},
         Overrides{"recompute.policy=every:2", "parallel.pipeline=3", "checkpoint.mode=durable",
                   "memory.place.weight=pinned"}}) {
     SCOPED_TRACE(::testing::PrintToString(settings));
@@ -85,7 +86,7 @@ TEST(PipelinePlans, EachRankTakesWhatThePlanSays) {
       EXPECT_GT(figures.compute_s, 0);
     }
     // All parameters have a stage.
-    EXPECT_EQ(plan.options.stages.back().end, 8);
+    EXPECT_EQ(plan.options.stages.back().end, config.model.layers + 2);
     EXPECT_GT(plan.bound_s, 0);
     EXPECT_LE(plan.bound_s, plan.simulation.total_s);
   }
@@ -118,6 +119,17 @@ TEST(PipelinePlans, MoreMicroBatchesHaveASmallerBubble) {
   const double many = share("train.accumulate=24");
   EXPECT_GT(few, 3.0 / 7 - 0.1);  // (p - 1) / (m + p - 1) for equal stages
   EXPECT_LT(many, few);
+}
+
+// With room for the parts of several units, the passes that remake them run while a stage waits.
+TEST(PipelinePlans, RecomputeInTheBubbleWhereItIsFaster) {
+  const auto ahead = [](const char* device) {
+    return pipeline_plan(pipeline_config({"model.layers=16", "model.hidden=256", "train.seq=128",
+                                          "recompute.policy=unit", "memory.pinned=4GiB",
+                                          "memory.place.activation=device", device}))
+        .options.recompute_ahead;
+  };
+  EXPECT_GT(ahead("memory.device=4GiB"), 1);
 }
 
 // The stage with the longest passes bounds the step. In the first cut no border could move to make it

@@ -93,6 +93,7 @@ inline PipelineRun pipeline_run(const PipelineCase& at) {
   run.options.recompute =
       at.recompute ? random_recompute(run.model, at.seed) : schedule::Recomputation{};
   cut_segments(run.options.recompute, run.mesh.units);
+  run.options.recompute_ahead = static_cast<std::int32_t>(at.seed / 3 % 4);
   run.options.update = at.update;
   run.options.carried_units = static_cast<std::int32_t>(at.seed % 3);
   // One sum; or a group for each micro-batch, and with two data-parallel ranks for each rank.

@@ -142,6 +142,42 @@ TEST(Pipeline, TakesTheTimeOfItsOrder) {
   }
 }
 
+// Forward, recomputation and both halves of backward cost one unit of time for each block. A stage
+// waits for its first gradients, and for each of the last ones. Made ahead, recomputation takes that
+// time; otherwise only that of the stage's last block does. A stage's gradient leaves in front of the
+// weight gradient of its first block, so a stage waits for one unit of time less.
+TEST(Pipeline, RecomputesAheadInTheBubble) {
+  constexpr std::int32_t kRanks = 4;
+  constexpr std::int32_t kMicrobatches = 8;
+  constexpr std::int32_t kBlocks = 3;  // of a stage
+  const StepModel model = example_model(kRanks * kBlocks, false, DType::kBF16);
+  std::vector<std::uint64_t> unit_costs(model.units.size(), 1);
+  unit_costs.front() = unit_costs.back() = 0;
+  const PipelineMesh mesh{make_1f1b_order(kRanks, kMicrobatches),
+                          parallel::cut_stages(unit_costs, kRanks)};
+  const auto seconds = [&](std::int32_t ahead) {
+    StepOptions options = resident_options(model, kMicrobatches);
+    options.recompute = recompute_units(model);
+    options.recompute_ahead = ahead;
+    Schedule world = pipeline_world(model, options, StepKind::kTraining, mesh);
+    EXPECT_EQ(joined(validate(world)), "");
+    for (Instruction& instruction : world.instructions) {
+      const bool is_pass = instruction.op == Op::kForward || instruction.op == Op::kRecompute ||
+                           instruction.op == Op::kBackwardInput ||
+                           instruction.op == Op::kBackwardWeight;
+      if (is_pass) {
+        instruction.cost_s =
+            static_cast<double>(unit_costs[static_cast<std::size_t>(instruction.unit)]);
+      }
+    }
+    return simulate(world, {}).total_s;
+  };
+  const double work = kMicrobatches * 4 * kBlocks;
+  EXPECT_NEAR(seconds(0), work + (kRanks - 1) * (4 * kBlocks - 2), 1e-9);
+  EXPECT_NEAR(seconds(2), work + (kRanks - 1) * (4 * kBlocks - 3), 1e-9);
+  EXPECT_NEAR(seconds(kBlocks), work + (kRanks - 1) * (3 * kBlocks - 1), 1e-9);
+}
+
 // The saved values of a stage's last unit live from its forward pass to the end of its backward
 // passes.
 TEST(Pipeline, KeepsAsManyMicrobatchesInFlightAsItsOrder) {
