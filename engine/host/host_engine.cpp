@@ -69,6 +69,7 @@ EngineOptions with_budgets(EngineOptions options) {
 }
 
 std::unique_ptr<device::Device> make_device(const EngineOptions& options) {
+  if (options.make_device) return options.make_device(options);
   if (options.cuda) {
     return device::make_cuda_device(
         {.ordinal = options.device_id, .capacity_bytes = options.device_bytes});

@@ -34,6 +34,10 @@ class LimitReached : public Error {
 using StorageWrapper =
     std::function<std::unique_ptr<offload::StorageEngine>(std::unique_ptr<offload::StorageEngine>)>;
 
+struct EngineOptions;
+// Makes a device in place of the one that the options name: one that is watched, in tests.
+using DeviceMaker = std::function<std::unique_ptr<device::Device>(const EngineOptions&)>;
+
 struct EngineOptions {
   bool cuda = false;  // else the host device
   int device_id = 0;
@@ -45,6 +49,7 @@ struct EngineOptions {
   double deadline_s = kDefaultDeadlineSeconds;
   double link_bandwidth_bytes_per_s = 0;  // of the host device
   StorageWrapper wrap_storage;            // empty: nothing is around it
+  DeviceMaker make_device;                // empty: the device of these options
 };
 
 class HostEngine {

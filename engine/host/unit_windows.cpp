@@ -81,11 +81,15 @@ std::optional<std::vector<std::uint32_t>> UnitWindows::claim(std::uint32_t unit,
 }
 
 void UnitWindows::release(std::uint32_t unit) {
+  for (const std::uint32_t slot : windows_[unit].slots) slots_[slot].former = unit;
+  cancel(unit);
+}
+
+void UnitWindows::cancel(std::uint32_t unit) {
   Window& window = windows_[unit];
   SLUICE_CHECK(window.is_claimed);
   for (std::uint32_t& slot : window.slots) {
     slots_[slot].owner = kNone;
-    slots_[slot].former = unit;
     slot = kNone;
     ++free_slots_;
   }

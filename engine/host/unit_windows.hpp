@@ -45,6 +45,9 @@ class UnitWindows {
   std::optional<std::vector<std::uint32_t>> claim(std::uint32_t unit, std::uint64_t least,
                                                   const Rank& rank);
   void release(std::uint32_t unit);
+  // As release(), of a unit whose slots were not written since its claim: the owners before it may
+  // still use them.
+  void cancel(std::uint32_t unit);
 
   // Units that held the slots of `unit` before it claimed them; their last uses must end before the
   // slots are written. Cleared by the call.
@@ -61,7 +64,7 @@ class UnitWindows {
     allocator::Reservation charge;  // destroyed behind the block
     device::PhysicalBlock block;
     std::uint32_t owner = kNone;   // the unit that claims it
-    std::uint32_t former = kNone;  // the last owner before
+    std::uint32_t former = kNone;  // the last owner that has written it
   };
   struct Window {
     device::AddressRange range;

@@ -62,7 +62,7 @@ void WindowFetcher::drop_last_queued() {
   const std::uint32_t unit = work_.queue.back();
   work_.queue.pop_back();
   units_[unit].phase = Phase::kAway;
-  windows_.release(unit);
+  windows_.cancel(unit);
 }
 
 void WindowFetcher::quiesce() {
