@@ -206,7 +206,9 @@ SLUICE_API sluice_status sluice_allocator_on_pressure(sluice_allocator* allocato
 SLUICE_API sluice_status sluice_allocator_trim(sluice_allocator* allocator);
 typedef struct sluice_allocator_stats {
   uint32_t struct_size, reserved;
-  uint64_t live_bytes, peak_live_bytes;         /* requested and not freed */
+  /* Requested and not freed. The peak may be wrong by 1/1,024 of the device for each thread and
+   * stream. */
+  uint64_t live_bytes, peak_live_bytes;
   uint64_t reserved_bytes, peak_reserved_bytes; /* pages held */
   uint64_t allocations, frees;
   uint64_t planned_allocations; /* answered from the arena of a plan */
@@ -549,8 +551,8 @@ SLUICE_API sluice_status sluice_trace_counter(sluice_engine* engine, const char*
                                               int64_t at_ns, double value);
 /* [any] A point in time, such as "forward" or "step 7". */
 SLUICE_API sluice_status sluice_trace_mark(sluice_engine* engine, const char* phase);
-/* [any] [waits] SLUICE_FORMAT_JSON: that of a run directory's trace.json, which `sluice report`
- * reads. An existing file is replaced. */
+/* [any] [waits] SLUICE_FORMAT_JSON: that of a run directory's trace.json; `sluice report FILE
+ * --format perfetto` shows it. An existing file is replaced. */
 SLUICE_API sluice_status sluice_trace_write(sluice_engine* engine, const char* path,
                                             int32_t format);
 

@@ -82,9 +82,14 @@ void write_process(ChromeWriter& out, const TraceFile& trace, int pid, const cha
 
 }  // namespace
 
-std::string render_perfetto(const std::filesystem::path& run_dir) {
-  const RunDirectory run = load_run_directory(run_dir);
+std::string render_perfetto(const std::filesystem::path& path) {
   ChromeWriter out;
+  std::error_code error;
+  if (std::filesystem::is_regular_file(path, error)) {
+    write_process(out, load_trace(path), 1, "trace");
+    return std::move(out).finish();
+  }
+  const RunDirectory run = load_run_directory(path);
   write_process(out, run.plan_trace, 1, "plan (simulated)");
   write_process(out, run.run_trace, 2, "run");
   return std::move(out).finish();

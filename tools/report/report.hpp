@@ -24,6 +24,7 @@ std::string render_html_report(const std::filesystem::path& run_dir);
 // start at time 0, with a thread for each lane and the counters as recorded. Instructions of a lane
 // that overlap are put on further threads, such as "storage_read (2)", because slices of one thread
 // may not overlap.
-std::string render_perfetto(const std::filesystem::path& run_dir);
+// path: a run directory; or a trace alone, such as a host program's (sluice_trace_write).
+std::string render_perfetto(const std::filesystem::path& path);
 
 }  // namespace sluice::report

@@ -189,7 +189,9 @@ void add_doctor(CLI::App& app, Command& chosen) {
 void add_report(CLI::App& app, Command& chosen) {
   const auto report = std::make_shared<ReportArguments>();
   CLI::App* command = app.add_subcommand("report", "Show a run: memory, lanes, plan beside run");
-  command->add_option("RUN", report->run, "A run's directory, or a log.dir: its newest run")
+  command
+      ->add_option("RUN", report->run,
+                   "A run's directory, or a log.dir: its newest run; or a trace")
       ->required();
   command->add_option("--format", report->format, "html or perfetto")->capture_default_str();
   command->add_option("-o", report->output, "The file to write");

@@ -89,7 +89,7 @@ void add_bench(CLI::App& app, Command& chosen);
 struct ReportArguments {
   std::string run;
   std::string format = "html";
-  std::string output;  // empty: RUN/report.html or RUN/trace.perfetto.json
+  std::string output;  // empty: RUN/report.html, RUN/trace.perfetto.json or TRACE.perfetto.json
 };
 int report_command(const ReportArguments& arguments);
 

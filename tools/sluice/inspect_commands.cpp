@@ -120,21 +120,30 @@ int doctor_command(const DoctorArguments& arguments) {
 }
 
 int report_command(const ReportArguments& arguments) {
-  const std::string run = run::latest_run(arguments.run);
+  std::error_code error;
+  const bool is_trace = std::filesystem::is_regular_file(arguments.run, error);
+  const std::string run = is_trace ? arguments.run : run::latest_run(arguments.run);
   std::string text;
   std::string name;
   if (arguments.format == "html") {
+    if (is_trace) {
+      throw InputError("'" + shown(run) +
+                       "' is a file, and a page shows a run's directory; for a trace give --format "
+                       "perfetto");
+    }
     text = report::render_html_report(run);
     name = "report.html";
   } else if (arguments.format == "perfetto") {
     text = report::render_perfetto(run);
-    name = "trace.perfetto.json";
+    name = is_trace ? std::filesystem::path(run).stem().string() + ".perfetto.json"
+                    : "trace.perfetto.json";
   } else {
     throw InputError("--format '" + arguments.format +
                      "' does not exist; there are: html, perfetto");
   }
-  const std::string output =
-      arguments.output.empty() ? (std::filesystem::path(run) / name).string() : arguments.output;
+  const std::filesystem::path folder =
+      is_trace ? std::filesystem::path(run).parent_path() : std::filesystem::path(run);
+  const std::string output = arguments.output.empty() ? (folder / name).string() : arguments.output;
   // The page holds the configuration: beside the run's other files it is private as they are.
   if (arguments.output.empty()) {
     write_private("report", output, text);
