@@ -3,12 +3,12 @@
 
     build_libraries.py --torch SITE-PACKAGES/torch --headers INCLUDE -o DIRECTORY
 
---torch: an installed CUDA build of torch (pip install --no-deps torch==2.6.0, with typing_extensions,
-filelock, networkx, jinja2, MarkupSafe, fsspec, sympy, mpmath, numpy); none of NVIDIA's packages may be
-installed beside it, for torch would prefer them. --headers: the include folder of the package
-nvidia-cuda-runtime-cu12 of the same version, unpacked elsewhere (only its declarations are used).
+--torch: an installed CUDA build of torch (2.15.0; 2.6.0 of CUDA 12 before this knew CUDA 13). None of NVIDIA's
+packages may be on sys.path or beside it when it runs, for torch would prefer them: tests/python/test_allocator_door.py
+makes such a view of an environment that has them. --headers: the include folder of the package
+nvidia-cuda-runtime of the same version (only its declarations are used).
 
-For each library that torch names and does not carry (libcudart.so.12, libcublas.so.12, ...) this makes one
+For each library that torch names and does not carry (libcudart.so.13, libcublas.so.13, ...) this makes one
 in DIRECTORY: counting_cuda.cpp or counting_math.c where they define a function, otherwise a function that
 fails with "not supported" (the runtime's: 801) or does nothing (SUCCEED, the libraries above it: 0).
 Needs: a C and C++ compiler, readelf, nm. Run PyTorch with LD_LIBRARY_PATH=DIRECTORY.
@@ -26,10 +26,10 @@ DRIVER = "libcuda.so.1"
 NOT_SUPPORTED = 801  # cudaErrorNotSupported, CUDA_ERROR_NOT_SUPPORTED
 # Functions of the runtime and the driver that have nothing to do: launches, waits, mappings of addresses.
 SUCCEED = set("""
-cudaHostRegister cudaHostUnregister cuMemMap cuMemUnmap cuMemSetAccess cuCtxSetCurrent
+cudaHostRegister cudaHostUnregister cuCtxSetCurrent
 cudaDeviceSynchronize cudaProfilerStart cudaProfilerStop cudaStreamDestroy cudaStreamQuery
 cudaStreamSynchronize cudaStreamWaitEvent cudaThreadExchangeStreamCaptureMode cudaEventDestroy
-cudaEventRecord cudaEventQuery cudaEventSynchronize cudaLaunchKernel cudaLaunchKernelExC
+cudaEventRecord cudaEventRecordWithFlags cudaEventQuery cudaEventSynchronize cudaLaunchKernel cudaLaunchKernelExC
 cudaFuncSetAttribute
 """.split())
 
@@ -43,27 +43,39 @@ def needed_libraries(objects):
     needed = set()
     for path in objects:
         for line in lines_of("readelf", "-d", str(path)):
-            found = re.search(r"\(NEEDED\).*\[(lib(?:cu|nccl)[^\]]*)\]", line)
+            found = re.search(r"\(NEEDED\).*\[(lib(?:cu|nccl|nv)[^\]]*)\]", line)
             if found:
                 needed.add(found.group(1))
     return sorted(needed)
 
 
+def versions_of(path):
+    """{version: library} of the versions of symbols that an object needs."""
+    found, library = {}, None
+    for line in lines_of("readelf", "-W", "-V", str(path)):
+        if match := re.search(r"\bFile: (\S+)", line):
+            library = match.group(1)
+        elif library and (match := re.search(r"\bName: (\S+) +Flags", line)):
+            found[match.group(1)] = library
+    return found
+
+
 def missing_symbols(objects, libraries):
-    """{library: {symbol}} that `objects` take from `libraries`: by the version that the symbol asks for,
-    else by the longest name that it begins with (cusparseLtInit: libcusparseLt.so.0)."""
-    stems = {library[3:].split(".so")[0]: library for library in libraries}
+    """{library: {symbol: version}} that `objects` take from `libraries`: by the version that the symbol asks for,
+    else by the longest name that it begins with (cusparseLtInit: libcusparseLt.so.0), with version None."""
+    stems = {library[3:].split(".so")[0].lower(): library for library in libraries}
     stems["cuda"] = next(name for name in libraries if name.startswith(RUNTIME))
-    missing = {library: set() for library in libraries}
+    missing = {library: {} for library in libraries}
     for path in objects:
+        versions = versions_of(path)
         for line in lines_of("nm", "-D", "--undefined-only", str(path)):
             symbol, _, version = line.split()[-1].partition("@")
-            if version in missing:
-                missing[version].add(symbol)
-                continue
-            fitting = [stem for stem in stems if symbol.startswith(stem)]
+            library = versions.get(version)
+            if library in missing:
+                missing[library][symbol] = version
+            fitting = [stem for stem in stems if symbol.lower().startswith(stem)]
             if fitting and not version:
-                missing[stems[max(fitting, key=len)]].add(symbol)
+                missing[stems[max(fitting, key=len)]].setdefault(symbol, None)
     return missing
 
 
@@ -82,20 +94,23 @@ def driver_functions(lib):
 
 def build(library, missing, given, out, options=()):
     """Builds one library from the `given` objects, and from a generated source for symbols they lack."""
-    lacking = sorted(missing - set().union(*[defined_symbols(obj) for obj in given], set()))
+    lacking = sorted(set(missing) - set().union(*[defined_symbols(obj) for obj in given], set()))
     status = NOT_SUPPORTED if library.startswith((RUNTIME, DRIVER)) else 0
     source = out / (library + ".c")
     source.write_text("".join(
         f"int {name}(void) {{ return {0 if name in SUCCEED else status}; }}\n" for name in lacking))
-    versions = out / (library + ".map")
-    versions.write_text(library + " { global: *; };\n")
+    script = out / (library + ".map")
+    others = {version for version in missing.values() if version not in (None, library)}
+    script.write_text(library + " { global: *; };\n" + "".join(
+        f"{version} {{ global: {'; '.join(name for name in lacking if missing[name] == version)}; }};\n"
+        for version in sorted(others)))
     subprocess.run(
         ["c++", "-shared", "-fPIC", "-O1", "-w", "-x", "c", str(source), "-x", "none", *map(str, given),
-         "-o", str(out / library), "-Wl,-soname," + library, "-Wl,--version-script," + str(versions),
+         "-o", str(out / library), "-Wl,-soname," + library, "-Wl,--version-script," + str(script),
          *options],
         check=True)
     source.unlink()
-    versions.unlink()
+    script.unlink()
 
 
 def main():
@@ -111,21 +126,25 @@ def main():
         sys.exit(f"{given.torch}: needs no CUDA runtime; give the torch folder of a CUDA build")
     given.out.mkdir(parents=True, exist_ok=True)
     name = next(name for name in libraries if name.startswith(RUNTIME))
-    runtime = given.out / "counting_cuda.o"
+    runtime = [given.out / "counting_cuda.o", given.out / "counting_driver.o"]
     math = given.out / "counting_math.o"
-    subprocess.run(["c++", "-std=c++20", "-O2", "-Wall", "-fPIC", "-isystem", str(given.headers), "-c",
-                    str(HERE / "counting_cuda.cpp"), "-o", str(runtime)], check=True)
+    for obj in runtime:
+        subprocess.run(["c++", "-std=c++20", "-O2", "-Wall", "-fPIC", "-I", str(HERE.parents[2]), "-isystem",
+                        str(given.headers), "-c", str(HERE / (obj.stem + ".cpp")), "-o", str(obj)], check=True)
     subprocess.run(["cc", "-O2", "-Wall", "-fPIC", "-c", str(HERE / "counting_math.c"), "-o", str(math)],
                    check=True)
     for library, missing in missing_symbols(objects, libraries).items():
-        wanted = [runtime] if library == name else (
-            [math] if missing & defined_symbols(math) else [])
+        if library == DRIVER:
+            continue
+        wanted = runtime if library == name else (
+            [math] if set(missing) & defined_symbols(math) else [])
         build(library, missing, wanted, given.out)
     # Symbols of the driver are found in the runtime that it names.
-    build(DRIVER, driver_functions(given.torch / "lib") - defined_symbols(runtime), [], given.out,
+    defined = set().union(*map(defined_symbols, runtime))
+    build(DRIVER, dict.fromkeys(driver_functions(given.torch / "lib") - defined), [], given.out,
           ["-Wl,--no-as-needed", "-L" + str(given.out), "-l:" + name])
-    runtime.unlink()
-    math.unlink()
+    for obj in [*runtime, math]:
+        obj.unlink()
 
 
 if __name__ == "__main__":

@@ -1,166 +1,34 @@
-// A CUDA runtime and driver that only count. Memory is given out as addresses and accounted;
-// launches and copies succeed and do nothing. PyTorch's CUDA build runs over it on a machine
-// without a GPU, so that its own allocator, autograd and optimizers can be recorded. There is no
-// arithmetic.
+// A CUDA runtime that only counts; counting_driver.cpp is its driver. Memory is given out as
+// addresses and accounted; launches and copies succeed and do nothing. PyTorch's CUDA build runs over
+// it on a machine without a GPU, so that its own allocator, autograd and optimizers can be recorded.
+// There is no arithmetic.
 //
-// - Memory is a range of addresses that is reserved and never accessible: a stray access faults.
-// The
-//   lowest range that fits is taken, by 2 MiB, or the highest with COUNTING_PLACE=descending.
+// - Memory: counting_memory.hpp.
 //   COUNTING_BYTES is the memory of the device (80 GiB); beyond it, calls fail as on a full device.
-//   There is one device, of compute capability 8.0.
+//   The lowest range of addresses that fits is taken, by 2 MiB, or the highest with
+//   COUNTING_PLACE=descending. There is one device, of compute capability 8.0.
 // - Reads from the device give zeros. Copies between host buffers copy.
 // - Streams and events are names; an event has passed as soon as it is recorded.
 // - build_libraries.py makes every other function that PyTorch needs to find: it succeeds where it
 //   has nothing to do (SUCCEED there), or fails with "not supported".
 //
-// Thread-safe. Built by build_libraries.py into libcudart.so.12; libcuda.so.1 borrows the cu...
-// functions.
-#include <cuda.h>
+// Of CUDA 12 and 13. Thread-safe. Built by build_libraries.py into libcudart.so; libcuda.so.1 borrows
+// the cu... functions.
 #include <cuda_runtime_api.h>
-#include <sys/mman.h>
+#include <dlfcn.h>
 
-#include <algorithm>
-#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <mutex>
+#include <string>
 #include <type_traits>
+
+#include "tests/support/record_snapshots/counting_memory.hpp"
 
 namespace {
 
-constexpr std::uint64_t kPage = 2ULL << 20;
-constexpr std::uint64_t kSpace = 4ULL << 40;  // of addresses
-
-class CountingMemory {
- public:
-  CountingMemory() {
-    if (const char* bytes = std::getenv("COUNTING_BYTES"))
-      capacity_ = std::strtoull(bytes, nullptr, 10);
-    const char* place = std::getenv("COUNTING_PLACE");
-    descending_ = place != nullptr && std::strcmp(place, "descending") == 0;
-    void* space =
-        mmap(nullptr, kSpace, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (space == MAP_FAILED) {
-      std::fprintf(stderr, "counting device: no %llu bytes of address space\n",
-                   static_cast<unsigned long long>(kSpace));
-      std::abort();
-    }
-    const auto first = reinterpret_cast<std::uint64_t>(space);
-    begin_ = (first + kPage - 1) / kPage * kPage;
-    end_ = (first + kSpace) / kPage * kPage;
-  }
-
-  bool holds(const void* address) const {
-    const auto at = reinterpret_cast<std::uint64_t>(address);
-    return at >= begin_ && at < end_;
-  }
-
-  // Addresses without memory; 0: none left.
-  std::uint64_t reserve(std::uint64_t bytes) {
-    const std::lock_guard lock(mutex_);
-    const std::uint64_t size = (bytes + kPage - 1) / kPage * kPage;
-    return descending_ ? place_highest(size) : place_lowest(size);
-  }
-  bool release(std::uint64_t address) {
-    const std::lock_guard lock(mutex_);
-    return ranges_.erase(address) == 1;
-  }
-
-  // Memory without addresses.
-  bool charge(std::uint64_t bytes) {
-    const std::lock_guard lock(mutex_);
-    if (bytes > capacity_ - used_) return false;
-    used_ += bytes;
-    return true;
-  }
-  void discharge(std::uint64_t bytes) {
-    const std::lock_guard lock(mutex_);
-    used_ -= std::min(bytes, used_);
-  }
-
-  std::uint64_t capacity() const { return capacity_; }
-  std::uint64_t available() {
-    const std::lock_guard lock(mutex_);
-    return capacity_ - used_;
-  }
-
- private:
-  std::uint64_t place_lowest(std::uint64_t size) {
-    std::uint64_t at = begin_;
-    for (const auto& [begin, end] : ranges_) {
-      if (begin - at >= size) break;
-      at = end;
-    }
-    if (end_ - at < size) return 0;
-    ranges_[at] = at + size;
-    return at;
-  }
-  std::uint64_t place_highest(std::uint64_t size) {
-    std::uint64_t top = end_;
-    for (auto range = ranges_.rbegin(); range != ranges_.rend(); ++range) {
-      if (top - range->second >= size) break;
-      top = range->first;
-    }
-    if (top - begin_ < size) return 0;
-    ranges_[top - size] = top;
-    return top - size;
-  }
-
-  std::mutex mutex_;
-  std::uint64_t begin_ = 0, end_ = 0;
-  std::uint64_t capacity_ = 80ULL << 30;
-  std::uint64_t used_ = 0;
-  bool descending_ = false;
-  std::map<std::uint64_t, std::uint64_t> ranges_;  // begin to end
-};
-
-CountingMemory& memory() {
-  static CountingMemory counted;
-  return counted;
-}
-
-// Sizes of the memory that cudaMalloc and cuMemCreate gave out, by address or handle.
-class Sizes {
- public:
-  void insert(std::uint64_t key, std::uint64_t bytes) {
-    const std::lock_guard lock(mutex_);
-    sizes_[key] = bytes;
-  }
-  std::uint64_t take(std::uint64_t key) {  // 0: never returned
-    const std::lock_guard lock(mutex_);
-    const auto found = sizes_.find(key);
-    if (found == sizes_.end()) return 0;
-    const std::uint64_t bytes = found->second;
-    sizes_.erase(found);
-    return bytes;
-  }
-
- private:
-  std::mutex mutex_;
-  std::map<std::uint64_t, std::uint64_t> sizes_;
-};
-
-Sizes allocations, handles;
-
-// The direction that two pointers demand; the kind may say another.
-void copy(void* to, const void* from, std::size_t bytes) {
-  if (memory().holds(to)) return;
-  if (memory().holds(from)) {
-    std::memset(to, 0, bytes);
-  } else {
-    std::memcpy(to, from, bytes);
-  }
-}
-
-// A name that no other has, for streams and events.
-std::uintptr_t next_name() {
-  static std::mutex mutex;
-  static std::uintptr_t last = 0x1000;
-  const std::lock_guard lock(mutex);
-  return last += 64;
-}
+using namespace counting;
 
 thread_local cudaError_t last_error = cudaSuccess;
 cudaError_t failed(cudaError_t error) {
@@ -231,6 +99,9 @@ cudaError_t cudaHostAlloc(void** address, std::size_t bytes, unsigned) {
   *address = std::calloc(1, bytes);
   return *address != nullptr ? cudaSuccess : failed(cudaErrorMemoryAllocation);
 }
+cudaError_t cudaMallocHost(void** address, std::size_t bytes) {
+  return cudaHostAlloc(address, bytes, 0);
+}
 cudaError_t cudaFreeHost(void* address) {
   std::free(address);
   return cudaSuccess;
@@ -244,55 +115,6 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
   attributes->type = on_device ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered;
   attributes->devicePointer = on_device ? const_cast<void*>(address) : nullptr;
   return cudaSuccess;
-}
-
-CUresult cuMemAddressReserve(CUdeviceptr* address, std::size_t bytes, std::size_t, CUdeviceptr,
-                             unsigned long long) {
-  *address = memory().reserve(bytes);
-  return *address != 0 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-}
-CUresult cuMemAddressFree(CUdeviceptr address, std::size_t) {
-  return memory().release(address) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t bytes,
-                     const CUmemAllocationProp*, unsigned long long) {
-  if (bytes == 0 || bytes % kPage != 0) return CUDA_ERROR_INVALID_VALUE;
-  if (!memory().charge(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-  *handle = next_name();
-  handles.insert(*handle, bytes);
-  return CUDA_SUCCESS;
-}
-CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
-  const std::uint64_t bytes = handles.take(handle);
-  if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
-  memory().discharge(bytes);
-  return CUDA_SUCCESS;
-}
-CUresult cuMemGetAllocationGranularity(std::size_t* granularity, const CUmemAllocationProp*,
-                                       CUmemAllocationGranularity_flags) {
-  *granularity = kPage;
-  return CUDA_SUCCESS;
-}
-CUresult cuGetErrorString(CUresult, const char** text) {
-  *text = "refused by the counting device";
-  return CUDA_SUCCESS;
-}
-CUresult cuCtxGetCurrent(CUcontext* context) {
-  static int only;
-  *context = reinterpret_cast<CUcontext>(&only);
-  return CUDA_SUCCESS;
-}
-CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice) {
-  return cuCtxGetCurrent(context);
-}
-CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned* flags, int* active) {
-  *flags = 0;
-  *active = 1;
-  return CUDA_SUCCESS;
-}
-CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute, CUdevice) {
-  *value = 0;  // asked for RDMA, fabric handles, multicast
-  return CUDA_SUCCESS;
 }
 
 // Copies.
@@ -343,7 +165,10 @@ cudaError_t cudaDeviceGetPCIBusId(char* text, int length, int) {
   std::snprintf(text, static_cast<std::size_t>(length), "0000:00:00.0");
   return cudaSuccess;
 }
-cudaError_t cudaGetDeviceProperties_v2(cudaDeviceProp* properties, int) {
+#if CUDART_VERSION < 13000
+#define cudaGetDeviceProperties cudaGetDeviceProperties_v2
+#endif
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   *properties = {};
   std::snprintf(properties->name, sizeof properties->name, "counting device");
   properties->totalGlobalMem = memory().capacity();
@@ -372,6 +197,23 @@ cudaError_t cudaDriverGetVersion(int* version) {
 cudaError_t cudaRuntimeGetVersion(int* version) {
   return answer(version, CUDART_VERSION);
 }
+#if CUDART_VERSION >= 12050
+// The entry of a function of the driver, in any version: they do not differ in the counted parts.
+cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned,
+                                             unsigned long long,
+                                             cudaDriverEntryPointQueryResult* result) {
+  void* const driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  *function = driver == nullptr ? nullptr : dlsym(driver, symbol);
+  if (*function == nullptr && driver != nullptr) {
+    *function = dlsym(driver, (std::string(symbol) + "_v2").c_str());
+  }
+  if (result != nullptr) {
+    *result =
+        *function != nullptr ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+  }
+  return cudaSuccess;
+}
+#endif
 cudaError_t cudaGetLastError() {
   const cudaError_t error = last_error;
   last_error = cudaSuccess;
@@ -405,11 +247,22 @@ cudaError_t cudaStreamGetPriority(cudaStream_t, int* priority) {
 cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
   return answer(status, cudaStreamCaptureStatusNone);
 }
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  return cudaStreamCreate(stream);
+}
+#if CUDART_VERSION >= 13000
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus* status,
+                                     unsigned long long*, cudaGraph_t*, const cudaGraphNode_t**,
+                                     const cudaGraphEdgeData**, std::size_t*) {
+  return answer(status, cudaStreamCaptureStatusNone);
+}
+#else
 cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t, cudaStreamCaptureStatus* status,
                                         unsigned long long*, cudaGraph_t*, const cudaGraphNode_t**,
                                         std::size_t*) {
   return answer(status, cudaStreamCaptureStatusNone);
 }
+#endif
 cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t callback, void* data,
                                   unsigned) {
   callback(stream, cudaSuccess, data);
@@ -452,6 +305,16 @@ cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, std::size_t* sha
   *static_cast<cudaStream_t*>(stream) = nullptr;
   return cudaSuccess;
 }
+#if CUDART_VERSION >= 13000
+// A kernel has the address of its stub for a name.
+cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* stub) {
+  *kernel = static_cast<cudaKernel_t>(const_cast<void*>(stub));
+  return cudaSuccess;
+}
+cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3, dim3, void**, std::size_t, cudaStream_t) {
+  return cudaSuccess;
+}
+#endif
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
   *attributes = {};
   attributes->maxThreadsPerBlock = 1024;
@@ -462,6 +325,11 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
 }
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, const void*, int,
                                                                    std::size_t, unsigned) {
+  return answer(blocks, 2);
+}
+
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void*, int,
+                                                          std::size_t) {
   return answer(blocks, 2);
 }
 
