@@ -231,9 +231,4 @@ schedule::Recomputation cut_at_stages(schedule::Recomputation recompute,
   return recompute;
 }
 
-bool ties_ranks(const schedule::StepModel& model) {
-  const auto head = static_cast<std::int32_t>(model.units.size()) - 1;
-  return model.tied_elems > 0 && model.pipeline.rank_of(0) != model.pipeline.rank_of(head);
-}
-
 }  // namespace sluice::planner

@@ -32,7 +32,4 @@ void check_stages(const std::vector<schedule::UnitRange>& stages,
 schedule::Recomputation cut_at_stages(schedule::Recomputation recompute,
                                       const std::vector<schedule::UnitRange>& stages);
 
-// Whether the head's rank keeps a copy of the embedding's weights.
-bool ties_ranks(const schedule::StepModel& model);
-
 }  // namespace sluice::planner

@@ -76,10 +76,6 @@ std::vector<CandidateGroup> pipeline_candidates(const config::Config& config,
   }
   std::vector<CandidateGroup> groups = plan_candidates(ordered, model);
   for (CandidateGroup& group : groups) {
-    std::erase_if(group, [&](const schedule::StepOptions& options) {
-      return options.durable && ties_ranks(model) &&
-             options.placement.weight.front() == Tier::kStorage;
-    });
     for (schedule::StepOptions& options : group) {
       options.stages = stages;
       options.recompute = cut_at_stages(std::move(options.recompute), stages);
@@ -87,13 +83,6 @@ std::vector<CandidateGroup> pipeline_candidates(const config::Config& config,
         options.recompute = schedule::recompute_units(model);
       }
     }
-  }
-  const bool had_some = !groups.empty();
-  std::erase_if(groups, [](const CandidateGroup& group) { return group.empty(); });
-  if (groups.empty() && had_some) {
-    throw InputError(
-        "checkpoint.mode = \"durable\" with a pipeline and tied embeddings needs weights that are "
-        "not on storage; set memory.place.weight = \"pinned\" or \"device\"");
   }
   return groups;
 }

@@ -16,8 +16,7 @@
 
 namespace sluice::planner {
 
-// The candidates of the model's pipeline: their recomputations end at the borders of stages, and a
-// durable pipeline keeps tied weights off storage (InputError if memory.place asks for it). Empty
+// The candidates of the model's pipeline: their recomputations end at the borders of stages. Empty
 // where there is none for one rank either.
 std::vector<CandidateGroup> pipeline_candidates(const config::Config& config,
                                                 const schedule::StepModel& model);

@@ -64,6 +64,17 @@ TEST(PipelinesResume, DurableRunsFromAnyMeshToAnyMesh) {
                      "memory.place.activation=device"});
 }
 
+// A commit saves the state that a step finds; the head's copy of the embedding lies beside it.
+TEST(PipelinesResume, TiedWeightsOnStorageAtAnyPlaceOfTheUpdate) {
+  for (const char* const update : {"after_backward", "next_forward"}) {
+    SCOPED_TRACE(update);
+    expect_all_meshes(
+        {{3, 1, "zb-h1"}, {2, 2}},
+        {"memory.place.weight=storage", "memory.place.optimizer=storage", "checkpoint.mode=durable",
+         "checkpoint.every=2", std::string("optimizer.placement=") + update});
+  }
+}
+
 TEST(PipelinesResume, UntiedWeightsOnStorage) {
   expect_all_meshes({{2, 1, "zb-v"}, {2, 2}}, {"model.family=llama", "memory.place.weight=storage",
                                                "memory.place.optimizer=storage",

@@ -245,8 +245,6 @@ TEST(PipelinePlans, SettingsThatCannotBeAreRefused) {
   EXPECT_TRUE(holds(refusal_of_plan({"parallel.schedule=interleaved", "parallel.virtual_stages=3"}),
                     "a pipeline of 12 stages"));
   EXPECT_TRUE(holds(refusal_of_plan({"parallel.data=32", "train.accumulate=32"}), "at most 64"));
-  EXPECT_TRUE(holds(refusal_of_plan({"checkpoint.mode=durable", "memory.place.weight=storage"}),
-                    "memory.place.weight = \"pinned\""));
 }
 
 // Damaged stages of another rank's options are refused before anything is compiled.
