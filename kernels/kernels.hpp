@@ -54,10 +54,29 @@ struct NormShape {
 };
 
 // Language-model head with softmax cross-entropy. x [rows, hidden]; w [vocab, hidden]; targets
-// [rows], int32 in [0, vocab). Only one slice of the logits exists at a time.
+// [rows], int32 in [0, vocab). Only one slice of the logits exists at a time. first_token: of a rank
+// that has rows [first_token, first_token + vocab) of the whole w; targets count from 0.
 struct HeadShape {
   std::int64_t rows = 0, hidden = 0, vocab = 0;
   DType dtype = DType::kBF16;
+  std::int64_t first_token = 0;
+};
+
+// The tokens [first, first + count) of [0, vocab).
+struct TokenRange {
+  std::int64_t first = 0, count = 0, vocab = 0;
+};
+constexpr TokenRange all_tokens(std::int64_t vocab) {
+  return {0, vocab, vocab};
+}
+
+// Of each row of logits that several ranks have parts of, fp32 [rows]: the largest logit of this
+// rank's part, the largest of all, the sum of exp(logit - largest), and the target's logit.
+struct RowStatistics {
+  float* own_max = nullptr;
+  float* max = nullptr;
+  float* sum = nullptr;
+  float* target = nullptr;
 };
 
 // The operations on state between passes: sums and norms of gradients, updates. They need no matrix
@@ -168,18 +187,18 @@ class Kernels : public StateKernels {
                                   const void* out, const float* lse, void* dqkv,
                                   void* workspace) = 0;
 
-  // out[r, :] = table[tokens[r], :] + positions[r % time, :] (positions may be null). tokens are in
-  // [0, vocab).
-  virtual void embedding_forward(const std::int32_t* tokens, const void* table,
+  // out[r, :] = table[tokens[r] - range.first, :] + positions[r % time, :] (positions may be null).
+  // The table has the tokens of the range; the row of any other token counts as zero.
+  virtual void embedding_forward(const std::int32_t* tokens, TokenRange range, const void* table,
                                  const void* positions, void* out, std::int64_t rows,
                                  std::int64_t time, std::int64_t hidden, DType dtype) = 0;
-  // Writes all of dtable [vocab, hidden] and dpositions [max_time, hidden] (may be null). Sums are
-  // in row order.
+  // Writes all of dtable [range.count, hidden] and dpositions [max_time, hidden] (may be null). Sums
+  // are in row order.
   virtual std::uint64_t embedding_backward_workspace_bytes(std::int64_t rows,
                                                            std::int64_t vocab) const = 0;
-  virtual void embedding_backward(const std::int32_t* tokens, const void* dout, void* dtable,
-                                  void* dpositions, std::int64_t rows, std::int64_t time,
-                                  std::int64_t vocab, std::int64_t max_time, std::int64_t hidden,
+  virtual void embedding_backward(const std::int32_t* tokens, TokenRange range, const void* dout,
+                                  void* dtable, void* dpositions, std::int64_t rows,
+                                  std::int64_t time, std::int64_t max_time, std::int64_t hidden,
                                   DType dtype, void* workspace) = 0;
 
   virtual std::uint64_t head_workspace_bytes(const HeadShape& shape) const = 0;
@@ -193,6 +212,24 @@ class Kernels : public StateKernels {
   virtual void head_backward_weight(const HeadShape& shape, const void* x, const void* w,
                                     const std::int32_t* targets, float loss_scale, const float* lse,
                                     void* dw, void* workspace) = 0;
+
+  // The head of ranks that have runs of tokens each, in steps between which the ranks combine the
+  // statistics. A backend without them throws InternalError; its device is refused before.
+  //
+  // own_max = max = the largest logit of the row's part, sum = that of its exponentials against it,
+  // target = the target's logit, or 0 where another rank has it.
+  virtual void head_statistics(const HeadShape& shape, const void* x, const void* w,
+                               const std::int32_t* targets, const RowStatistics& statistics,
+                               void* workspace);
+  // sum *= exp(own_max - max), `max` being that of all ranks.
+  virtual void head_rescale(std::int64_t rows, const RowStatistics& statistics);
+  // loss_sum and lse as head_forward(), from the statistics of whole rows.
+  virtual void head_loss(std::int64_t rows, const RowStatistics& statistics, double* loss_sum,
+                         float* lse);
+  // dx = the part of head_forward()'s dx that these rows of w bring.
+  virtual void head_input_gradient(const HeadShape& shape, const void* x, const void* w,
+                                   const std::int32_t* targets, float loss_scale, const float* lse,
+                                   void* dx, void* workspace);
 };
 
 // threads: TBB workers including the caller; 0: all cores. bf16_gemm: kAuto uses oneDNN's bf16

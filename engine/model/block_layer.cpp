@@ -2,6 +2,11 @@
 //
 // GPT-2: LayerNorm, biases, GELU. Llama: RMSNorm, no biases, rotary positions, SwiGLU. Both may
 // share key/value heads among query heads.
+//
+// A rank of a tensor group has some heads and some columns of the MLP. The qkv and up products are
+// column-parallel, those of output and down row-parallel. So a pass has two sums over the ranks:
+// forward behind the row-parallel products, backward behind the gradients of the column-parallel
+// ones' inputs. The weight gradients need no other rank.
 #include <cmath>
 #include <initializer_list>
 
@@ -9,6 +14,7 @@
 #include "engine/model/constants.hpp"
 #include "engine/model/model.hpp"
 #include "engine/model/region.hpp"
+#include "engine/model/tensor_share.hpp"
 
 namespace sluice::model {
 namespace {
@@ -24,7 +30,7 @@ struct BlockPlan {
   BlockTensors at;
 };
 
-BlockPlan plan_block(const ModelShape& shape, std::int64_t index) {
+BlockPlan plan_block(const ModelShape& shape, std::int64_t index, const TensorShare& share) {
   const std::string prefix = "blocks." + std::to_string(index) + ".";
   const bool biased = !shape.is_llama();
   // GPT-2: the projections into the residual stream start smaller, by 1/sqrt(2 * layers).
@@ -40,14 +46,22 @@ BlockPlan plan_block(const ModelShape& shape, std::int64_t index) {
     if (shape.is_llama()) plan.tensors.back().matrix_rows = std::move(parts);
     return plan.tensors.size() - 1;
   };
+  const auto take = [&](std::size_t tensor, const std::vector<std::int64_t>& runs) {
+    plan.tensors[tensor] = take_rows(std::move(plan.tensors[tensor]), share, runs);
+  };
+  const auto take_inputs = [&](std::size_t tensor) {
+    plan.tensors[tensor] = take_columns(std::move(plan.tensors[tensor]), share);
+  };
   const auto vector = [&](const char* name, std::int64_t size, Init init) {
     plan.tensors.push_back({prefix + name, {size}, init, 0.0f, false});
     return plan.tensors.size() - 1;
   };
   // Matrices first: the short vectors then pack densely behind them.
   const std::int64_t kv_rows = shape.kv_heads * shape.head_dim();
-  plan.at.qkv = matrix("attention.qkv", shape.qkv_cols(), shape.hidden, 0.02f,
-                       {shape.heads * shape.head_dim(), kv_rows, kv_rows});
+  const std::vector<std::int64_t> qkv_runs{shape.heads * shape.head_dim(), kv_rows, kv_rows};
+  const std::vector<std::int64_t> up_runs =
+      shape.is_llama() ? std::vector{shape.ffn, shape.ffn} : std::vector{shape.ffn};
+  plan.at.qkv = matrix("attention.qkv", shape.qkv_cols(), shape.hidden, 0.02f, qkv_runs);
   plan.at.output = matrix("attention.output", shape.hidden, shape.hidden, residual_std);
   plan.at.up = matrix("mlp.up", up_rows, shape.hidden, 0.02f, {shape.ffn, shape.ffn});
   plan.at.down = matrix("mlp.down", shape.hidden, shape.ffn, residual_std);
@@ -60,7 +74,13 @@ BlockPlan plan_block(const ModelShape& shape, std::int64_t index) {
     plan.at.output_bias = vector("attention.output.bias", shape.hidden, Init::kZeros);
     plan.at.up_bias = vector("mlp.up.bias", up_rows, Init::kZeros);
     plan.at.down_bias = vector("mlp.down.bias", shape.hidden, Init::kZeros);
+    take(plan.at.qkv_bias, qkv_runs);
+    take(plan.at.up_bias, up_runs);
   }
+  take(plan.at.qkv, qkv_runs);
+  take(plan.at.up, up_runs);
+  take_inputs(plan.at.output);
+  take_inputs(plan.at.down);
   return plan;
 }
 
@@ -89,8 +109,14 @@ schedule::PartMask mask_of(std::initializer_list<BlockPart> parts) {
 
 class BlockLayer final : public Layer {
  public:
-  BlockLayer(const ModelShape& shape, BlockPlan plan)
-      : Layer(UnitLayout(std::move(plan.tensors))), shape_(shape), index_(plan.at) {}
+  BlockLayer(const ModelShape& shape, BlockPlan plan, const TensorShare& share)
+      : Layer(UnitLayout(std::move(plan.tensors))),
+        shape_(shape),
+        index_(plan.at),
+        adds_biases_(share.is_first()),
+        heads_(share.part(shape.heads)),
+        kv_heads_(share.part(shape.kv_heads)),
+        ffn_(share.part(shape.ffn)) {}
 
   std::vector<schedule::SavedPart> saves(const BatchShape& batch,
                                          const kernels::Kernels& kernels) const override {
@@ -128,7 +154,7 @@ class BlockLayer final : public Layer {
     needs.output_bytes = act(batch, shape_.hidden);
     needs.saved_bytes = saved_bytes(declared_parts(batch));
     Region context;
-    cut_context(batch, context);
+    needs.segments = declared_segments(batch, cut_context(batch, context));
     needs.context_bytes = context.used_bytes();
     const std::uint64_t attention = kernels.attention_workspace_bytes(attention_shape(batch));
     const auto largest = [&](std::initializer_list<kernels::GemmShape> gemms, std::uint64_t other) {
@@ -139,22 +165,22 @@ class BlockLayer final : public Layer {
     };
     needs.forward_workspace_bytes =
         needs.output_bytes + kTensorAlignmentBytes +
-        largest({linear(batch, shape_.qkv_cols(), shape_.hidden),
-                 linear(batch, shape_.hidden, shape_.hidden),
-                 linear(batch, up_cols(), shape_.hidden), linear(batch, shape_.hidden, shape_.ffn)},
+        largest({linear(batch, qkv_cols(), shape_.hidden),
+                 linear(batch, shape_.hidden, attention_cols()),
+                 linear(batch, up_cols(), shape_.hidden), linear(batch, shape_.hidden, ffn_)},
                 attention);
     needs.backward_input_workspace_bytes =
         act(batch, widest_gradient()) + kTensorAlignmentBytes +
-        largest({linear_input(batch, shape_.qkv_cols(), shape_.hidden),
-                 linear_input(batch, shape_.hidden, shape_.hidden),
+        largest({linear_input(batch, qkv_cols(), shape_.hidden),
+                 linear_input(batch, shape_.hidden, attention_cols()),
                  linear_input(batch, up_cols(), shape_.hidden),
-                 linear_input(batch, shape_.hidden, shape_.ffn)},
+                 linear_input(batch, shape_.hidden, ffn_)},
                 attention);
     needs.backward_weight_workspace_bytes =
-        largest({linear_weight(batch, shape_.qkv_cols(), shape_.hidden),
-                 linear_weight(batch, shape_.hidden, shape_.hidden),
+        largest({linear_weight(batch, qkv_cols(), shape_.hidden),
+                 linear_weight(batch, shape_.hidden, attention_cols()),
                  linear_weight(batch, up_cols(), shape_.hidden),
-                 linear_weight(batch, shape_.hidden, shape_.ffn)},
+                 linear_weight(batch, shape_.hidden, ffn_)},
                 0);
     return needs;
   }
@@ -166,9 +192,12 @@ class BlockLayer final : public Layer {
     Region workspace(at.workspace);
     std::byte* projected = workspace.take(act(batch, shape_.hidden));
     std::byte* scratch = workspace.take(0);
-    kernels.gemm(linear(batch, shape_.hidden, shape_.ffn), saved.activated,
-                 weight(at, index_.down, batch.dtype), bias(at, index_.down_bias, batch.dtype),
-                 projected, scratch);
+    if (at.segments.has(kMlp)) {
+      kernels.gemm(linear(batch, shape_.hidden, ffn_), saved.activated,
+                   weight(at, index_.down, batch.dtype), summed_bias(at, index_.down_bias, batch),
+                   projected, scratch);
+    }
+    if (!at.segments.has(kEnd)) return;
     kernels.add(saved.residual, projected, at.output, batch.rows() * shape_.hidden, batch.dtype);
   }
 
@@ -189,26 +218,31 @@ class BlockLayer final : public Layer {
     std::byte* scratch = workspace.take(0);
     const DType dtype = batch.dtype;
 
-    const kernels::GemmShape down = linear_input(batch, shape_.hidden, shape_.ffn);
-    if (shape_.is_llama()) {
-      kernels.gemm(down, at.grad_output, weight(at, index_.down, dtype), nullptr, wide, scratch);
-      kernels.swiglu_backward(wide, saved.up, context.up, batch.rows(), shape_.ffn, dtype);
-    } else {
-      kernels.gemm_gelu_backward(down, at.grad_output, weight(at, index_.down, dtype), saved.up,
-                                 context.up, scratch);
+    if (at.segments.has(kMlpBackward)) {
+      const kernels::GemmShape down = linear_input(batch, shape_.hidden, ffn_);
+      if (shape_.is_llama()) {
+        kernels.gemm(down, at.grad_output, weight(at, index_.down, dtype), nullptr, wide, scratch);
+        kernels.swiglu_backward(wide, saved.up, context.up, batch.rows(), ffn_, dtype);
+      } else {
+        kernels.gemm_gelu_backward(down, at.grad_output, weight(at, index_.down, dtype), saved.up,
+                                   context.up, scratch);
+      }
+      kernels.gemm(linear_input(batch, up_cols(), shape_.hidden), context.up,
+                   weight(at, index_.up, dtype), nullptr, context.normed2, scratch);
     }
-    kernels.gemm(linear_input(batch, up_cols(), shape_.hidden), context.up,
-                 weight(at, index_.up, dtype), nullptr, context.normed2, scratch);
-    kernels.norm_backward_input(norm_shape(batch), context.normed2, saved.residual,
-                                weight(at, index_.norm2, dtype), saved.mean2, saved.rstd2,
-                                at.grad_output, context.residual);
-    kernels.gemm(linear_input(batch, shape_.hidden, shape_.hidden), context.residual,
-                 weight(at, index_.output, dtype), nullptr, wide, scratch);
-    kernels.attention_backward(attention_shape(batch), wide, saved.qkv, saved.attention,
-                               saved.log_sum_exp, context.qkv, scratch);
-    if (shape_.is_llama()) kernels.rope(attention_shape(batch), kRopeBase, true, context.qkv);
-    kernels.gemm(linear_input(batch, shape_.qkv_cols(), shape_.hidden), context.qkv,
-                 weight(at, index_.qkv, dtype), nullptr, context.normed1, scratch);
+    if (at.segments.has(kAttentionBackward)) {
+      kernels.norm_backward_input(norm_shape(batch), context.normed2, saved.residual,
+                                  weight(at, index_.norm2, dtype), saved.mean2, saved.rstd2,
+                                  at.grad_output, context.residual);
+      kernels.gemm(linear_input(batch, shape_.hidden, attention_cols()), context.residual,
+                   weight(at, index_.output, dtype), nullptr, wide, scratch);
+      kernels.attention_backward(attention_shape(batch), wide, saved.qkv, saved.attention,
+                                 saved.log_sum_exp, context.qkv, scratch);
+      if (shape_.is_llama()) kernels.rope(attention_shape(batch), kRopeBase, true, context.qkv);
+      kernels.gemm(linear_input(batch, qkv_cols(), shape_.hidden), context.qkv,
+                   weight(at, index_.qkv, dtype), nullptr, context.normed1, scratch);
+    }
+    if (!at.segments.has(kEndBackward)) return;
     kernels.norm_backward_input(norm_shape(batch), context.normed1, at.input,
                                 weight(at, index_.norm1, dtype), saved.mean1, saved.rstd1,
                                 context.residual, at.grad_input);
@@ -222,14 +256,14 @@ class BlockLayer final : public Layer {
     const DType dtype = batch.dtype;
     clear_gaps(kernels, at.grad_weights, dtype);
 
-    linear_gradient(kernels, batch, at, shape_.hidden, shape_.ffn, at.grad_output, saved.activated,
+    linear_gradient(kernels, batch, at, shape_.hidden, ffn_, at.grad_output, saved.activated,
                     index_.down, index_.down_bias);
     linear_gradient(kernels, batch, at, up_cols(), shape_.hidden, context.up, saved.normed2,
                     index_.up, index_.up_bias);
-    linear_gradient(kernels, batch, at, shape_.hidden, shape_.hidden, context.residual,
+    linear_gradient(kernels, batch, at, shape_.hidden, attention_cols(), context.residual,
                     saved.attention, index_.output, index_.output_bias);
-    linear_gradient(kernels, batch, at, shape_.qkv_cols(), shape_.hidden, context.qkv,
-                    saved.normed1, index_.qkv, index_.qkv_bias);
+    linear_gradient(kernels, batch, at, qkv_cols(), shape_.hidden, context.qkv, saved.normed1,
+                    index_.qkv, index_.qkv_bias);
     kernels.norm_backward_weight(norm_shape(batch), context.normed2, saved.residual, saved.mean2,
                                  saved.rstd2, tensor(at.grad_weights, index_.norm2, dtype),
                                  bias_gradient(at, index_.norm2_bias, dtype));
@@ -239,6 +273,10 @@ class BlockLayer final : public Layer {
   }
 
  private:
+  // The segments of a forward pass, and of BackwardInput.
+  enum Segment : std::int32_t { kAttentionHalf, kMlp, kEnd };
+  enum BackwardSegment : std::int32_t { kMlpBackward, kAttentionBackward, kEndBackward };
+
   struct Saved {
     std::byte *normed1, *qkv, *attention, *residual, *normed2, *up, *activated;
     float *mean1, *rstd1, *log_sum_exp, *mean2, *rstd2;
@@ -246,6 +284,7 @@ class BlockLayer final : public Layer {
   // The gradients that BackwardWeight needs: those of each linear layer's and each norm's output.
   struct Context {
     std::byte *up, *normed2, *residual, *qkv, *normed1;
+    std::uint64_t normed2_begin, normed1_begin;  // in the region
   };
 
   std::vector<schedule::SavedPart> declared_parts(const BatchShape& batch) const {
@@ -253,14 +292,14 @@ class BlockLayer final : public Layer {
     const auto wide = [&](std::int64_t cols) { return padded(act(batch, cols)); };
     const std::uint64_t stats = padded(rows(batch) * sizeof(float));
     const std::uint64_t by_head =
-        rows(batch) * sizeof(float) * static_cast<std::uint64_t>(shape_.heads);
+        rows(batch) * sizeof(float) * static_cast<std::uint64_t>(heads_);
     constexpr schedule::SavedFor kInput = schedule::SavedFor::kBackwardInput;
     constexpr schedule::SavedFor kWeight = schedule::SavedFor::kBackwardWeight;
     std::vector<schedule::SavedPart> parts(kBlockPartCount);
-    parts[kQkv] = {"qkv", wide(shape_.qkv_cols()), kInput};
+    parts[kQkv] = {"qkv", wide(qkv_cols()), kInput};
     parts[kLogSumExp] = {"log_sum_exp", padded(by_head), kInput};
     parts[kMlpUp] = {"mlp_up", wide(up_cols()), kInput};
-    parts[kAttention] = {"attention", wide(shape_.hidden)};
+    parts[kAttention] = {"attention", wide(attention_cols())};
     parts[kResidual] = {"residual", wide(shape_.hidden)};
     parts[kNorm1Mean] = {"norm1_mean", stats};
     parts[kNorm1Rstd] = {"norm1_rstd", stats};
@@ -268,8 +307,31 @@ class BlockLayer final : public Layer {
     parts[kNorm2Rstd] = {"norm2_rstd", stats};
     parts[kNormed1] = {"normed1", wide(shape_.hidden), kWeight};
     parts[kNormed2] = {"normed2", wide(shape_.hidden), kWeight};
-    parts[kMlpHidden] = {"mlp_hidden", wide(shape_.ffn), kWeight};
+    parts[kMlpHidden] = {"mlp_hidden", wide(ffn_), kWeight};
     return parts;
+  }
+
+  // Each sum is of [rows, hidden] elements: the outputs of the row-parallel products, which lie at
+  // the start of the workspace, and the gradients of the column-parallel products' inputs. context:
+  // with a null base.
+  schedule::UnitSegments declared_segments(const BatchShape& batch, const Context& context) const {
+    schedule::Cut sum;
+    sum.elems = rows(batch) * static_cast<std::uint64_t>(shape_.hidden);
+    sum.dtype = batch.dtype;
+    sum.value = schedule::CutValue::kWorkspace;
+    schedule::Cut residual = sum;
+    residual.parts = mask_of({kResidual});
+    const auto of_context = [&](std::uint64_t begin_bytes) {
+      schedule::Cut cut = sum;
+      cut.value = schedule::CutValue::kContext;
+      cut.begin_bytes = begin_bytes;
+      return cut;
+    };
+    schedule::UnitSegments segments;
+    segments.forward = {{residual}, {sum}, {}};
+    segments.backward_input = {
+        {of_context(context.normed2_begin)}, {of_context(context.normed1_begin)}, {}};
+    return segments;
   }
 
   // Makes the wanted parts, each from the parts before it. The others are there already, as far as
@@ -281,25 +343,11 @@ class BlockLayer final : public Layer {
     std::byte* projected = workspace.take(act(batch, shape_.hidden));
     std::byte* scratch = workspace.take(0);
     const DType dtype = batch.dtype;
-    if (wants(kNormed1)) {
-      kernels.norm_forward(norm_shape(batch), at.input, weight(at, index_.norm1, dtype),
-                           bias(at, index_.norm1_bias, dtype), saved.normed1, saved.mean1,
-                           saved.rstd1);
+    if (at.segments.has(kAttentionHalf)) {
+      make_attention(kernels, batch, at, saved, wanted, projected, scratch);
     }
-    if (wants(kQkv)) {
-      kernels.gemm(linear(batch, shape_.qkv_cols(), shape_.hidden), saved.normed1,
-                   weight(at, index_.qkv, dtype), bias(at, index_.qkv_bias, dtype), saved.qkv,
-                   scratch);
-      if (shape_.is_llama()) kernels.rope(attention_shape(batch), kRopeBase, false, saved.qkv);
-    }
-    if (wants(kAttention)) {
-      kernels.attention_forward(attention_shape(batch), saved.qkv, saved.attention,
-                                saved.log_sum_exp, scratch);
-    }
+    if (!at.segments.has(kMlp)) return;
     if (wants(kResidual)) {
-      kernels.gemm(linear(batch, shape_.hidden, shape_.hidden), saved.attention,
-                   weight(at, index_.output, dtype), bias(at, index_.output_bias, dtype), projected,
-                   scratch);
       kernels.add(at.input, projected, saved.residual, batch.rows() * shape_.hidden, dtype);
     }
     if (wants(kNormed2)) {
@@ -308,6 +356,33 @@ class BlockLayer final : public Layer {
                            saved.rstd2);
     }
     make_mlp(kernels, batch, at, saved, wants(kMlpUp), wants(kMlpHidden), scratch);
+  }
+
+  // The parts up to the product of the residual, which stays in `projected`.
+  void make_attention(kernels::Kernels& kernels, const BatchShape& batch, const PassBuffers& at,
+                      const Saved& saved, schedule::PartMask wanted, std::byte* projected,
+                      std::byte* scratch) const {
+    const auto wants = [&](BlockPart part) { return (wanted & schedule::part_bit(part)) != 0; };
+    const DType dtype = batch.dtype;
+    if (wants(kNormed1)) {
+      kernels.norm_forward(norm_shape(batch), at.input, weight(at, index_.norm1, dtype),
+                           bias(at, index_.norm1_bias, dtype), saved.normed1, saved.mean1,
+                           saved.rstd1);
+    }
+    if (wants(kQkv)) {
+      kernels.gemm(linear(batch, qkv_cols(), shape_.hidden), saved.normed1,
+                   weight(at, index_.qkv, dtype), bias(at, index_.qkv_bias, dtype), saved.qkv,
+                   scratch);
+      if (shape_.is_llama()) kernels.rope(attention_shape(batch), kRopeBase, false, saved.qkv);
+    }
+    if (wants(kAttention)) {
+      kernels.attention_forward(attention_shape(batch), saved.qkv, saved.attention,
+                                saved.log_sum_exp, scratch);
+    }
+    if (!wants(kResidual)) return;
+    kernels.gemm(linear(batch, shape_.hidden, attention_cols()), saved.attention,
+                 weight(at, index_.output, dtype), summed_bias(at, index_.output_bias, batch),
+                 projected, scratch);
   }
 
   void make_mlp(kernels::Kernels& kernels, const BatchShape& batch, const PassBuffers& at,
@@ -319,14 +394,14 @@ class BlockLayer final : public Layer {
         kernels.gemm(up, saved.normed2, weight(at, index_.up, dtype), nullptr, saved.up, scratch);
       }
       if (wants_hidden) {
-        kernels.swiglu_forward(saved.up, saved.activated, batch.rows(), shape_.ffn, dtype);
+        kernels.swiglu_forward(saved.up, saved.activated, batch.rows(), ffn_, dtype);
       }
     } else if (wants_up) {
       kernels.gemm_gelu(up, saved.normed2, weight(at, index_.up, dtype),
                         bias(at, index_.up_bias, dtype), saved.up, saved.activated, scratch);
     } else if (wants_hidden) {
       SLUICE_CHECK(kernels.gelu_reads_rounded(dtype));
-      kernels.gelu_forward(saved.up, saved.activated, batch.rows() * shape_.ffn, dtype);
+      kernels.gelu_forward(saved.up, saved.activated, batch.rows() * ffn_, dtype);
     }
   }
 
@@ -336,11 +411,14 @@ class BlockLayer final : public Layer {
   std::uint64_t act(const BatchShape& batch, std::int64_t cols) const {
     return rows(batch) * static_cast<std::uint64_t>(cols) * dtype_bytes(batch.dtype);
   }
-  std::int64_t up_cols() const { return shape_.is_llama() ? 2 * shape_.ffn : shape_.ffn; }
+  // Columns of this rank.
+  std::int64_t up_cols() const { return shape_.is_llama() ? 2 * ffn_ : ffn_; }
+  std::int64_t attention_cols() const { return heads_ * shape_.head_dim(); }
+  std::int64_t qkv_cols() const { return (heads_ + 2 * kv_heads_) * shape_.head_dim(); }
   // The columns of the widest gradient that only BackwardInput holds: that of SwiGLU's output or
   // of attention's output.
   std::int64_t widest_gradient() const {
-    return shape_.is_llama() ? std::max(shape_.ffn, shape_.hidden) : shape_.hidden;
+    return shape_.is_llama() ? std::max(ffn_, attention_cols()) : attention_cols();
   }
 
   Saved cut_saved(const BatchShape& batch, const SavedRanges& ranges) const {
@@ -366,9 +444,11 @@ class BlockLayer final : public Layer {
   Context cut_context(const BatchShape& batch, Region& region) const {
     Context context{};
     context.up = region.take(act(batch, up_cols()));
+    context.normed2_begin = region.used_bytes();
     context.normed2 = region.take(act(batch, shape_.hidden));
     context.residual = region.take(act(batch, shape_.hidden));
-    context.qkv = region.take(act(batch, shape_.qkv_cols()));
+    context.qkv = region.take(act(batch, qkv_cols()));
+    context.normed1_begin = region.used_bytes();
     context.normed1 = region.take(act(batch, shape_.hidden));
     return context;
   }
@@ -377,8 +457,7 @@ class BlockLayer final : public Layer {
     return {batch.rows(), shape_.hidden, shape_.is_llama(), kNormEpsilon, batch.dtype};
   }
   kernels::AttentionShape attention_shape(const BatchShape& batch) const {
-    return {batch.micro_batch, batch.seq,         shape_.heads,
-            shape_.kv_heads,   shape_.head_dim(), batch.dtype};
+    return {batch.micro_batch, batch.seq, heads_, kv_heads_, shape_.head_dim(), batch.dtype};
   }
 
   // A linear layer with weight [out, in]: y = x w^T; dx = dy w; dw = dy^T x.
@@ -400,6 +479,11 @@ class BlockLayer final : public Layer {
   const std::byte* bias(const PassBuffers& at, std::size_t index, DType dtype) const {
     return shape_.is_llama() ? nullptr : tensor(at.weights, index, dtype);
   }
+  // The bias behind a sum over the ranks, which one of them adds.
+  const std::byte* summed_bias(const PassBuffers& at, std::size_t index,
+                               const BatchShape& batch) const {
+    return adds_biases_ ? bias(at, index, batch.dtype) : nullptr;
+  }
   std::byte* bias_gradient(const PassBuffers& at, std::size_t index, DType dtype) const {
     return shape_.is_llama() ? nullptr : tensor(at.grad_weights, index, dtype);
   }
@@ -415,14 +499,17 @@ class BlockLayer final : public Layer {
     }
   }
 
-  ModelShape shape_;
+  ModelShape shape_;  // of the whole model
   BlockTensors index_;
+  bool adds_biases_;
+  std::int64_t heads_, kv_heads_, ffn_;  // of this rank
 };
 
 }  // namespace
 
-std::unique_ptr<Layer> make_block_layer(const ModelShape& shape, std::int64_t index) {
-  return std::make_unique<BlockLayer>(shape, plan_block(shape, index));
+std::unique_ptr<Layer> make_block_layer(const ModelShape& shape, std::int64_t index,
+                                        const TensorShare& share) {
+  return std::make_unique<BlockLayer>(shape, plan_block(shape, index, share), share);
 }
 
 }  // namespace sluice::model

@@ -1,27 +1,34 @@
 // Final norm, language-model head and softmax cross-entropy.
+//
+// A rank of a tensor group has the logits of its run of tokens, and never gathers the others'. The
+// ranks take the maximum of each row, then sum its exponentials and its target's logit, rows elements
+// each. Every rank then knows the loss, and adds its part of the gradient of the normed input.
+// Logits are made again for that part, as they are for the weight gradient.
 #include "engine/model/constants.hpp"
 #include "engine/model/model.hpp"
 #include "engine/model/region.hpp"
+#include "engine/model/tensor_share.hpp"
 
 namespace sluice::model {
 namespace {
 
-std::vector<TensorSpec> head_tensors(const ModelShape& shape) {
+std::vector<TensorSpec> head_tensors(const ModelShape& shape, const TensorShare& share) {
   std::vector<TensorSpec> tensors;
   tensors.push_back({"head.norm.weight", {shape.hidden}, Init::kOnes, 0.0f, false});
   if (!shape.is_llama()) {
     tensors.push_back({"head.norm.bias", {shape.hidden}, Init::kZeros, 0.0f, false});
   }
   if (!shape.tie_embeddings) {
-    tensors.push_back({"head.weight", {shape.vocab, shape.hidden}, Init::kNormal, 0.02f, true});
+    tensors.push_back(take_tokens(
+        {"head.weight", {shape.vocab, shape.hidden}, Init::kNormal, 0.02f, true}, share));
   }
   return tensors;
 }
 
 class HeadLayer final : public Layer {
  public:
-  explicit HeadLayer(const ModelShape& shape)
-      : Layer(UnitLayout(head_tensors(shape))), shape_(shape) {}
+  HeadLayer(const ModelShape& shape, const TensorShare& share)
+      : Layer(UnitLayout(head_tensors(shape, share))), shape_(shape), share_(share) {}
 
   std::vector<schedule::SavedPart> saves(const BatchShape& batch,
                                          const kernels::Kernels&) const override {
@@ -31,9 +38,13 @@ class HeadLayer final : public Layer {
   PassNeeds needs(const BatchShape& batch, const kernels::Kernels& kernels) const override {
     PassNeeds needs;
     needs.saved_bytes = saved_bytes(declared_parts(batch));
-    const std::uint64_t head = kernels.head_workspace_bytes(head_shape(batch));
-    needs.forward_workspace_bytes = head;
+    const std::uint64_t head = kernels.head_workspace_bytes(largest_shape(batch));
+    Region statistics;
+    cut_statistics(batch, statistics);
+    // A pass that runs as one has no statistics.
+    needs.forward_workspace_bytes = head + (share_.is_whole() ? 0 : statistics.used_bytes());
     needs.backward_weight_workspace_bytes = head;
+    needs.segments = declared_segments(batch);
     return needs;
   }
 
@@ -68,8 +79,9 @@ class HeadLayer final : public Layer {
                                 : tensor(at.grad_weights, table_index(), batch.dtype);
     if (shape_.tie_embeddings) {
       // The tied gradient is padded to whole norm blocks, as the embedding unit is.
-      const std::uint64_t elems = static_cast<std::uint64_t>(shape_.vocab * shape_.hidden);
-      const std::uint64_t gap = round_up(elems, kLawBlockElems) - elems;
+      const auto elems = static_cast<std::uint64_t>(head_shape(batch).vocab * shape_.hidden);
+      const auto place = static_cast<std::uint64_t>(largest_shape(batch).vocab * shape_.hidden);
+      const std::uint64_t gap = round_up(place, kLawBlockElems) - elems;
       const std::uint64_t elem_bytes = dtype_bytes(batch.dtype);
       if (gap > 0) kernels.zero(table_grad + elems * elem_bytes, gap * elem_bytes);
     }
@@ -78,6 +90,9 @@ class HeadLayer final : public Layer {
   }
 
  private:
+  // The segments of a forward pass and of the loss.
+  enum Segment : std::int32_t { kLogits, kExponentials, kGradient };
+
   struct Saved {
     std::byte* normed;
     float* mean;
@@ -98,6 +113,49 @@ class HeadLayer final : public Layer {
             {"head_normed_grad", hidden},
             {"head_normed", hidden, kWeight},
             {"head_log_sum_exp", stats, kWeight}};
+  }
+
+  // The rank's maximum of each row and that of all ranks, the sum of exponentials, and the target's
+  // logit: fp32 [rows] each, in front of the head's own workspace.
+  struct Statistics {
+    std::byte *own_max, *max, *sum, *target, *scratch;
+    std::uint64_t max_begin, sum_begin, target_begin;  // in the workspace
+  };
+  Statistics cut_statistics(const BatchShape& batch, Region& region) const {
+    const std::uint64_t bytes = static_cast<std::uint64_t>(batch.rows()) * sizeof(float);
+    Statistics statistics{};
+    statistics.own_max = region.take(bytes);
+    statistics.max_begin = region.used_bytes();
+    statistics.max = region.take(bytes);
+    statistics.sum_begin = region.used_bytes();
+    statistics.sum = region.take(bytes);
+    statistics.target_begin = region.used_bytes();
+    statistics.target = region.take(bytes);
+    statistics.scratch = region.take(0);
+    return statistics;
+  }
+
+  schedule::UnitSegments declared_segments(const BatchShape& batch) const {
+    Region region;
+    const Statistics statistics = cut_statistics(batch, region);
+    const auto of_rows = [&](schedule::CutKind kind, std::uint64_t begin_bytes) {
+      return schedule::Cut{kind, schedule::CutValue::kWorkspace, begin_bytes,
+                           static_cast<std::uint64_t>(batch.rows()), DType::kF32};
+    };
+    const auto parts = declared_parts(batch);
+    schedule::Cut gradient;
+    gradient.value = schedule::CutValue::kSaved;
+    gradient.begin_bytes = parts[0].bytes + parts[1].bytes;  // head_normed_grad
+    gradient.elems = static_cast<std::uint64_t>(batch.rows() * shape_.hidden);
+    gradient.dtype = batch.dtype;
+    schedule::UnitSegments segments;
+    segments.forward = {{of_rows(schedule::CutKind::kMax, statistics.max_begin)},
+                        {of_rows(schedule::CutKind::kSum, statistics.sum_begin),
+                         of_rows(schedule::CutKind::kSum, statistics.target_begin)},
+                        {}};
+    segments.loss = segments.forward;
+    segments.loss.back() = {gradient};
+    return segments;
   }
 
   Saved cut(const BatchShape& batch, const SavedRanges& ranges) const {
@@ -122,27 +180,59 @@ class HeadLayer final : public Layer {
     return {batch.rows(), shape_.hidden, shape_.is_llama(), kNormEpsilon, batch.dtype};
   }
   kernels::HeadShape head_shape(const BatchShape& batch) const {
-    return {batch.rows(), shape_.hidden, shape_.vocab, batch.dtype};
+    return {batch.rows(), shape_.hidden, share_.tokens(shape_.vocab), batch.dtype,
+            share_.first_token(shape_.vocab)};
+  }
+  // All ranks have the same memory.
+  kernels::HeadShape largest_shape(const BatchShape& batch) const {
+    return {batch.rows(), shape_.hidden, share_.most_tokens(shape_.vocab), batch.dtype};
   }
 
   void run(kernels::Kernels& kernels, const BatchShape& batch, const PassBuffers& at,
            bool train) const {
     const Saved saved = cut(batch, at.saved);
-    kernels.norm_forward(norm_shape(batch), at.input, tensor(at.weights, 0, batch.dtype),
-                         shape_.is_llama() ? nullptr : tensor(at.weights, 1, batch.dtype),
-                         saved.normed, saved.mean, saved.rstd);
-    kernels.head_forward(head_shape(batch), saved.normed, table(batch, at), at.targets,
-                         at.loss_scale, at.loss, saved.log_sum_exp,
-                         train ? saved.normed_grad : nullptr, at.workspace);
+    if (at.segments.has(kLogits)) {
+      kernels.norm_forward(norm_shape(batch), at.input, tensor(at.weights, 0, batch.dtype),
+                           shape_.is_llama() ? nullptr : tensor(at.weights, 1, batch.dtype),
+                           saved.normed, saved.mean, saved.rstd);
+    }
+    // One call makes all segments, where no cut lies between them.
+    if (at.segments.is_all()) {
+      return kernels.head_forward(head_shape(batch), saved.normed, table(batch, at), at.targets,
+                                  at.loss_scale, at.loss, saved.log_sum_exp,
+                                  train ? saved.normed_grad : nullptr, at.workspace);
+    }
+    run_segments(kernels, batch, at, saved, train);
   }
 
-  ModelShape shape_;
+  void run_segments(kernels::Kernels& kernels, const BatchShape& batch, const PassBuffers& at,
+                    const Saved& saved, bool train) const {
+    Region region(at.workspace);
+    const Statistics statistics = cut_statistics(batch, region);
+    const auto floats = [](std::byte* data) { return reinterpret_cast<float*>(data); };
+    const kernels::HeadShape shape = head_shape(batch);
+    const kernels::RowStatistics rows{floats(statistics.own_max), floats(statistics.max),
+                                      floats(statistics.sum), floats(statistics.target)};
+    if (at.segments.has(kLogits)) {
+      kernels.head_statistics(shape, saved.normed, table(batch, at), at.targets, rows,
+                              statistics.scratch);
+    }
+    if (at.segments.has(kExponentials)) kernels.head_rescale(batch.rows(), rows);
+    if (!at.segments.has(kGradient)) return;
+    kernels.head_loss(batch.rows(), rows, at.loss, saved.log_sum_exp);
+    if (!train) return;
+    kernels.head_input_gradient(shape, saved.normed, table(batch, at), at.targets, at.loss_scale,
+                                saved.log_sum_exp, saved.normed_grad, statistics.scratch);
+  }
+
+  ModelShape shape_;  // of the whole model
+  TensorShare share_;
 };
 
 }  // namespace
 
-std::unique_ptr<Layer> make_head_layer(const ModelShape& shape) {
-  return std::make_unique<HeadLayer>(shape);
+std::unique_ptr<Layer> make_head_layer(const ModelShape& shape, const TensorShare& share) {
+  return std::make_unique<HeadLayer>(shape, share);
 }
 
 }  // namespace sluice::model

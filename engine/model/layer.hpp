@@ -6,6 +6,11 @@
 // gradient of the input and keeps the gradients of its linear outputs in `context`;
 // `backward_weight` computes the parameter gradients from them.
 //
+// A layer is one of the ranks of a tensor group, most often of one rank, and holds its part of each
+// tensor (tensor_share.hpp). Its passes consist of segments; what a cut between two of them declares
+// must be summed over the ranks before the later one runs. With one rank a part is the whole, so the
+// segments run behind each other (docs/design/tensor.md).
+//
 // rows = micro_batch * seq; activations are [rows, hidden], row-major, of `dtype`.
 #pragma once
 
@@ -16,6 +21,7 @@
 
 #include "base/dtype.hpp"
 #include "engine/model/unit_layout.hpp"
+#include "engine/schedule/pass_segments.hpp"
 #include "engine/schedule/saved_part.hpp"
 #include "kernels/kernels.hpp"
 
@@ -66,6 +72,7 @@ struct PassBuffers {
   std::byte* output = nullptr;
   SavedRanges saved;              // written by forward, read by backward
   schedule::PartMask remade = 0;  // of recompute: the parts of `saved` to make
+  schedule::SegmentRange segments;  // of the pass: those to run
   std::byte* context = nullptr;
   const std::byte* grad_output = nullptr;
   std::byte* grad_input = nullptr;
@@ -84,6 +91,8 @@ struct PassNeeds {
   std::uint64_t forward_workspace_bytes = 0;
   std::uint64_t backward_input_workspace_bytes = 0;
   std::uint64_t backward_weight_workspace_bytes = 0;
+  // A pass keeps its workspace from its first segment to its last.
+  schedule::UnitSegments segments;
 };
 
 class Layer {

@@ -25,22 +25,22 @@ void Layer::clear_gaps(kernels::Kernels& kernels, std::byte* grad_window, DType 
   clear(cursor, layout_.elems());
 }
 
-Model::Model(const ModelShape& shape) : shape_(shape) {
+Model::Model(const ModelShape& shape, const TensorShare& share) : shape_(shape), share_(share) {
   Unit embedding;
   embedding.name = "embedding";
-  embedding.layer = make_embedding_layer(shape);
+  embedding.layer = make_embedding_layer(shape, share);
   embedding.has_input = false;
   units_.push_back(std::move(embedding));
   for (std::int64_t i = 0; i < shape.layers; ++i) {
     Unit block;
     block.name = "blocks." + std::to_string(i);
-    block.layer = make_block_layer(shape, i);
+    block.layer = make_block_layer(shape, i, share);
     block.recomputable = true;
     units_.push_back(std::move(block));
   }
   Unit head;
   head.name = "head";
-  head.layer = make_head_layer(shape);
+  head.layer = make_head_layer(shape, share);
   head.is_head = true;
   head.borrows = shape.tie_embeddings ? 0 : -1;
   units_.push_back(std::move(head));

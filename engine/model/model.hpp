@@ -8,6 +8,7 @@
 
 #include "engine/model/layer.hpp"
 #include "engine/model/parameter_space.hpp"
+#include "engine/model/tensor_share.hpp"
 
 namespace sluice::model {
 
@@ -32,22 +33,26 @@ struct Unit {
   std::int32_t borrows = -1;  // a unit; this one also reads its first tensor (tied head: 0)
 };
 
-// Its units as a ParameterSpace are those of units(), in the same order.
+// Its units as a ParameterSpace are those of units(), in the same order. The units of the ranks of a
+// tensor group have equal element spaces.
 class Model : public ParameterSpace {
  public:
-  // Precondition: the shape passed the configuration's checks.
-  explicit Model(const ModelShape& shape);
-  const ModelShape& shape() const { return shape_; }
+  // Precondition: the shape passed the configuration's checks. share: of the rank that holds it.
+  explicit Model(const ModelShape& shape, const TensorShare& share = {});
+  const ModelShape& shape() const { return shape_; }  // of the whole
+  const TensorShare& share() const { return share_; }
   const std::vector<Unit>& units() const { return units_; }
 
  private:
   ModelShape shape_;
+  TensorShare share_;
   std::vector<Unit> units_;
 };
 
 // The layers; each has its own file.
-std::unique_ptr<Layer> make_embedding_layer(const ModelShape& shape);
-std::unique_ptr<Layer> make_block_layer(const ModelShape& shape, std::int64_t index);
-std::unique_ptr<Layer> make_head_layer(const ModelShape& shape);
+std::unique_ptr<Layer> make_embedding_layer(const ModelShape& shape, const TensorShare& share);
+std::unique_ptr<Layer> make_block_layer(const ModelShape& shape, std::int64_t index,
+                                        const TensorShare& share);
+std::unique_ptr<Layer> make_head_layer(const ModelShape& shape, const TensorShare& share);
 
 }  // namespace sluice::model

@@ -18,7 +18,7 @@ const std::string& ParameterSpace::tensor_of_norm_block(std::size_t block) const
     }
     const std::uint64_t begin = layout->norm_blocks()[block].begin;
     for (const PlacedTensor& tensor : layout->tensors()) {
-      if (begin < tensor.first_elem + tensor.spec.elems()) return tensor.spec.name;
+      if (begin < tensor.first_elem + tensor.spec.place_elems()) return tensor.spec.name;
     }
   }
   throw InternalError("no tensor has this norm block");

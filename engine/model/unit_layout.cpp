@@ -25,18 +25,40 @@ std::uint64_t TensorSpec::elems() const {
   return product;
 }
 
+TensorSpec::WholeRun TensorSpec::run_at(std::uint64_t elem) const {
+  if (!is_part()) return {elem, elems() - elem};
+  std::uint64_t whole_cols = 1;
+  for (std::size_t i = 1; i < whole_shape.size(); ++i) {
+    whole_cols *= static_cast<std::uint64_t>(whole_shape[i]);
+  }
+  std::uint64_t begin = 0;
+  for (const TensorBox& box : boxes) {
+    const auto cols = static_cast<std::uint64_t>(box.cols);
+    const std::uint64_t size = static_cast<std::uint64_t>(box.rows) * cols;
+    if (elem < begin + size) {
+      const std::uint64_t row = (elem - begin) / cols, col = (elem - begin) % cols;
+      const std::uint64_t first = (static_cast<std::uint64_t>(box.row) + row) * whole_cols +
+                                  static_cast<std::uint64_t>(box.col) + col;
+      // Rows of full width follow each other in the whole, too.
+      return {first, cols == whole_cols ? begin + size - elem : cols - col};
+    }
+    begin += size;
+  }
+  throw InternalError("an element lies outside its part of a tensor");
+}
+
 UnitLayout::UnitLayout(std::vector<TensorSpec> tensors) {
   std::uint64_t cursor = 0;
   for (TensorSpec& spec : tensors) {
-    const std::uint64_t elems = spec.elems();
-    SLUICE_CHECK_MSG(elems > 0, spec.name);
+    SLUICE_CHECK_MSG(spec.elems() > 0, spec.name);
+    parameters_ += spec.elems();
+    const std::uint64_t elems = spec.place_elems();
     const std::uint64_t first = place(cursor, elems);
     for (std::uint64_t begin = 0; begin < elems; begin += kLawBlockElems) {
       blocks_.push_back({first + begin, first + std::min(begin + kLawBlockElems, elems)});
     }
     tensors_.push_back({std::move(spec), first});
     cursor = first + elems;
-    parameters_ += elems;
   }
   elems_ = round_up(cursor, kLawBlockElems);
 }

@@ -6,6 +6,7 @@
 // there (law 2). Gaps are zero and stay zero: no segment covers them.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -15,6 +16,13 @@
 namespace sluice::model {
 
 enum class Init : std::uint8_t { kNormal, kZeros, kOnes };
+
+// A box of a whole tensor: rows [row, row + rows) and columns [col, col + cols). The first dimension
+// counts rows, all others together count columns.
+struct TensorBox {
+  std::int64_t row = 0, rows = 0, col = 0, cols = 0;
+  bool operator==(const TensorBox&) const = default;
+};
 
 struct TensorSpec {
   std::string name;  // "blocks.3.attention.qkv.weight"
@@ -26,8 +34,25 @@ struct TensorSpec {
   // Rows of each logical matrix, where the tensor holds several one above the other: q, k and v, or
   // gate and up. They sum to the tensor's rows. Empty: the tensor is one matrix.
   std::vector<std::int64_t> matrix_rows = {};
+  // A part of a tensor, as a tensor-parallel rank holds it: the shape of the whole, and the boxes
+  // that lie in the part, one above the other and of equal width. Names, initial values and files
+  // are those of the whole. Empty: this is a whole tensor.
+  std::vector<std::int64_t> whole_shape = {};
+  std::vector<TensorBox> boxes = {};
+  // Elements that the unit keeps for it, so that parts of unequal size lie alike on all ranks. Those
+  // behind the part are a gap. 0: as many as it has.
+  std::uint64_t reserved_elems = 0;
 
   std::uint64_t elems() const;
+  bool is_part() const { return !boxes.empty(); }
+  std::uint64_t place_elems() const { return std::max(elems(), reserved_elems); }
+  // The position in the whole tensor of an element of the part, and the number of elements from it
+  // on that follow each other in both.
+  struct WholeRun {
+    std::uint64_t first = 0;
+    std::uint64_t elems = 0;
+  };
+  WholeRun run_at(std::uint64_t elem) const;
 };
 
 struct PlacedTensor {

@@ -35,6 +35,7 @@ schedule::StepModel make_step_model(const model::Model& model, const model::Batc
     footprint.forward_workspace_bytes = needs.forward_workspace_bytes;
     footprint.backward_input_workspace_bytes = needs.backward_input_workspace_bytes;
     footprint.backward_weight_workspace_bytes = needs.backward_weight_workspace_bytes;
+    footprint.segments = needs.segments;
     footprint.norm_blocks_before = unit.layer->layout().norm_blocks_before();
     const std::size_t at = step.units.size();
     footprint.tensor_state_elems = table.tensor_state_elems(at);
@@ -51,7 +52,7 @@ schedule::StepModel make_step_model(const model::Model& model, const model::Batc
     if (unit.borrows >= 0) {
       const model::Unit& lender = model.units()[static_cast<std::size_t>(unit.borrows)];
       step.tied_elems =
-          round_up(lender.layer->layout().tensors().front().spec.elems(), kLawBlockElems);
+          round_up(lender.layer->layout().tensors().front().spec.place_elems(), kLawBlockElems);
     }
     step.units.push_back(std::move(footprint));
   }

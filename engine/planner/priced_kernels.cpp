@@ -68,9 +68,9 @@ double PricedKernels::plain_head_s(const OperationSize& size, DType dtype) const
 }
 
 void PricedKernels::charge(TimedOperation operation, DType dtype, const OperationSize& size,
-                           double plain_s) {
+                           double plain_s, double share) {
   const OperationGrid* const grid = hardware_.find(operation, priced_as(dtype));
-  charge_plain(grid != nullptr ? grid->seconds_at(size) : plain_s);
+  charge_plain(share * (grid != nullptr ? grid->seconds_at(size) : plain_s));
 }
 
 void PricedKernels::charge_elems(TimedOperation operation, DType dtype, std::int64_t elems,
@@ -166,16 +166,16 @@ void PricedKernels::attention_backward(const kernels::AttentionShape& shape, con
   charge_attention(TimedOperation::kAttentionBackward, shape.dtype, size, flops);
 }
 
-void PricedKernels::embedding_forward(const std::int32_t*, const void*, const void*, void*,
+void PricedKernels::embedding_forward(const std::int32_t*, kernels::TokenRange, const void*, const void*, void*,
                                       std::int64_t rows, std::int64_t, std::int64_t hidden,
                                       DType dtype) {
   charge_elems(TimedOperation::kEmbeddingForward, dtype, rows * hidden, 3 * bytes_of(dtype));
 }
 
-void PricedKernels::embedding_backward(const std::int32_t*, const void*, void*, void*,
-                                       std::int64_t rows, std::int64_t, std::int64_t vocab,
-                                       std::int64_t, std::int64_t hidden, DType dtype, void*) {
-  charge_elems(TimedOperation::kEmbeddingBackward, dtype, (rows + vocab) * hidden,
+void PricedKernels::embedding_backward(const std::int32_t*, kernels::TokenRange range, const void*,
+                                       void*, void*, std::int64_t rows, std::int64_t, std::int64_t,
+                                       std::int64_t hidden, DType dtype, void*) {
+  charge_elems(TimedOperation::kEmbeddingBackward, dtype, (rows + range.count) * hidden,
                2 * bytes_of(dtype));
 }
 
@@ -189,6 +189,28 @@ void PricedKernels::head_backward_weight(const kernels::HeadShape& shape, const 
                                          const std::int32_t*, float, const float*, void*, void*) {
   const OperationSize size = head_size(shape);
   charge(TimedOperation::kHeadBackward, shape.dtype, size, plain_head_s(size, shape.dtype));
+}
+
+// The head's forward pass has two products, the logits and the gradient of x. Split in steps it makes
+// the logits once more.
+void PricedKernels::head_statistics(const kernels::HeadShape& shape, const void*, const void*,
+                                    const std::int32_t*, const kernels::RowStatistics&, void*) {
+  const OperationSize size = head_size(shape);
+  charge(TimedOperation::kHeadForward, shape.dtype, size, plain_head_s(size, shape.dtype), 0.5);
+}
+
+void PricedKernels::head_rescale(std::int64_t rows, const kernels::RowStatistics&) {
+  charge_plain(stream_s(4.0 * sizeof(float) * static_cast<double>(rows)));
+}
+
+void PricedKernels::head_loss(std::int64_t rows, const kernels::RowStatistics&, double*, float*) {
+  charge_plain(stream_s(4.0 * sizeof(float) * static_cast<double>(rows)));
+}
+
+void PricedKernels::head_input_gradient(const kernels::HeadShape& shape, const void*, const void*,
+                                        const std::int32_t*, float, const float*, void*, void*) {
+  const OperationSize size = head_size(shape);
+  charge(TimedOperation::kHeadForward, shape.dtype, size, plain_head_s(size, shape.dtype));
 }
 
 void PricedKernels::accumulate(float*, const void*, DType grad_dtype, bool, std::int64_t elems) {

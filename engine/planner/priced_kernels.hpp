@@ -50,16 +50,16 @@ class PricedKernels : public kernels::Kernels {
                          float* lse, void* workspace) override;
   void attention_backward(const kernels::AttentionShape& shape, const void* dout, const void* qkv,
                           const void* out, const float* lse, void* dqkv, void* workspace) override;
-  void embedding_forward(const std::int32_t* tokens, const void* table, const void* positions,
-                         void* out, std::int64_t rows, std::int64_t time, std::int64_t hidden,
-                         DType dtype) override;
+  void embedding_forward(const std::int32_t* tokens, kernels::TokenRange range, const void* table,
+                         const void* positions, void* out, std::int64_t rows, std::int64_t time,
+                         std::int64_t hidden, DType dtype) override;
   std::uint64_t embedding_backward_workspace_bytes(std::int64_t, std::int64_t) const override {
     return 0;
   }
-  void embedding_backward(const std::int32_t* tokens, const void* dout, void* dtable,
-                          void* dpositions, std::int64_t rows, std::int64_t time,
-                          std::int64_t vocab, std::int64_t max_time, std::int64_t hidden,
-                          DType dtype, void* workspace) override;
+  void embedding_backward(const std::int32_t* tokens, kernels::TokenRange range, const void* dout,
+                          void* dtable, void* dpositions, std::int64_t rows, std::int64_t time,
+                          std::int64_t max_time, std::int64_t hidden, DType dtype,
+                          void* workspace) override;
   std::uint64_t head_workspace_bytes(const kernels::HeadShape&) const override { return 0; }
   void head_forward(const kernels::HeadShape& shape, const void* x, const void* w,
                     const std::int32_t* targets, float loss_scale, double* loss_sum, float* lse,
@@ -67,6 +67,15 @@ class PricedKernels : public kernels::Kernels {
   void head_backward_weight(const kernels::HeadShape& shape, const void* x, const void* w,
                             const std::int32_t* targets, float loss_scale, const float* lse,
                             void* dw, void* workspace) override;
+  void head_statistics(const kernels::HeadShape& shape, const void* x, const void* w,
+                       const std::int32_t* targets, const kernels::RowStatistics& statistics,
+                       void* workspace) override;
+  void head_rescale(std::int64_t rows, const kernels::RowStatistics& statistics) override;
+  void head_loss(std::int64_t rows, const kernels::RowStatistics& statistics, double* loss_sum,
+                 float* lse) override;
+  void head_input_gradient(const kernels::HeadShape& shape, const void* x, const void* w,
+                           const std::int32_t* targets, float loss_scale, const float* lse,
+                           void* dx, void* workspace) override;
   void accumulate(float* accumulator, const void* grad, DType grad_dtype, bool first,
                   std::int64_t elems) override;
   void fold(void* into, const void* from, DType dtype, std::int64_t elems) override;
@@ -84,7 +93,9 @@ class PricedKernels : public kernels::Kernels {
 
  private:
   // Adds the time from the operation's grid; without a grid, `plain_s`.
-  void charge(TimedOperation operation, DType dtype, const OperationSize& size, double plain_s);
+  // share: of the operation.
+  void charge(TimedOperation operation, DType dtype, const OperationSize& size, double plain_s,
+              double share = 1);
   void charge_elems(TimedOperation operation, DType dtype, std::int64_t elems,
                     double bytes_per_elem);
   void charge_attention(TimedOperation operation, DType dtype, const OperationSize& size,

@@ -42,6 +42,11 @@ std::unique_ptr<cuda::FusedAttention> open_attention(const device::CudaContext& 
   return cuda::open_fused_attention();
 }
 
+// A table that is cut among ranks is the host's alone so far; the configuration refuses it here.
+void check_whole(const TokenRange& range) {
+  SLUICE_CHECK(range.first == 0 && range.count == range.vocab);
+}
+
 class CudaKernels final : public Kernels {
  public:
   CudaKernels(const device::CudaDeviceInfo& device, CudaLibraries libraries)
@@ -159,9 +164,10 @@ class CudaKernels final : public Kernels {
     cuda::attention_backward(stream_, shape, dout, qkv, out, lse, dqkv, workspace);
   }
 
-  void embedding_forward(const std::int32_t* tokens, const void* table, const void* positions,
-                         void* out, std::int64_t rows, std::int64_t time, std::int64_t hidden,
-                         DType dtype) override {
+  void embedding_forward(const std::int32_t* tokens, TokenRange range, const void* table,
+                         const void* positions, void* out, std::int64_t rows, std::int64_t time,
+                         std::int64_t hidden, DType dtype) override {
+    check_whole(range);
     cuda::embedding_forward(stream_, tokens, table, positions, out, rows, time, hidden, dtype);
   }
 
@@ -170,12 +176,13 @@ class CudaKernels final : public Kernels {
     return cuda::embedding_backward_workspace_bytes(rows, vocab);
   }
 
-  void embedding_backward(const std::int32_t* tokens, const void* dout, void* dtable,
-                          void* dpositions, std::int64_t rows, std::int64_t time,
-                          std::int64_t vocab, std::int64_t max_time, std::int64_t hidden,
-                          DType dtype, void* workspace) override {
-    cuda::embedding_backward(stream_, tokens, dout, dtable, dpositions, rows, time, vocab, max_time,
-                             hidden, dtype, workspace);
+  void embedding_backward(const std::int32_t* tokens, TokenRange range, const void* dout,
+                          void* dtable, void* dpositions, std::int64_t rows, std::int64_t time,
+                          std::int64_t max_time, std::int64_t hidden, DType dtype,
+                          void* workspace) override {
+    check_whole(range);
+    cuda::embedding_backward(stream_, tokens, dout, dtable, dpositions, rows, time, range.vocab,
+                             max_time, hidden, dtype, workspace);
   }
 
   std::uint64_t head_workspace_bytes(const HeadShape& shape) const override {

@@ -48,15 +48,15 @@ class HostKernels final : public Kernels {
                          void* workspace) override;
   void attention_backward(const AttentionShape& shape, const void* dout, const void* qkv,
                           const void* out, const float* lse, void* dqkv, void* workspace) override;
-  void embedding_forward(const std::int32_t* tokens, const void* table, const void* positions,
-                         void* out, std::int64_t rows, std::int64_t time, std::int64_t hidden,
-                         DType dtype) override;
+  void embedding_forward(const std::int32_t* tokens, TokenRange range, const void* table,
+                         const void* positions, void* out, std::int64_t rows, std::int64_t time,
+                         std::int64_t hidden, DType dtype) override;
   std::uint64_t embedding_backward_workspace_bytes(std::int64_t rows,
                                                    std::int64_t vocab) const override;
-  void embedding_backward(const std::int32_t* tokens, const void* dout, void* dtable,
-                          void* dpositions, std::int64_t rows, std::int64_t time,
-                          std::int64_t vocab, std::int64_t max_time, std::int64_t hidden,
-                          DType dtype, void* workspace) override;
+  void embedding_backward(const std::int32_t* tokens, TokenRange range, const void* dout,
+                          void* dtable, void* dpositions, std::int64_t rows, std::int64_t time,
+                          std::int64_t max_time, std::int64_t hidden, DType dtype,
+                          void* workspace) override;
   std::uint64_t head_workspace_bytes(const HeadShape& shape) const override;
   void head_forward(const HeadShape& shape, const void* x, const void* w,
                     const std::int32_t* targets, float loss_scale, double* loss_sum, float* lse,
@@ -64,6 +64,15 @@ class HostKernels final : public Kernels {
   void head_backward_weight(const HeadShape& shape, const void* x, const void* w,
                             const std::int32_t* targets, float loss_scale, const float* lse,
                             void* dw, void* workspace) override;
+  void head_statistics(const HeadShape& shape, const void* x, const void* w,
+                       const std::int32_t* targets, const RowStatistics& statistics,
+                       void* workspace) override;
+  void head_rescale(std::int64_t rows, const RowStatistics& statistics) override;
+  void head_loss(std::int64_t rows, const RowStatistics& statistics, double* loss_sum,
+                 float* lse) override;
+  void head_input_gradient(const HeadShape& shape, const void* x, const void* w,
+                           const std::int32_t* targets, float loss_scale, const float* lse,
+                           void* dx, void* workspace) override;
   void accumulate(float* accumulator, const void* grad, DType grad_dtype, bool first,
                   std::int64_t elems) override;
   void fold(void* into, const void* from, DType dtype, std::int64_t elems) override;

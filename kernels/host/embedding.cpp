@@ -78,23 +78,30 @@ void check_float(DType type) {
   SLUICE_CHECK(is_act_dtype(type));
 }
 
-// Sorts row numbers by token, keeping their order. Afterwards ends[t] is one past token t's last
-// place in `order`, so ends[t - 1] is its first place.
-void sort_by_token(const std::int32_t* tokens, std::int64_t rows, std::int64_t vocab,
+bool is_within(const TokenRange& range, std::int64_t token) {
+  return token >= range.first && token < range.first + range.count;
+}
+
+// Sorts the numbers of rows with a token of the range by token, keeping their order. Afterwards
+// ends[t] is one past the last place in `order` of the range's t-th token, so ends[t - 1] is its
+// first place.
+void sort_by_token(const std::int32_t* tokens, std::int64_t rows, const TokenRange& range,
                    std::int64_t* ends, std::int64_t* order) {
-  std::fill_n(ends, vocab, std::int64_t{0});
+  std::fill_n(ends, range.count, std::int64_t{0});
   for (std::int64_t row = 0; row < rows; ++row) {
-    SLUICE_CHECK_MSG(tokens[row] >= 0 && tokens[row] < vocab,
+    SLUICE_CHECK_MSG(tokens[row] >= 0 && tokens[row] < range.vocab,
                      "a token lies outside the vocabulary");
-    ++ends[tokens[row]];
+    if (is_within(range, tokens[row])) ++ends[tokens[row] - range.first];
   }
   std::int64_t begin = 0;
-  for (std::int64_t token = 0; token < vocab; ++token) {
+  for (std::int64_t token = 0; token < range.count; ++token) {
     const std::int64_t count = ends[token];
     ends[token] = begin;
     begin += count;
   }
-  for (std::int64_t row = 0; row < rows; ++row) order[ends[tokens[row]]++] = row;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    if (is_within(range, tokens[row])) order[ends[tokens[row] - range.first]++] = row;
+  }
 }
 
 // table[r, :] = sum of dout over rows_of(r), for all r in [0, table_rows); zero for an empty list.
@@ -124,8 +131,8 @@ void sum_into_table(const Parallel& parallel, const void* dout, void* table,
 
 }  // namespace
 
-void embedding_forward(const Parallel& parallel, const std::int32_t* tokens, const void* table,
-                       const void* positions, void* out, std::int64_t rows, std::int64_t time,
+void embedding_forward(const Parallel& parallel, const std::int32_t* tokens, TokenRange range,
+                       const void* table, const void* positions, void* out, std::int64_t rows, std::int64_t time,
                        std::int64_t hidden, DType dtype) {
   check_float(dtype);
   SLUICE_CHECK(positions == nullptr || time > 0);
@@ -133,13 +140,18 @@ void embedding_forward(const Parallel& parallel, const std::int32_t* tokens, con
   const std::int64_t piece = std::max<std::int64_t>(1, 16384 / std::max<std::int64_t>(1, hidden));
   parallel.for_blocks(rows, piece, [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t row = first; row < last; ++row) {
-      if (positions != nullptr) {
+      const bool has_row = is_within(range, tokens[row]);
+      const std::int64_t table_row = tokens[row] - range.first;
+      std::byte* const to = static_cast<std::byte*>(out) + row * row_bytes;
+      if (has_row && positions != nullptr) {
         HWY_DYNAMIC_DISPATCH(add_rows)
-        (table, tokens[row], positions, row % time, out, row, hidden, dtype);
-      } else {
-        std::memcpy(static_cast<std::byte*>(out) + row * row_bytes,
-                    static_cast<const std::byte*>(table) + tokens[row] * row_bytes,
+        (table, table_row, positions, row % time, out, row, hidden, dtype);
+      } else if (has_row || positions != nullptr) {
+        const auto* const from = static_cast<const std::byte*>(has_row ? table : positions);
+        std::memcpy(to, from + (has_row ? table_row : row % time) * row_bytes,
                     static_cast<std::size_t>(row_bytes));
+      } else {
+        std::memset(to, 0, static_cast<std::size_t>(row_bytes));
       }
     }
   });
@@ -149,15 +161,15 @@ std::uint64_t embedding_backward_workspace_bytes(std::int64_t rows, std::int64_t
   return static_cast<std::uint64_t>(rows + vocab) * sizeof(std::int64_t);
 }
 
-void embedding_backward(const Parallel& parallel, const std::int32_t* tokens, const void* dout,
-                        void* dtable, void* dpositions, std::int64_t rows, std::int64_t time,
-                        std::int64_t vocab, std::int64_t max_time, std::int64_t hidden, DType dtype,
+void embedding_backward(const Parallel& parallel, const std::int32_t* tokens, TokenRange range,
+                        const void* dout, void* dtable, void* dpositions, std::int64_t rows,
+                        std::int64_t time, std::int64_t max_time, std::int64_t hidden, DType dtype,
                         void* workspace) {
   check_float(dtype);
   auto* const ends = static_cast<std::int64_t*>(workspace);
-  std::int64_t* const order = ends + vocab;
-  sort_by_token(tokens, rows, vocab, ends, order);
-  sum_into_table(parallel, dout, dtable, vocab, hidden, dtype, [&](std::int64_t token) {
+  std::int64_t* const order = ends + range.count;
+  sort_by_token(tokens, rows, range, ends, order);
+  sum_into_table(parallel, dout, dtable, range.count, hidden, dtype, [&](std::int64_t token) {
     const std::int64_t begin = token == 0 ? 0 : ends[token - 1];
     return RowList{order + begin, 0, 0, ends[token] - begin};
   });

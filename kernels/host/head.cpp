@@ -6,6 +6,9 @@
 // Backward, for each slice of the vocabulary:  L is computed again, softmax comes from the saved
 // lse, and dw of the slice is dL^T x.
 //
+// Among ranks with a run of tokens each the forward pass has steps, each of which makes its logits:
+// statistics of rows, and dx from the lse of whole rows.
+//
 // Every element of dx and dw is one sum in a fixed order. Recomputing the logits costs one more
 // product and saves rows * vocab * 4 bytes. With native bf16 the gradient rows are narrowed in
 // place and take the first half of each fp32 row.
@@ -182,6 +185,56 @@ RowLoss finish_row(float* row, std::int64_t vocab, std::int32_t target, float lo
           static_cast<float>(static_cast<double>(shift) + log_sum)};
 }
 
+// The parts of the workspace of a forward pass.
+struct ForwardMemory {
+  float* logits;
+  double* losses;
+  float* sums;
+  std::byte* scratch;
+
+  ForwardMemory(const ForwardPlan& plan, void* workspace) {
+    auto* const bytes = static_cast<std::byte*>(workspace);
+    logits = reinterpret_cast<float*>(bytes);
+    losses = reinterpret_cast<double*>(bytes + plan.logits_bytes);
+    sums = reinterpret_cast<float*>(bytes + plan.logits_bytes + plan.losses_bytes);
+    scratch = bytes + plan.logits_bytes + plan.losses_bytes + plan.sums_bytes;
+  }
+};
+
+// to [rows, hidden] = dlogits w, from gradients of the logits of a slice of rows.
+void write_dx(const Parallel& parallel, const Gemm& gemm, const HeadShape& shape,
+              const ForwardPlan& plan, const ForwardMemory& memory, std::int64_t rows,
+              const void* w, void* to) {
+  const Products products(gemm, shape, plan.stride);
+  // 16-bit dx is summed in fp32 over all steps and rounded once below.
+  float* const into = shape.dtype == DType::kF32 ? static_cast<float*>(to) : memory.sums;
+  for (std::int64_t step = 0; step < plan.steps.parts; ++step) {
+    gemm.run(products.dx_step(memory.logits, rows, w, plan.steps.begin(step),
+                              plan.steps.length(step), step > 0, into),
+             memory.scratch);
+  }
+  if (into != memory.sums) return;
+  parallel.for_each(rows, [&](std::int64_t r) {
+    store_block({.rows = 1,
+                 .cols = shape.hidden,
+                 .from = memory.sums + r * shape.hidden,
+                 .from_stride = shape.hidden,
+                 .to = const_cast<void*>(offset(to, r * shape.hidden, shape.dtype)),
+                 .to_dtype = shape.dtype,
+                 .to_stride = shape.hidden});
+  });
+}
+
+// The row of logits [first, first + cols) becomes loss_scale * (softmax - onehot), with the whole
+// row's lse.
+void differentiate_row(float* row, std::int64_t cols, std::int64_t target, float loss_scale,
+                       float lse, bool narrow) {
+  exp_row(row, cols, 1.0f, lse);
+  if (target >= 0 && target < cols) row[target] -= 1.0f;
+  scale_row(row, cols, loss_scale);
+  if (narrow) narrow_row_in_place(row, cols);
+}
+
 }  // namespace
 
 std::uint64_t head_workspace_bytes(const Gemm& gemm, const HeadShape& shape) {
@@ -195,46 +248,90 @@ void head_forward(const Parallel& parallel, const Gemm& gemm, const HeadShape& s
   check(shape);
   const ForwardPlan plan(gemm, shape);
   const Products products(gemm, shape, plan.stride);
-  auto* const bytes = static_cast<std::byte*>(workspace);
-  auto* const logits = reinterpret_cast<float*>(bytes);
-  auto* const losses = reinterpret_cast<double*>(bytes + plan.logits_bytes);
-  auto* const sums = reinterpret_cast<float*>(bytes + plan.logits_bytes + plan.losses_bytes);
-  std::byte* const scratch = bytes + plan.logits_bytes + plan.losses_bytes + plan.sums_bytes;
+  const ForwardMemory memory(plan, workspace);
+  float* const logits = memory.logits;
   double total = 0.0;
   for (std::int64_t slice = 0; slice < plan.rows.parts; ++slice) {
     const std::int64_t begin = plan.rows.begin(slice), rows = plan.rows.length(slice);
     gemm.run(
         products.logits(offset(x, begin * shape.hidden, shape.dtype), rows, w, shape.vocab, logits),
-        scratch);
+        memory.scratch);
     parallel.for_each(rows, [&](std::int64_t r) {
       const RowLoss row = finish_row(logits + r * plan.stride, shape.vocab, targets[begin + r],
                                      loss_scale, dx != nullptr, products.narrow());
-      losses[r] = row.loss;
+      memory.losses[r] = row.loss;
       lse[begin + r] = row.lse;
     });
     // Fixed order: the sum of the losses must not depend on threads.
-    for (std::int64_t r = 0; r < rows; ++r) total += losses[r];
+    for (std::int64_t r = 0; r < rows; ++r) total += memory.losses[r];
     if (dx == nullptr) continue;
-    void* const to = const_cast<void*>(offset(dx, begin * shape.hidden, shape.dtype));
-    // 16-bit dx is summed in fp32 over all steps and rounded once below.
-    float* const into = shape.dtype == DType::kF32 ? static_cast<float*>(to) : sums;
-    for (std::int64_t step = 0; step < plan.steps.parts; ++step) {
-      gemm.run(products.dx_step(logits, rows, w, plan.steps.begin(step), plan.steps.length(step),
-                                step > 0, into),
-               scratch);
-    }
-    if (into != sums) continue;
-    parallel.for_each(rows, [&](std::int64_t r) {
-      store_block({.rows = 1,
-                   .cols = shape.hidden,
-                   .from = sums + r * shape.hidden,
-                   .from_stride = shape.hidden,
-                   .to = const_cast<void*>(offset(to, r * shape.hidden, shape.dtype)),
-                   .to_dtype = shape.dtype,
-                   .to_stride = shape.hidden});
-    });
+    write_dx(parallel, gemm, shape, plan, memory, rows, w,
+             const_cast<void*>(offset(dx, begin * shape.hidden, shape.dtype)));
   }
   *loss_sum = total;
+}
+
+void head_statistics(const Parallel& parallel, const Gemm& gemm, const HeadShape& shape,
+                     const void* x, const void* w, const std::int32_t* targets,
+                     const RowStatistics& statistics, void* workspace) {
+  check(shape);
+  const ForwardPlan plan(gemm, shape);
+  const Products products(gemm, shape, plan.stride);
+  const ForwardMemory memory(plan, workspace);
+  for (std::int64_t slice = 0; slice < plan.rows.parts; ++slice) {
+    const std::int64_t begin = plan.rows.begin(slice), rows = plan.rows.length(slice);
+    gemm.run(products.logits(offset(x, begin * shape.hidden, shape.dtype), rows, w, shape.vocab,
+                             memory.logits),
+             memory.scratch);
+    parallel.for_each(rows, [&](std::int64_t r) {
+      const float* const row = memory.logits + r * plan.stride;
+      const std::int64_t at = begin + r, target = targets[at] - shape.first_token;
+      const float max = row_max(row, shape.vocab);
+      statistics.own_max[at] = statistics.max[at] = max;
+      statistics.sum[at] = sum_exp_row(row, shape.vocab, 1.0f, max);
+      statistics.target[at] = target >= 0 && target < shape.vocab ? row[target] : 0.0f;
+    });
+  }
+}
+
+void head_rescale(std::int64_t rows, const RowStatistics& statistics) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    statistics.sum[r] *= std::exp(statistics.own_max[r] - statistics.max[r]);
+  }
+}
+
+// As finish_row() has it.
+void head_loss(std::int64_t rows, const RowStatistics& statistics, double* loss_sum, float* lse) {
+  double total = 0.0;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const double log_sum = std::log(static_cast<double>(statistics.sum[r]));
+    const auto shift = static_cast<double>(statistics.max[r]);
+    total += log_sum + (shift - static_cast<double>(statistics.target[r]));
+    lse[r] = static_cast<float>(shift + log_sum);
+  }
+  *loss_sum = total;
+}
+
+void head_input_gradient(const Parallel& parallel, const Gemm& gemm, const HeadShape& shape,
+                         const void* x, const void* w, const std::int32_t* targets,
+                         float loss_scale, const float* lse, void* dx, void* workspace) {
+  check(shape);
+  const ForwardPlan plan(gemm, shape);
+  const Products products(gemm, shape, plan.stride);
+  const ForwardMemory memory(plan, workspace);
+  for (std::int64_t slice = 0; slice < plan.rows.parts; ++slice) {
+    const std::int64_t begin = plan.rows.begin(slice), rows = plan.rows.length(slice);
+    gemm.run(products.logits(offset(x, begin * shape.hidden, shape.dtype), rows, w, shape.vocab,
+                             memory.logits),
+             memory.scratch);
+    parallel.for_each(rows, [&](std::int64_t r) {
+      differentiate_row(memory.logits + r * plan.stride, shape.vocab,
+                        targets[begin + r] - shape.first_token, loss_scale, lse[begin + r],
+                        products.narrow());
+    });
+    write_dx(parallel, gemm, shape, plan, memory, rows, w,
+             const_cast<void*>(offset(dx, begin * shape.hidden, shape.dtype)));
+  }
 }
 
 void head_backward_weight(const Parallel& parallel, const Gemm& gemm, const HeadShape& shape,
@@ -251,12 +348,8 @@ void head_backward_weight(const Parallel& parallel, const Gemm& gemm, const Head
     gemm.run(products.logits(x, shape.rows, offset(w, first, shape.dtype), cols, logits), scratch);
     parallel.for_blocks(shape.rows, 64, [&](std::int64_t row_begin, std::int64_t row_end) {
       for (std::int64_t r = row_begin; r < row_end; ++r) {
-        float* const row = logits + r * plan.stride;
-        exp_row(row, cols, 1.0f, lse[r]);
-        const std::int64_t target = targets[r] - begin;
-        if (target >= 0 && target < cols) row[target] -= 1.0f;
-        scale_row(row, cols, loss_scale);
-        if (products.narrow()) narrow_row_in_place(row, cols);
+        differentiate_row(logits + r * plan.stride, cols, targets[r] - shape.first_token - begin,
+                          loss_scale, lse[r], products.narrow());
       }
     });
     gemm.run(products.dw(logits, cols, x, const_cast<void*>(offset(dw, first, shape.dtype))),

@@ -28,4 +28,15 @@ void head_backward_weight(const Parallel& parallel, const Gemm& gemm, const Head
                           const void* x, const void* w, const std::int32_t* targets,
                           float loss_scale, const float* lse, void* dw, void* workspace);
 
+
+// The steps of ranks that have runs of tokens each.
+void head_statistics(const Parallel& parallel, const Gemm& gemm, const HeadShape& shape,
+                     const void* x, const void* w, const std::int32_t* targets,
+                     const RowStatistics& statistics, void* workspace);
+void head_rescale(std::int64_t rows, const RowStatistics& statistics);
+void head_loss(std::int64_t rows, const RowStatistics& statistics, double* loss_sum, float* lse);
+void head_input_gradient(const Parallel& parallel, const Gemm& gemm, const HeadShape& shape,
+                         const void* x, const void* w, const std::int32_t* targets,
+                         float loss_scale, const float* lse, void* dx, void* workspace);
+
 }  // namespace sluice::kernels::host

@@ -90,24 +90,24 @@ class StreamedKernels final : public kernels::Kernels {
                           const void* out, const float* lse, void* dqkv, void* workspace) override {
     queue([=, this] { inner_->attention_backward(shape, dout, qkv, out, lse, dqkv, workspace); });
   }
-  void embedding_forward(const std::int32_t* tokens, const void* table, const void* positions,
-                         void* out, std::int64_t rows, std::int64_t time, std::int64_t hidden,
-                         DType dtype) override {
+  void embedding_forward(const std::int32_t* tokens, kernels::TokenRange range, const void* table,
+                         const void* positions, void* out, std::int64_t rows, std::int64_t time,
+                         std::int64_t hidden, DType dtype) override {
     queue([=, this] {
-      inner_->embedding_forward(tokens, table, positions, out, rows, time, hidden, dtype);
+      inner_->embedding_forward(tokens, range, table, positions, out, rows, time, hidden, dtype);
     });
   }
   std::uint64_t embedding_backward_workspace_bytes(std::int64_t rows,
                                                    std::int64_t vocab) const override {
     return inner_->embedding_backward_workspace_bytes(rows, vocab);
   }
-  void embedding_backward(const std::int32_t* tokens, const void* dout, void* dtable,
-                          void* dpositions, std::int64_t rows, std::int64_t time,
-                          std::int64_t vocab, std::int64_t max_time, std::int64_t hidden,
-                          DType dtype, void* workspace) override {
+  void embedding_backward(const std::int32_t* tokens, kernels::TokenRange range, const void* dout,
+                          void* dtable, void* dpositions, std::int64_t rows, std::int64_t time,
+                          std::int64_t max_time, std::int64_t hidden, DType dtype,
+                          void* workspace) override {
     queue([=, this] {
-      inner_->embedding_backward(tokens, dout, dtable, dpositions, rows, time, vocab, max_time,
-                                 hidden, dtype, workspace);
+      inner_->embedding_backward(tokens, range, dout, dtable, dpositions, rows, time, max_time, hidden,
+                                 dtype, workspace);
     });
   }
   std::uint64_t head_workspace_bytes(const kernels::HeadShape& shape) const override {

@@ -272,7 +272,8 @@ class Cases {
     const std::int64_t rows = elems / kCols;
     return [this, rows, dtype, words = arena_.words(rows, kCols),
             table = arena_.elems(kCols * kCols, dtype), out = arena_.elems(elems, dtype)] {
-      kernels_.embedding_forward(words, table, nullptr, out, rows, rows, kCols, dtype);
+      kernels_.embedding_forward(words, kernels::all_tokens(kCols), table, nullptr, out, rows, rows,
+                                 kCols, dtype);
     };
   }
   // As many rows as words in the table.
@@ -281,8 +282,8 @@ class Cases {
     return [this, rows, dtype, words = arena_.words(rows, rows),
             dout = arena_.elems(rows * kCols, dtype), dtable = arena_.elems(rows * kCols, dtype),
             workspace = arena_.take(kernels_.embedding_backward_workspace_bytes(rows, rows))] {
-      kernels_.embedding_backward(words, dout, dtable, nullptr, rows, rows, rows, rows, kCols,
-                                  dtype, workspace);
+      kernels_.embedding_backward(words, kernels::all_tokens(rows), dout, dtable, nullptr, rows, rows,
+                                  rows, kCols, dtype, workspace);
     };
   }
 

@@ -14,6 +14,7 @@
 #include "base/units.hpp"
 #include "engine/schedule/compile/recompute.hpp"
 #include "engine/schedule/orders/stage_view.hpp"
+#include "engine/schedule/pass_segments.hpp"
 #include "engine/schedule/rank_view.hpp"
 #include "engine/schedule/saved_part.hpp"
 #include "kernels/optimizer.hpp"
@@ -36,6 +37,7 @@ struct UnitFootprint {
   std::uint64_t forward_workspace_bytes = 0;
   std::uint64_t backward_input_workspace_bytes = 0;
   std::uint64_t backward_weight_workspace_bytes = 0;
+  UnitSegments segments;  // of its passes
   // Rules that need whole tensors: fp32 elements of their sums, and of an update's workspace.
   std::uint64_t tensor_state_elems = 0;
   std::vector<TensorBorder> tensor_borders = {};  // see Schedule; empty: it is one tensor

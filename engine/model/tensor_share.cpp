@@ -1,0 +1,59 @@
+// A part is a list of boxes of the whole tensor, one above the other. With one rank the whole
+// tensor is left as it is, so layouts of a rank alone do not know of boxes.
+#include "engine/model/tensor_share.hpp"
+
+#include "base/error.hpp"
+
+namespace sluice::model {
+
+TensorSpec take_boxes(TensorSpec whole, const TensorShare& share, std::vector<TensorBox> boxes) {
+  if (share.is_whole()) return whole;
+  TensorSpec part = std::move(whole);
+  part.whole_shape = part.shape;
+  part.shape.front() = 0;
+  for (const TensorBox& box : boxes) part.shape.front() += box.rows;
+  if (part.shape.size() > 1) {
+    SLUICE_CHECK(part.shape.size() == 2);
+    part.shape.back() = boxes.front().cols;
+  }
+  if (!part.matrix_rows.empty()) {
+    SLUICE_CHECK(part.matrix_rows.size() == boxes.size());
+    for (std::size_t i = 0; i < boxes.size(); ++i) part.matrix_rows[i] = boxes[i].rows;
+  }
+  part.boxes = std::move(boxes);
+  return part;
+}
+
+TensorSpec take_rows(TensorSpec whole, const TensorShare& share,
+                     const std::vector<std::int64_t>& runs) {
+  const std::int64_t cols = whole.shape.size() > 1 ? whole.shape.back() : 1;
+  std::vector<TensorBox> boxes;
+  std::int64_t begin = 0;
+  for (const std::int64_t run : runs) {
+    SLUICE_CHECK_MSG(run % share.ranks == 0, whole.name);
+    const std::int64_t rows = share.part(run);
+    boxes.push_back({begin + share.rank * rows, rows, 0, cols});
+    begin += run;
+  }
+  SLUICE_CHECK_MSG(begin == whole.shape.front(), whole.name);
+  return take_boxes(std::move(whole), share, std::move(boxes));
+}
+
+TensorSpec take_columns(TensorSpec whole, const TensorShare& share) {
+  SLUICE_CHECK_MSG(whole.shape.size() == 2 && whole.shape.back() % share.ranks == 0, whole.name);
+  const std::int64_t cols = share.part(whole.shape.back());
+  const TensorBox box{0, whole.shape.front(), share.rank * cols, cols};
+  return take_boxes(std::move(whole), share, {box});
+}
+
+TensorSpec take_tokens(TensorSpec whole, const TensorShare& share) {
+  const std::int64_t vocab = whole.shape.front(), cols = whole.shape.back();
+  const TensorBox box{share.first_token(vocab), share.tokens(vocab), 0, cols};
+  TensorSpec part = take_boxes(std::move(whole), share, {box});
+  if (part.is_part()) {
+    part.reserved_elems = static_cast<std::uint64_t>(share.most_tokens(vocab) * cols);
+  }
+  return part;
+}
+
+}  // namespace sluice::model

@@ -1,0 +1,50 @@
+// The part of each layer that one rank of a tensor group holds (Shoeybi et al., "Megatron-LM: training
+// multi-billion parameter language models using model parallelism", 2019).
+//
+// Column-parallel matrices are cut by rows of the stored [out, in] weight, so that a rank computes
+// some of the outputs; row-parallel ones by columns, so that a rank adds its part to every output.
+// Attention is cut by heads, and each rank has as many key/value heads as its query heads use. The
+// vocabulary is cut into runs of tokens that differ by one at most. Norms, the biases behind a sum
+// and positions are on every rank, with the same bits.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "engine/model/unit_layout.hpp"
+
+namespace sluice::model {
+
+struct TensorShare {
+  std::int64_t rank = 0;
+  std::int64_t ranks = 1;
+
+  bool is_whole() const { return ranks == 1; }
+  // Its part of `count` things that divide evenly.
+  std::int64_t part(std::int64_t count) const { return count / ranks; }
+  // A vector behind a sum over the ranks is added by the first of them.
+  bool is_first() const { return rank == 0; }
+  // The tokens of a vocabulary: the first of them, and their number.
+  std::int64_t first_token(std::int64_t vocab) const {
+    return rank * (vocab / ranks) + std::min(rank, vocab % ranks);
+  }
+  std::int64_t tokens(std::int64_t vocab) const {
+    return vocab / ranks + (rank < vocab % ranks ? 1 : 0);
+  }
+  std::int64_t most_tokens(std::int64_t vocab) const { return (vocab + ranks - 1) / ranks; }
+  bool operator==(const TensorShare&) const = default;
+};
+
+// The part of a whole tensor that lies in these boxes; the spec as it is if the share is the whole.
+// Logical matrices (matrix_rows) have one box each.
+TensorSpec take_boxes(TensorSpec whole, const TensorShare& share, std::vector<TensorBox> boxes);
+// Of each of these runs of rows the rank's part. Precondition: the ranks divide each of them.
+TensorSpec take_rows(TensorSpec whole, const TensorShare& share,
+                     const std::vector<std::int64_t>& runs);
+// The rank's part of the columns.
+TensorSpec take_columns(TensorSpec whole, const TensorShare& share);
+// Rows of the rank's tokens; all ranks reserve room for the largest part.
+TensorSpec take_tokens(TensorSpec whole, const TensorShare& share);
+
+}  // namespace sluice::model

@@ -1,0 +1,58 @@
+// A unit's pass as segments with cuts between them: plain data.
+//
+// A segment is a part of a pass that needs nothing of other ranks. Behind it values may cross to the
+// ranks of a tensor group, which hold parts of the same unit: each *cut* declares one such value. A
+// rank without others runs all segments of a pass as one instruction. Among several each segment
+// is an instruction, and each cut a collective on the lane `inner`, so that the planner, the
+// simulator and the checks see it.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "base/dtype.hpp"
+#include "engine/schedule/saved_part.hpp"
+
+namespace sluice::schedule {
+
+// The operation that makes one value of the ranks' parts, elementwise. Every rank gets it, with the
+// same bits.
+enum class CutKind : std::uint8_t { kSum, kMax };
+
+// The buffer of a pass that a cut lies in.
+enum class CutValue : std::uint8_t { kOutput, kSaved, kContext, kWorkspace };
+
+struct Cut {
+  CutKind kind = CutKind::kSum;
+  CutValue value = CutValue::kOutput;
+  std::uint64_t begin_bytes = 0;  // in the buffer
+  std::uint64_t elems = 0;
+  DType dtype = DType::kF32;
+  // Of a forward pass: the saved parts that are made of it. A Recompute that makes none of them has
+  // no such cut. 0: only the output is made of it.
+  PartMask parts = 0;
+  std::uint64_t bytes() const { return sluice::bytes_of(dtype, elems); }
+  bool operator==(const Cut&) const = default;
+};
+
+// The cuts behind each segment. A pass has at least one segment.
+using PassSegments = std::vector<std::vector<Cut>>;
+
+struct UnitSegments {
+  PassSegments forward{{}};  // and of a Recompute
+  PassSegments loss{{}};
+  PassSegments backward_input{{}};
+  bool operator==(const UnitSegments&) const = default;
+};
+
+// Segments [begin, end) of a pass; all of it by default.
+struct SegmentRange {
+  std::int32_t begin = 0;
+  std::int32_t end = std::numeric_limits<std::int32_t>::max();
+  bool has(std::int32_t segment) const { return begin <= segment && segment < end; }
+  bool is_all() const { return *this == SegmentRange{}; }
+  bool operator==(const SegmentRange&) const = default;
+};
+
+}  // namespace sluice::schedule
