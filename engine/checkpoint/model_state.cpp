@@ -117,6 +117,32 @@ void store_weights(const kernels::OptimizerOptions& options, std::span<const flo
   }
 }
 
+// The runs of a part's elements that lie within elements [begin, end) of the whole tensor.
+std::vector<schedule::ElemRange> runs_within(const model::TensorSpec& spec, std::uint64_t begin,
+                                             std::uint64_t end) {
+  std::vector<schedule::ElemRange> runs;
+  for (std::uint64_t at = 0; at < spec.elems();) {
+    const auto run = spec.run_at(at);
+    const std::uint64_t first = std::max(run.first, begin);
+    const std::uint64_t last = std::min(run.first + run.elems, end);
+    if (first < last) {
+      const schedule::ElemRange found{at + first - run.first, at + last - run.first};
+      if (!runs.empty() && runs.back().end == found.begin) {
+        runs.back().end = found.end;
+      } else {
+        runs.push_back(found);
+      }
+    }
+    at += run.elems;
+  }
+  return runs;
+}
+
+bool has_parts(const model::UnitLayout& layout) {
+  return std::any_of(layout.tensors().begin(), layout.tensors().end(),
+                     [](const model::PlacedTensor& tensor) { return tensor.spec.is_part(); });
+}
+
 }  // namespace
 
 std::vector<float> ModelState::initial_values(const model::UnitLayout& layout, std::uint64_t seed,
@@ -173,6 +199,54 @@ void ModelState::initialize(std::uint64_t seed) {
   }
 }
 
+void ModelState::visit_tensor(std::size_t unit, const StateColumn& column,
+                              const model::PlacedTensor& tensor, const TensorVisitor& visitor) {
+  if (tensor.spec.is_part()) return visit_joined(unit, column, tensor, visitor);
+  const std::uint64_t bytes = dtype_bytes(column.layout.dtype);
+  const std::uint64_t end = tensor.first_elem + tensor.spec.elems();
+  store_.visit_whole(
+      column.kind, column.layout, static_cast<std::int32_t>(unit),
+      tensor.first_elem / kLawBlockElems * kLawBlockElems, round_up(end, kLawBlockElems),
+      [&](std::uint64_t begin, std::uint64_t piece_end, std::span<std::byte* const> data) {
+        const Overlap part = overlap(tensor, begin, piece_end);
+        if (part.empty()) return;
+        const std::uint64_t at = tensor.first_elem + part.first - begin;
+        visitor(data[0] + at * bytes, (part.last - part.first) * bytes);
+      });
+}
+
+// Each rank writes its elements into zeros, and the ranks add their pieces as integers: a sum of one
+// number and zeros is that number.
+void ModelState::visit_joined(std::size_t unit, const StateColumn& column,
+                              const model::PlacedTensor& tensor, const TensorVisitor& visitor) {
+  const model::TensorSpec& spec = tensor.spec;
+  const std::uint64_t bytes = dtype_bytes(column.layout.dtype);
+  const std::array<StateKind, 1> kind{column.kind};
+  constexpr std::uint64_t kPieceElems = runtime::StateStore::kWindowElems;
+  std::vector<std::byte> piece(kPieceElems * bytes);
+  for (std::uint64_t begin = 0; begin < spec.whole_elems(); begin += kPieceElems) {
+    const std::uint64_t end = std::min(begin + kPieceElems, spec.whole_elems());
+    std::fill(piece.begin(), piece.end(), std::byte{0});
+    for (const schedule::ElemRange& own : runs_within(spec, begin, end)) {
+      const std::uint64_t first = tensor.first_elem + own.begin;
+      const std::uint64_t last = tensor.first_elem + own.end;
+      store_.visit(kind, static_cast<std::int32_t>(unit), first / kLawBlockElems * kLawBlockElems,
+                   round_up(last, kLawBlockElems), runtime::StateStore::Access::kRead,
+                   [&](std::uint64_t from, std::uint64_t to, std::span<std::byte* const> data) {
+                     for (std::uint64_t at = std::max(from, first); at < std::min(to, last);) {
+                       const auto run = spec.run_at(at - tensor.first_elem);
+                       const std::uint64_t elems = std::min(run.elems, std::min(to, last) - at);
+                       std::memcpy(piece.data() + (run.first - begin) * bytes,
+                                   data[0] + (at - from) * bytes, elems * bytes);
+                       at += elems;
+                     }
+                   });
+    }
+    store_.join(piece);
+    visitor(piece.data(), (end - begin) * bytes);
+  }
+}
+
 void ModelState::write(const std::string& path, const StoredTensors& tensors, const Notes& notes) {
   std::optional<SafetensorsWriter> writer;
   Notes metadata = file_metadata();
@@ -181,6 +255,15 @@ void ModelState::write(const std::string& path, const StoredTensors& tensors, co
   for (std::size_t unit = 0; unit < space_.unit_count(); ++unit) {
     for (std::size_t k = 0; k < tensors.columns(unit).size(); ++k) {
       const StateColumn& column = tensors.columns(unit)[k];
+      if (has_parts(space_.layout(unit))) {
+        for (std::size_t t = 0; t < space_.layout(unit).tensors().size(); ++t) {
+          visit_tensor(unit, column, space_.layout(unit).tensors()[t],
+                       [&](std::byte* data, std::uint64_t bytes) {
+                         if (writer) writer->append(tensors.first_spec(unit, t, k), {data, bytes});
+                       });
+        }
+        continue;
+      }
       store_.visit_whole(
           column.kind, column.layout, static_cast<std::int32_t>(unit), 0,
           tensors.home_elems(unit, k),
@@ -262,7 +345,8 @@ std::string ModelState::weights_hash_in(const SafetensorsReader& reader,
   std::vector<std::byte> piece(kMiB);
   for (std::size_t unit = 0; unit < space.unit_count(); ++unit) {
     for (const model::PlacedTensor& tensor : space.layout(unit).tensors()) {
-      hasher.begin_tensor(tensor.spec.name, table.options(unit).weight, tensor.spec.shape);
+      hasher.begin_tensor(tensor.spec.name, table.options(unit).weight,
+                          tensor.spec.file_shape());
       const SafetensorsTensor& stored = *reader.find(tensor.spec.name);
       for (std::uint64_t at = 0; at < stored.bytes(); at += piece.size()) {
         const std::uint64_t bytes = std::min<std::uint64_t>(piece.size(), stored.bytes() - at);
@@ -278,22 +362,10 @@ std::string ModelState::weights_hash_in(const SafetensorsReader& reader,
 std::string ModelState::weights_hash() {
   WeightsHasher hasher;
   for (std::size_t unit = 0; unit < space_.unit_count(); ++unit) {
-    const kernels::StateLayout layout_of_weights = weight_column(options(unit).weight).layout;
-    const std::uint64_t bytes = dtype_bytes(options(unit).weight);
-    const model::UnitLayout& layout = space_.layout(unit);
-    for (const model::PlacedTensor& tensor : layout.tensors()) {
-      hasher.begin_tensor(tensor.spec.name, options(unit).weight, tensor.spec.shape);
-      const std::uint64_t end = tensor.first_elem + tensor.spec.elems();
-      const std::uint64_t visit_begin = tensor.first_elem / kLawBlockElems * kLawBlockElems;
-      store_.visit_whole(
-          StateKind::kWeight, layout_of_weights, static_cast<std::int32_t>(unit), visit_begin,
-          round_up(end, kLawBlockElems),
-          [&](std::uint64_t begin, std::uint64_t piece_end, std::span<std::byte* const> data) {
-            const Overlap part = overlap(tensor, begin, piece_end);
-            if (part.empty()) return;
-            const std::uint64_t at = tensor.first_elem + part.first - begin;
-            hasher.update(data[0] + at * bytes, (part.last - part.first) * bytes);
-          });
+    for (const model::PlacedTensor& tensor : space_.layout(unit).tensors()) {
+      hasher.begin_tensor(tensor.spec.name, options(unit).weight, tensor.spec.file_shape());
+      visit_tensor(unit, weight_column(options(unit).weight), tensor,
+                   [&](std::byte* data, std::uint64_t bytes) { hasher.update(data, bytes); });
       hasher.end_tensor();
     }
   }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <span>
 #include <string>
@@ -59,6 +60,13 @@ class ModelState {
  private:
   const kernels::OptimizerOptions& options(std::size_t unit) const { return table_.options(unit); }
   void write(const std::string& path, const StoredTensors& tensors, const Notes& notes);
+  // Calls visitor(data, bytes) for consecutive parts of a tensor's column, which every rank gets. All
+  // ranks call it.
+  using TensorVisitor = std::function<void(std::byte* data, std::uint64_t bytes)>;
+  void visit_tensor(std::size_t unit, const StateColumn& column, const model::PlacedTensor& tensor,
+                    const TensorVisitor& visitor);
+  void visit_joined(std::size_t unit, const StateColumn& column, const model::PlacedTensor& tensor,
+                    const TensorVisitor& visitor);
   void zero(const StateColumn& column, std::size_t unit, std::uint64_t elems);
   void fill_weights(std::size_t unit, std::uint64_t seed);
   // Elements [begin, end) of the unit's masters.

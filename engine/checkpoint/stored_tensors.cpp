@@ -100,7 +100,7 @@ void StoredTensors::add_specs(const model::TensorSpec& tensor, const StateColumn
                       DType::kF32,
                       {static_cast<std::int64_t>(blocks)}});
   } else {
-    specs_.push_back({name, column.layout.dtype, tensor.shape});
+    specs_.push_back({name, column.layout.dtype, tensor.file_shape()});
   }
 }
 
@@ -131,7 +131,17 @@ void StoredTensors::for_parts(std::size_t unit, std::size_t column, std::uint64_
       continue;
     }
     const std::uint64_t bytes = dtype_bytes(layout.dtype);
-    part(spec, run.tensor * bytes, data + (run.home - begin) * bytes, run.elems * bytes);
+    std::byte* const at = data + (run.home - begin) * bytes;
+    if (!tensors[t].spec.is_part()) {
+      part(spec, run.tensor * bytes, at, run.elems * bytes);
+      continue;
+    }
+    for (std::uint64_t done = 0; done < run.elems;) {
+      const model::TensorSpec::WholeRun whole = tensors[t].spec.run_at(run.tensor + done);
+      const std::uint64_t elems = std::min(whole.elems, run.elems - done);
+      part(spec, whole.first * bytes, at + done * bytes, elems * bytes);
+      done += elems;
+    }
   }
 }
 

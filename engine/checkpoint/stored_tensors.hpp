@@ -4,7 +4,7 @@
 // A weight has its tensor's name; other state is "master.NAME", "remainder.NAME" (I16, split
 // master), "moment1.NAME", "moment2.NAME". 8-bit moments are two tensors: the codes (U8, of the
 // tensor's shape) and "moment1_scale.NAME" (F32, one for each 128 elements). Sums of whole tensors
-// are F32, of one dimension.
+// are F32, of one dimension. A tensor-parallel rank's part of a tensor has its places in the whole one.
 #pragma once
 
 #include <cstddef>
@@ -43,16 +43,18 @@ class StoredTensors {
 
   // Calls part(spec, offset, data, bytes) for every run of bytes of elements [begin, end) of the
   // home (whole groups of its dtype) that belongs to a tensor; `offset` counts from the tensor's
-  // first byte, `data` is where element `begin` lies. For one spec, offsets ascend without gaps.
+  // first byte, `data` is where element `begin` lies. For one spec, offsets ascend without gaps,
+  // unless the unit has a part of the tensor alone.
   using Part =
       std::function<void(std::size_t spec, std::uint64_t offset, std::byte* data, std::uint64_t)>;
   void for_parts(std::size_t unit, std::size_t column, std::uint64_t begin, std::uint64_t end,
                  std::byte* data, const Part& part) const;
-
- private:
+  // The first spec of a tensor's column.
   std::size_t first_spec(std::size_t unit, std::size_t tensor, std::size_t column) const {
     return first_specs_[unit][tensor * columns_[unit].size() + column];
   }
+
+ private:
   void add_specs(const model::TensorSpec& tensor, const StateColumn& column,
                  model::ParameterTable::StatePart sums);
 

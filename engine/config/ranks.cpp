@@ -1,5 +1,6 @@
 // Data-parallel ranks divide the micro-batches of a step evenly, and each rank folds whole subtrees
-// of the groups' tree (docs/design/ranks.md).
+// of the groups' tree (docs/design/ranks.md). Tensor-parallel ranks divide heads and columns evenly
+// (docs/design/tensor.md).
 #include <bit>
 
 #include "engine/config/config.hpp"
@@ -100,9 +101,68 @@ std::optional<RanksProblem> pipeline_problem(const Config& config) {
   return std::nullopt;
 }
 
+std::string tensor_text(const Config& config) {
+  return "parallel.tensor = " + std::to_string(config.parallel.tensor);
+}
+
+// What ranks cannot have equal parts of.
+std::optional<RanksProblem> tensor_share_problem(const Config& config) {
+  const std::int64_t ranks = config.parallel.tensor;
+  const auto refuse = [&](const char* key, std::int64_t value, const std::string& rest) {
+    return RanksProblem{"parallel.tensor", tensor_text(config) + " must divide " + key + " = " +
+                                               std::to_string(value) + rest};
+  };
+  if (config.model.heads % ranks != 0) {
+    return refuse("model.heads", config.model.heads, ": each rank has whole heads");
+  }
+  if (config.model.kv_heads % ranks != 0) {
+    return refuse("model.kv_heads", config.model.kv_heads,
+                  ": ranks that share a key/value head are not available in this version");
+  }
+  if (config.model.ffn % ranks != 0) {
+    return refuse("model.ffn", config.model.ffn, ": each rank has as many columns of the MLP");
+  }
+  if (config.model.vocab < ranks) {
+    return RanksProblem{"parallel.tensor", tensor_text(config) + " needs a token for each rank, and "
+                                               "model.vocab is " +
+                                               std::to_string(config.model.vocab)};
+  }
+  return std::nullopt;
+}
+
+// What goes with no tensor-parallel ranks yet.
+std::optional<RanksProblem> tensor_problem(const Config& config) {
+  if (config.parallel.tensor == 1) return std::nullopt;
+  if (const auto problem = tensor_share_problem(config)) return problem;
+  const auto refuse = [&](const std::string& key, const std::string& value) {
+    return RanksProblem{key, key + " = " + value + " does not go with " + tensor_text(config) +
+                                 " in this version"};
+  };
+  if (config.parallel.data > 1) return refuse("parallel.data", std::to_string(config.parallel.data));
+  if (config.parallel.pipeline > 1) {
+    return refuse("parallel.pipeline", std::to_string(config.parallel.pipeline));
+  }
+  if (config.memory.backend == Config::Backend::kCuda) return refuse("memory.backend", "\"cuda\"");
+  if (config.checkpoint.mode == Config::CheckpointMode::kDurable) {
+    return refuse("checkpoint.mode", "\"durable\"");
+  }
+  kernels::OptimizerOptions rule;
+  rule.rule = config.optimizer.name;
+  if (kernels::needs_whole_tensors(rule)) {
+    return refuse("optimizer.name",
+                  "\"" + std::string(kernels::optimizer_rule_name(config.optimizer.name)) + "\"");
+  }
+  if (config.optimizer.moments != Config::Moments::kFP32) {
+    const bool bytes = config.optimizer.moments == Config::Moments::k8Bit;
+    return refuse("optimizer.moments", bytes ? "\"8bit\"" : "\"bf16\"");
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 std::optional<RanksProblem> ranks_problem(const Config& config) {
+  if (const auto problem = tensor_problem(config)) return problem;
   if (const auto problem = pipeline_problem(config)) return problem;
   const std::int64_t ranks = config.parallel.data;
   if (ranks == 1) return std::nullopt;

@@ -19,6 +19,10 @@ model::ModelShape model_shape(const Config& config) {
   return shape;
 }
 
+model::TensorShare tensor_share(const Config& config, int rank) {
+  return {rank % config.parallel.tensor, config.parallel.tensor};
+}
+
 model::BatchShape batch_shape(const Config& config) {
   const auto dtype = [&] {
     switch (config.train.precision) {

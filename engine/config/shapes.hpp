@@ -12,6 +12,8 @@ namespace sluice::config {
 
 model::ModelShape model_shape(const Config& config);
 // One micro-batch, and the dtype of weights, activations and gradients.
+// The part of the model that a rank of the world holds.
+model::TensorShare tensor_share(const Config& config, int rank);
 model::BatchShape batch_shape(const Config& config);
 kernels::OptimizerOptions optimizer_options(const Config& config);
 // Throws InputError as ParameterTable does.

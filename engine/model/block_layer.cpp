@@ -203,8 +203,10 @@ class BlockLayer final : public Layer {
 
   void recompute(kernels::Kernels& kernels, const BatchShape& batch,
                  const PassBuffers& at) const override {
-    // With its output, a recompute is the forward pass.
-    if (at.output != nullptr) return forward(kernels, batch, at);
+    // With its output, a recompute is the forward pass. Only the last segment has the output; one that
+    // ends before it stands before the sum that the output is made of.
+    const bool makes_output = at.output != nullptr || at.segments.end == kEnd;
+    if (makes_output) return forward(kernels, batch, at);
     make_parts(kernels, batch, at, cut_saved(batch, at.saved), at.remade);
   }
 

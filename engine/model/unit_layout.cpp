@@ -25,12 +25,15 @@ std::uint64_t TensorSpec::elems() const {
   return product;
 }
 
+std::uint64_t TensorSpec::whole_elems() const {
+  std::uint64_t product = 1;
+  for (const std::int64_t dim : file_shape()) product *= static_cast<std::uint64_t>(dim);
+  return product;
+}
+
 TensorSpec::WholeRun TensorSpec::run_at(std::uint64_t elem) const {
   if (!is_part()) return {elem, elems() - elem};
-  std::uint64_t whole_cols = 1;
-  for (std::size_t i = 1; i < whole_shape.size(); ++i) {
-    whole_cols *= static_cast<std::uint64_t>(whole_shape[i]);
-  }
+  const std::uint64_t whole_cols = whole_elems() / static_cast<std::uint64_t>(whole_shape.front());
   std::uint64_t begin = 0;
   for (const TensorBox& box : boxes) {
     const auto cols = static_cast<std::uint64_t>(box.cols);
@@ -51,7 +54,7 @@ UnitLayout::UnitLayout(std::vector<TensorSpec> tensors) {
   std::uint64_t cursor = 0;
   for (TensorSpec& spec : tensors) {
     SLUICE_CHECK_MSG(spec.elems() > 0, spec.name);
-    parameters_ += spec.elems();
+    parameters_ += spec.whole_elems();
     const std::uint64_t elems = spec.place_elems();
     const std::uint64_t first = place(cursor, elems);
     for (std::uint64_t begin = 0; begin < elems; begin += kLawBlockElems) {

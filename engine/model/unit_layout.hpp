@@ -45,6 +45,9 @@ struct TensorSpec {
 
   std::uint64_t elems() const;
   bool is_part() const { return !boxes.empty(); }
+  // Of the tensor that it is a part of, or its own.
+  const std::vector<std::int64_t>& file_shape() const { return is_part() ? whole_shape : shape; }
+  std::uint64_t whole_elems() const;
   std::uint64_t place_elems() const { return std::max(elems(), reserved_elems); }
   // The position in the whole tensor of an element of the part, and the number of elements from it
   // on that follow each other in both.
@@ -74,7 +77,7 @@ class UnitLayout {
   const std::vector<PlacedTensor>& tensors() const { return tensors_; }
   // A multiple of kLawBlockElems.
   std::uint64_t elems() const { return elems_; }
-  // Elements without the gaps.
+  // Elements without the gaps, of whole tensors.
   std::uint64_t parameter_count() const { return parameters_; }
   // All norm blocks in element order.
   const std::vector<NormBlock>& norm_blocks() const { return blocks_; }

@@ -37,7 +37,8 @@ std::int64_t elems_of(const schedule::Schedule& schedule, const schedule::Use& u
 }
 
 std::int32_t ranks_of(const config::Config& config) {
-  return static_cast<std::int32_t>(config.parallel.data * config.parallel.pipeline);
+  return static_cast<std::int32_t>(config.parallel.data * config.parallel.pipeline *
+                                   config.parallel.tensor);
 }
 
 // Ranks of one node keep no more cores busy than there are, so each gets its share of them.
@@ -81,13 +82,15 @@ PricedKernels& CostModel::kernels_of(schedule::Lane lane) {
 // Runs the layer once on kernels that only count, with addresses that are never read. Passes of one
 // unit cost the same in every micro-batch, so each is priced once.
 double CostModel::pass_s(std::int32_t unit, schedule::Op pass, schedule::PartMask remade,
-                         bool makes_output) {
-  const auto [found, fresh] = pass_s_.try_emplace({unit, pass, remade, makes_output}, 0.0);
+                         bool makes_output, const schedule::SegmentRange& segments) {
+  const auto [found, fresh] = pass_s_.try_emplace(
+      {unit, pass, remade, makes_output, segments.begin, segments.end}, 0.0);
   if (!fresh) return found->second;
   const model::Layer& layer = *model_.units()[static_cast<std::size_t>(unit)].layer;
   model::PassBuffers at;
   at.output = makes_output ? some_address() : nullptr;
   at.remade = remade;
+  at.segments = segments;
   at.weights = at.tied_weights = at.input = at.grad_output = some_address();
   at.saved = some_address();
   at.context = at.grad_input = at.workspace = some_address();
@@ -116,7 +119,8 @@ double CostModel::pass_s(std::int32_t unit, schedule::Op pass, schedule::PartMas
 }
 
 double CostModel::pass_s(const schedule::Schedule& schedule, const schedule::Instruction& pass) {
-  if (pass.op != schedule::Op::kRecompute) return pass_s(pass.unit, pass.op, 0, true);
+  if (pass.op != schedule::Op::kRecompute) return pass_s(pass.unit, pass.op, 0, true, pass.segments);
+  // Of a pass that is cut only the last segment writes the output.
   const bool makes_output =
       std::any_of(pass.writes.begin(), pass.writes.end(), [&](const schedule::Use& use) {
         return schedule.buffers[use.buffer].role == schedule::BufferRole::kActivation;
@@ -124,7 +128,7 @@ double CostModel::pass_s(const schedule::Schedule& schedule, const schedule::Ins
   const model::Layer& layer = *model_.units()[static_cast<std::size_t>(pass.unit)].layer;
   const schedule::PartMask remade =
       schedule::saved_parts_written(schedule, pass, layer.saves(batch_, kernels_));
-  return pass_s(pass.unit, pass.op, remade, makes_output);
+  return pass_s(pass.unit, pass.op, remade, makes_output, pass.segments);
 }
 
 double CostModel::unit_s(std::int32_t unit) {
@@ -244,6 +248,13 @@ double CostModel::collective_s(const schedule::Schedule& schedule,
                                const schedule::Instruction& instruction) const {
   const std::int32_t self = schedule::world_rank_of(schedule, instruction.rank);
   const auto& group = schedule.groups[static_cast<std::size_t>(instruction.group)];
+  if (instruction.lane == schedule::Lane::kInner) {
+    // Two exchanges, of which each moves about half of the bytes, and a fold between them.
+    const auto ranks = static_cast<std::int32_t>(group.ranks.size());
+    const auto bytes = static_cast<double>(instruction.bytes);
+    return 2 * world_.links.collective_s(ranks, bytes / 2) +
+           bytes / hardware_of(instruction.lane).memory_bandwidth_bytes_per_s;
+  }
   struct Bytes {
     std::uint64_t sent = 0, received = 0;
   };
@@ -421,7 +432,10 @@ schedule::SimulationModel CostModel::simulation_model() const {
   use(schedule::Lane::kStorageWrite, 0.1);
   // A transfer over TCP keeps a core busy for a fifth of its time, as measured on the loopback.
   if (!on_gpu() && world_.ranks > 1) {
-    for (const schedule::Lane lane : {schedule::Lane::kComm, schedule::Lane::kSend}) use(lane, 0.2);
+    for (const schedule::Lane lane :
+         {schedule::Lane::kComm, schedule::Lane::kInner, schedule::Lane::kSend}) {
+      use(lane, 0.2);
+    }
   }
   model.storage_read_bytes_per_s = hardware_.storage_read_bytes_per_s / world_.of_node;
   model.storage_write_bytes_per_s = hardware_.storage_write_bytes_per_s / world_.of_node;

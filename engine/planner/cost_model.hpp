@@ -63,7 +63,8 @@ class CostModel {
 
  private:
   double pass_s(const schedule::Schedule& schedule, const schedule::Instruction& pass);
-  double pass_s(std::int32_t unit, schedule::Op pass, schedule::PartMask remade, bool makes_output);
+  double pass_s(std::int32_t unit, schedule::Op pass, schedule::PartMask remade, bool makes_output,
+                const schedule::SegmentRange& segments = {});
   StepRates::StateWork state_work(PricedKernels& kernels);
   static void price_copies(PricedKernels& kernels, const schedule::Schedule& schedule,
                            const schedule::Instruction& instruction);
@@ -102,7 +103,10 @@ class CostModel {
   PricedKernels kernels_;  // the device's
   PricedKernels host_kernels_;
   // Cache, by unit, pass, the parts that a Recompute makes, and whether there is an output.
-  std::map<std::tuple<std::int32_t, schedule::Op, schedule::PartMask, bool>, double> pass_s_;
+  std::map<std::tuple<std::int32_t, schedule::Op, schedule::PartMask, bool, std::int32_t,
+                      std::int32_t>,
+           double>
+      pass_s_;
 };
 
 }  // namespace sluice::planner

@@ -9,6 +9,28 @@
 #include "base/units.hpp"
 
 namespace sluice::planner {
+namespace {
+
+// The norm blocks of parts of tensors, in runs.
+std::vector<schedule::ElemRange> cut_norm_blocks(const model::UnitLayout& layout) {
+  std::vector<schedule::ElemRange> runs;
+  std::uint64_t block = 0;
+  for (const model::PlacedTensor& tensor : layout.tensors()) {
+    const std::uint64_t blocks = ceil_div(tensor.spec.place_elems(), kLawBlockElems);
+    if (tensor.spec.is_part()) {
+      if (!runs.empty() && runs.back().end == block) {
+        runs.back().end += blocks;
+      } else {
+        runs.push_back({block, block + blocks});
+      }
+    }
+    block += blocks;
+  }
+  return runs;
+}
+
+}  // namespace
+
 // Layers declare their needs for this batch; the parameter table gives the sizes of per-tensor
 // state.
 schedule::StepModel make_step_model(const model::Model& model, const model::BatchShape& batch,
@@ -36,6 +58,7 @@ schedule::StepModel make_step_model(const model::Model& model, const model::Batc
     footprint.backward_input_workspace_bytes = needs.backward_input_workspace_bytes;
     footprint.backward_weight_workspace_bytes = needs.backward_weight_workspace_bytes;
     footprint.segments = needs.segments;
+    footprint.cut_norm_blocks = cut_norm_blocks(unit.layer->layout());
     footprint.norm_blocks_before = unit.layer->layout().norm_blocks_before();
     const std::size_t at = step.units.size();
     footprint.tensor_state_elems = table.tensor_state_elems(at);

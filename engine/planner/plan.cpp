@@ -166,6 +166,7 @@ schedule::StepModel step_model_of(const config::Config& config, const model::Mod
                   ? parallel::make_server_view(step, 0, ranks)
                   : parallel::make_rank_view(step, 0, ranks,
                                              static_cast<std::int32_t>(config.parallel.zero));
+  step.view.tensor.ranks = static_cast<std::int32_t>(config.parallel.tensor);
   return step;
 }
 

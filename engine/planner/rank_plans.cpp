@@ -17,15 +17,18 @@ namespace sluice::planner {
 using schedule::StepKind;
 
 std::int32_t ranks_of(const schedule::StepModel& model) {
-  return model.view.ranks * model.pipeline.ranks();
+  return model.view.ranks * model.pipeline.ranks() * model.view.tensor.ranks;
 }
 
 schedule::StepModel step_of_rank(schedule::StepModel step, std::int32_t rank) {
-  step.view.rank = rank % step.view.ranks;
-  step.pipeline.rank = rank / step.view.ranks;
+  step.view.tensor.rank = rank % step.view.tensor.ranks;
+  const std::int32_t group = rank / step.view.tensor.ranks;
+  step.view.rank = group % step.view.ranks;
+  step.pipeline.rank = group / step.view.ranks;
   return step;
 }
 
+// The ranks of a tensor group need the same memory, so that one of them stands for all.
 std::vector<schedule::StepModel> other_ranks(const schedule::StepModel& step) {
   std::vector<schedule::StepModel> others;
   for (std::int32_t stage_rank = 0; stage_rank < step.pipeline.ranks(); ++stage_rank) {

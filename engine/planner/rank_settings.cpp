@@ -21,6 +21,11 @@ bool all_on_device(const std::vector<Tier>& tiers) {
 }  // namespace
 
 void check_rank_counts(const config::Config& config) {
+  if (config.parallel.tensor > kMostPlannedRanks) {
+    throw InputError("parallel.tensor is " + std::to_string(config.parallel.tensor) +
+                     ", and a plan proves the steps of at most " +
+                     std::to_string(kMostPlannedRanks) + " ranks in this version");
+  }
   if (config.parallel.data * config.parallel.pipeline > kMostPlannedRanks) {
     const std::string stages =
         config.parallel.pipeline == 1

@@ -102,6 +102,7 @@ SentBytes sent_bytes(const schedule::Schedule& list) {
   for (const schedule::Instruction& instruction : list.instructions) {
     if (instruction.op == schedule::Op::kRelease) continue;
     if (instruction.lane == schedule::Lane::kSend) sent.activations += instruction.bytes;
+    if (instruction.lane == schedule::Lane::kInner) sent.inner += instruction.bytes;
     if (instruction.lane != schedule::Lane::kComm) continue;
     const auto& uses = instruction.reads.empty() ? instruction.writes : instruction.reads;
     if (uses.empty()) continue;

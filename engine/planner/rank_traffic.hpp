@@ -16,6 +16,7 @@ struct SentBytes {
   std::uint64_t weights = 0;
   std::uint64_t norm = 0;         // partials
   std::uint64_t activations = 0;  // between stages: outputs, and their gradients
+  std::uint64_t inner = 0;        // in a tensor group, as much as is received
   // In collectives.
   std::uint64_t total() const { return gradients + weights + norm; }
   bool operator==(const SentBytes&) const = default;

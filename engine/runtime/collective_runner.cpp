@@ -22,6 +22,8 @@
 
 #include "base/error.hpp"
 #include "base/units.hpp"
+#include "collectives/fold.hpp"
+#include "engine/schedule/even_parts.hpp"
 #include "engine/runtime/run_state.hpp"
 
 namespace sluice::runtime {
@@ -102,6 +104,7 @@ std::byte* CollectiveRunner::staged_at(std::size_t place) const {
 
 void CollectiveRunner::run(const Program& program, const schedule::Instruction& instruction) {
   try {
+    if (instruction.lane == schedule::Lane::kInner) return reduce(program, instruction);
     if (instruction.lane != schedule::Lane::kComm) return pass_on(program, instruction);
     const Parts parts = parts_of(program, instruction);
     for (const auto& [target, source] : parts.copies) {
@@ -136,6 +139,69 @@ void CollectiveRunner::run_on_gpu(const Program& program, const schedule::Instru
     }
   } catch (const collectives::CommunicationError& error) {
     throw error.in(describe(instruction));
+  }
+}
+
+namespace {
+
+// The largest of the parts, elementwise, into `out`, which is one of them. NaN counts as the largest.
+void take_largest(std::span<const void* const> parts, float* out, std::uint64_t elems) {
+  for (const void* part : parts) {
+    const auto* const from = static_cast<const float*>(part);
+    for (std::uint64_t i = 0; i < elems; ++i) {
+      if (from[i] > out[i] || from[i] != from[i]) out[i] = from[i];
+    }
+  }
+}
+
+}  // namespace
+
+// Every value has a round of its own, since the workspace holds the parts of one.
+void CollectiveRunner::reduce(const Program& program, const schedule::Instruction& instruction) {
+  const std::vector<Place>& writes = program.writes(instruction.id);
+  const std::vector<std::int32_t>& members =
+      program.schedule().groups[static_cast<std::size_t>(instruction.group)].ranks;
+  const auto ranks = static_cast<std::int32_t>(members.size());
+  const auto own = static_cast<std::int32_t>(
+      std::find(members.begin(), members.end(), groups_.inner.rank()) - members.begin());
+  SLUICE_CHECK(own < ranks && instruction.op == schedule::Op::kAllReduce);
+  const std::size_t values = instruction.reads.size();
+  std::byte* const others = values < writes.size() ? writes[values].data : nullptr;
+  const DType dtype = instruction.reduced;
+  for (std::size_t i = 0; i < values; ++i) {
+    const std::uint64_t elems = elems_in(dtype, writes[i].bytes);
+    const auto part_at = [&](std::int32_t rank) {
+      const schedule::ElemRange part = schedule::even_part(elems, ranks, rank);
+      return std::span(writes[i].data + bytes_of(dtype, part.begin),
+                       bytes_of(dtype, part.elems()));
+    };
+    const std::span<std::byte> mine = part_at(own);
+    std::vector<collectives::Outgoing> outgoing;
+    std::vector<collectives::Incoming> incoming;
+    std::vector<const void*> parts;
+    std::byte* next = others;
+    for (std::int32_t rank = 0; rank < ranks; ++rank) {
+      parts.push_back(rank == own ? mine.data() : next);
+      if (rank == own) continue;
+      const std::span<std::byte> theirs = part_at(rank);
+      outgoing.push_back({members[static_cast<std::size_t>(rank)], theirs.data(), theirs.size()});
+      incoming.push_back({members[static_cast<std::size_t>(rank)], next, mine.size()});
+      next += mine.size();
+    }
+    groups_.inner.exchange("AllReduce", outgoing, incoming);
+    const std::uint64_t own_elems = elems_in(dtype, mine.size());
+    if (instruction.reduction == schedule::CutKind::kMax) {
+      SLUICE_CHECK(dtype == DType::kF32);
+      take_largest(parts, reinterpret_cast<float*>(mine.data()), own_elems);
+    } else {
+      collectives::fold_tree(parts, dtype, mine.data(), dtype, own_elems);
+    }
+    for (std::size_t peer = 0; peer < outgoing.size(); ++peer) {
+      incoming[peer] = {outgoing[peer].peer, const_cast<void*>(outgoing[peer].data),
+                        outgoing[peer].bytes};
+      outgoing[peer] = {incoming[peer].peer, mine.data(), mine.size()};
+    }
+    groups_.inner.exchange("AllReduce", outgoing, incoming);
   }
 }
 

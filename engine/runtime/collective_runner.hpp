@@ -5,6 +5,9 @@
 // copied. The members of a group that is smaller than the world exchange within the world's group:
 // two ranks meet in one order in all groups that they share, as validate() proves.
 //
+// An AllReduce names no ranks: the parts of the group's members are even. A part goes to its owner, who
+// folds all of them by the tree of law 2 and sends the result back, so every member has the same bits.
+//
 // The groups of the host cannot read a GPU's memory. A part that lies there passes through pinned
 // memory, in pieces: a copy down, the exchange, and a copy up. With a group of the GPUs themselves
 // the collectives of such parts go through that one, and need no pinned memory. Both ends of a part
@@ -28,6 +31,7 @@ namespace sluice::runtime {
 // move host memory.
 struct LaneGroups {
   collectives::Communicator& comm;
+  collectives::Communicator& inner;
   // Of lanes send and receive, which use it at the same time.
   collectives::Communicator& messages;
 };
@@ -66,12 +70,14 @@ class CollectiveRunner {
   void abort(const std::string& why) noexcept {
     if (gpu_group_ != nullptr) gpu_group_->abort(why);
     groups_.comm.abort(why);
+    groups_.inner.abort(why);
     groups_.messages.abort(why);
   }
 
  private:
   struct Parts;
   Parts parts_of(const Program& program, const schedule::Instruction& instruction) const;
+  void reduce(const Program& program, const schedule::Instruction& instruction);
   void pass_on(const Program& program, const schedule::Instruction& instruction);
   void pass_on_staged(const Program& program, const schedule::Instruction& instruction,
                       device::Stream& stream);

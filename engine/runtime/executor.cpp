@@ -27,6 +27,7 @@ Executor::Streams::Streams(device::Device& device)
       h2d(device.create_stream("h2d")),
       d2h(device.create_stream("d2h")),
       comm(device.create_stream("comm")),
+      inner(device.create_stream("inner")),
       send(device.create_stream("send")),
       receive(device.create_stream("receive")) {}
 
@@ -124,8 +125,7 @@ void Executor::run_lane(Pass& pass, schedule::Lane lane) {
     case schedule::Lane::kReceive:
       return run_device_lane(pass, lane, *streams_.receive);
     case schedule::Lane::kInner:
-      SLUICE_CHECK_MSG(pass.program().lane(lane).empty(), "this lane is for later versions");
-      return;
+      return run_device_lane(pass, lane, *streams_.inner);
   }
 }
 

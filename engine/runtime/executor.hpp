@@ -1,6 +1,6 @@
 // Runs a Program: one thread per lane, in lane order, across lanes as `deps` say.
 //
-// Lanes compute, h2d, d2h, comm, send and receive are streams of the device: their threads only queue,
+// Lanes compute, h2d, d2h, comm, inner, send and receive are streams of the device: their threads only queue,
 // and order among themselves by events. The optimizer lane works on its own thread. The storage lanes submit to the
 // storage engine and keep several transfers in flight; their completions are published in lane
 // order. A failure anywhere stops every lane; run() returns only when all queues are empty, and
@@ -84,7 +84,7 @@ class Executor {
   EventPool events_;
   struct Streams {
     explicit Streams(device::Device& device);
-    std::unique_ptr<device::Stream> compute, h2d, d2h, comm, send, receive;
+    std::unique_ptr<device::Stream> compute, h2d, d2h, comm, inner, send, receive;
   };
   Streams streams_;
   StorageLane storage_read_;

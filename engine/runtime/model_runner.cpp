@@ -71,6 +71,7 @@ model::PassBuffers ModelRunner::pass_buffers(const Program& program,
   at.input = data_of(find_place(reads, schedule::BufferRole::kActivation));
   at.output = data_of(find_place(writes, schedule::BufferRole::kActivation));
   for (const auto* places : {&writes, &reads}) add_saved(*places, at.saved);
+  at.segments = instruction.segments;
   // An External pass may be a Recompute.
   if (instruction.op == schedule::Op::kRecompute || instruction.op == schedule::Op::kExternal) {
     at.remade = parts_written(writes, unit.layer->saves(batch_, device_kernels_));
@@ -125,6 +126,7 @@ void ModelRunner::run_on_device(const Program& program, const schedule::Instruct
           },
           accesses);
     case schedule::Op::kGather:
+    case schedule::Op::kAllReduce:
     case schedule::Op::kAllToAll:
     case schedule::Op::kSendForward:
     case schedule::Op::kRecvForward:

@@ -115,6 +115,16 @@ std::vector<std::uint64_t> StateStore::part_bytes(StateKind kind,
   return parts;
 }
 
+void StateStore::join(std::span<std::byte> piece) {
+  const std::uint64_t words = piece.size() / sizeof(std::int32_t);
+  std::vector<std::byte> workspace(sharing_.group.all_reduce_workspace_bytes(words, DType::kI32));
+  try {
+    sharing_.group.all_reduce(piece.data(), words, DType::kI32, workspace.data());
+  } catch (const collectives::CommunicationError& error) {
+    throw error.in("the joining of parts of a tensor");
+  }
+}
+
 bool StateStore::is_sharded(StateKind kind) const {
   return kind == StateKind::kWeight ? sharing_.view.shards_weights()
                                     : sharing_.view.shards_optimizer();

@@ -73,6 +73,10 @@ class StateStore {
   void visit_whole(StateKind kind, const kernels::StateLayout& layout, std::int32_t unit,
                    std::uint64_t begin, std::uint64_t end, const Visitor& visitor);
 
+  // Adds the pieces of all ranks, in place, as integers; all ranks call it with as many bytes, a
+  // multiple of 4.
+  void join(std::span<std::byte> piece);
+
  private:
   // The number of a data-parallel rank of a pipeline rank in the world.
   std::size_t world_rank(std::int32_t pipeline_rank, std::int32_t data_rank) const {

@@ -26,6 +26,15 @@
 
 namespace sluice::schedule {
 
+// The ranks that hold parts of the same units (docs/design/tensor.md). Their units have equal element
+// spaces, so that their lists differ in nothing but the names of ranks.
+struct TensorView {
+  std::int32_t rank = 0;
+  std::int32_t ranks = 1;
+  bool is_alone() const { return ranks == 1; }
+  bool operator==(const TensorView&) const = default;
+};
+
 struct RankView {
   std::int32_t rank = 0;  // among the data-parallel ranks
   std::int32_t ranks = 1;
@@ -37,6 +46,7 @@ struct RankView {
   // Rules that need whole tensors: the sums of the tensors in each shard, by unit and rank, in the
   // numbering of per_tensor state. Empty for other rules.
   std::vector<std::vector<ElemRange>> sums;
+  TensorView tensor;
 
   bool is_alone() const { return ranks == 1; }
   bool shards_weights() const { return ranks > 1 && zero_stage == 3; }

@@ -17,6 +17,7 @@
 #include "base/dtype.hpp"
 #include "base/memory_kinds.hpp"
 #include "base/units.hpp"
+#include "engine/schedule/pass_segments.hpp"
 #include "engine/schedule/saved_part.hpp"
 
 namespace sluice::schedule {
@@ -221,6 +222,10 @@ struct Instruction {
   std::int32_t microbatch = -1;
   std::int32_t chunk = -1;
   std::int32_t update = 0;  // of a schedule with several updates: the one that it serves
+  SegmentRange segments;    // of a pass: those that it runs
+  // An AllReduce on the lane inner: the operation, and the type of the elements.
+  CutKind reduction = CutKind::kSum;
+  DType reduced = DType::kU8;
   std::vector<Use> reads;
   std::vector<Use> writes;
   std::vector<InstructionId> deps;  // of other lanes (or earlier in this one: implied)

@@ -107,6 +107,10 @@ json instruction_to_json(const Instruction& instruction) {
   put(object, "layer", instruction.layer, -1);
   put(object, "microbatch", instruction.microbatch, -1);
   put(object, "update", instruction.update, 0);
+  put(object, "segment_begin", instruction.segments.begin, SegmentRange().begin);
+  put(object, "segment_end", instruction.segments.end, SegmentRange().end);
+  put(object, "maximum", instruction.reduction == CutKind::kMax, false);
+  if (instruction.reduced != DType::kU8) object["reduced"] = dtype_name(instruction.reduced);
   put(object, "chunk", instruction.chunk, -1);
   if (!instruction.reads.empty()) object["reads"] = uses_to_json(instruction.reads);
   if (!instruction.writes.empty()) object["writes"] = uses_to_json(instruction.writes);
@@ -338,7 +342,8 @@ std::vector<Use> uses_from_json(Fields& fields, const char* key, const Schedule&
 Instruction instruction_from_json(const json& object, InstructionId id, const Schedule& schedule) {
   const std::string where = "instruction " + std::to_string(id);
   Fields fields(object, where,
-                " op lane rank unit layer microbatch update chunk reads writes deps guard peer "
+                " op lane rank unit layer microbatch update segment_begin segment_end maximum reduced "
+                "chunk reads writes deps guard peer "
                 "group tag bytes "
                 "cost_s ");
   Instruction instruction;
@@ -350,6 +355,13 @@ Instruction instruction_from_json(const json& object, InstructionId id, const Sc
   instruction.layer = fields.integer("layer", -1);
   instruction.microbatch = fields.integer("microbatch", -1);
   instruction.update = fields.integer("update", 0, 0, 1 << 20);
+  SegmentRange& segments = instruction.segments;
+  segments.begin = fields.integer("segment_begin", segments.begin, 0, segments.end);
+  segments.end = fields.integer("segment_end", segments.end, segments.begin, segments.end);
+  if (fields.flag("maximum")) instruction.reduction = CutKind::kMax;
+  if (const json* reduced = fields.find("reduced")) {
+    instruction.reduced = fields.word<DType>("reduced", kDTypeNames, reduced);
+  }
   instruction.chunk = fields.integer("chunk", -1);
   instruction.reads = uses_from_json(fields, "reads", schedule, where);
   instruction.writes = uses_from_json(fields, "writes", schedule, where);

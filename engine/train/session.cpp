@@ -92,7 +92,8 @@ Session::Ranks::Ranks(const RankLinks& links)
     : alone(collectives::make_single_communicator()),
       data(links.data == nullptr ? *alone : *links.data),
       control(links.control == nullptr ? *alone : *links.control),
-      messages(links.messages == nullptr ? *alone : *links.messages) {}
+      messages(links.messages == nullptr ? *alone : *links.messages),
+      inner(links.inner == nullptr ? *alone : *links.inner) {}
 
 // Members are made in the order of the header. The log comes before the storage files that it
 // names, and memory before the programs that map their windows into it.
@@ -116,7 +117,8 @@ Session::Session(const config::Config& config, const model::Model& model, const 
                     : nullptr),
       loss_scaler_(loss_scale_rule(config)),
       runner_(model, batch(), plan.options.microbatches, parameters_, *backend.device_kernels,
-              *backend.host_kernels, {ranks_.data, ranks_.messages}, gpu_messages(backend, plan)),
+              *backend.host_kernels, {ranks_.data, ranks_.inner, ranks_.messages},
+              gpu_messages(backend, plan)),
       executor_(*device_, memory_.storage(), runner_, deadline_seconds(plan), durable_.get()),
       store_(*device_, memory_, plan.training(), {plan.view, plan.pipeline, ranks_.control},
              durable_.get()),
@@ -124,6 +126,7 @@ Session::Session(const config::Config& config, const model::Model& model, const 
       use_(resting_need(plan)) {
   SLUICE_CHECK(ranks_.data.size() == plan.world_ranks() && ranks_.data.rank() == plan.world_rank());
   SLUICE_CHECK(plan.pipeline.is_alone() || ranks_.messages.size() == plan.world_ranks());
+  SLUICE_CHECK(plan.view.tensor.is_alone() || ranks_.inner.size() == plan.world_ranks());
   if (durable_) {
     files_->watch(memory_.storage().space().file_paths());
     files_->watch({files_->log_path()});
@@ -349,6 +352,7 @@ std::vector<StepOutcome> Session::train_steps(std::int64_t step, std::span<const
   const schedule::LinkBytes before = moved_bytes();
   const collectives::ByteCounts messages_before = message_bytes();
   const collectives::ByteCounts stage_messages_before = stage_message_bytes();
+  const collectives::ByteCounts inner_messages_before = inner_message_bytes();
   const double tagged_before = tag_counters().hash_seconds;
   const double drain_s = commits != nullptr ? drain() : 0;
   for (const std::int64_t mb : own_microbatches(schedule::BufferRole::kTokens)) {
@@ -367,6 +371,7 @@ std::vector<StepOutcome> Session::train_steps(std::int64_t step, std::span<const
   outcome.moved = moved_bytes() - before;
   outcome.messages = message_bytes() - messages_before;
   outcome.stage_messages = stage_message_bytes() - stage_messages_before;
+  outcome.inner_messages = inner_message_bytes() - inner_messages_before;
   outcome.tag_seconds = tag_counters().hash_seconds - tagged_before;
   if (outcome.stalls)
     outcome.stalls->add(runtime::StallCause::kUpdatePass, drain_s + outcome.redo_seconds);
@@ -398,19 +403,22 @@ void Session::note_updates(std::vector<StepOutcome>& outcomes) {
 }
 
 // Ranks exchange the losses of their micro-batches, so that each adds all of them in the step's
-// order. In a pipeline only the ranks with the head have losses.
+// order. In a pipeline only the ranks with the head have losses. The ranks of a tensor group have the
+// same ones, and the first of them brings them.
 std::vector<double> Session::losses_of_microbatches() {
   const auto ranks = static_cast<std::size_t>(ranks_.control.size());
   const auto total = static_cast<std::size_t>(plan_.updates()) * plan_.options.microbatches;
   const auto data_ranks = static_cast<std::size_t>(plan_.view.ranks);
   std::vector<double> own;
   for (const std::int64_t mb : own_microbatches(schedule::BufferRole::kLoss)) {
+    if (plan_.view.tensor.rank > 0) break;
     own.push_back(static_cast<double>(mb));
     own.push_back(loss_of(mb));
   }
   std::vector<std::uint64_t> counts(ranks);
   for (std::size_t rank = 0; rank < data_ranks; ++rank) {
-    counts[first_head_rank() + rank] = 2 * total / data_ranks;
+    const auto tensor_ranks = static_cast<std::size_t>(plan_.view.tensor.ranks);
+    counts[first_head_rank() + rank * tensor_ranks] = 2 * total / data_ranks;
   }
   std::vector<double> all(2 * total);
   try {
@@ -427,8 +435,10 @@ std::vector<double> Session::losses_of_microbatches() {
 
 std::size_t Session::first_head_rank() const {
   const auto units = static_cast<std::int32_t>(plan_.options.placement.weight.size());
+  schedule::RankView first = plan_.view;
+  first.tensor.rank = 0;
   return static_cast<std::size_t>(
-      schedule::world_rank(plan_.view, plan_.pipeline.rank_of(units - 1), 0));
+      schedule::world_rank(first, plan_.pipeline.rank_of(units - 1), 0));
 }
 
 // A speculative step has made its update beside the state that it found. The update stands, or is

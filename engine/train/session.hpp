@@ -34,6 +34,7 @@ struct RankLinks {
   collectives::Communicator* data = nullptr;      // the collectives of the schedules
   collectives::Communicator* control = nullptr;   // calls of the host between steps
   collectives::Communicator* messages = nullptr;  // between stages; null: there are none
+  collectives::Communicator* inner = nullptr;     // in tensor groups; null: there are none
 };
 
 struct StepOutcome {
@@ -46,6 +47,7 @@ struct StepOutcome {
   schedule::LinkBytes moved;         // as the device and the storage engine counted
   collectives::ByteCounts messages;  // with other ranks, in the collectives of the schedules
   collectives::ByteCounts stage_messages;  // and between stages
+  collectives::ByteCounts inner_messages;  // and in its tensor group
   double loss_scale = 1;                   // of this step
   bool overflow = false;          // a gradient was not finite: the update was skipped (fp16 only)
   std::string overflowed_tensor;  // the first such
@@ -103,7 +105,8 @@ class Session {
     return state_;
   }
 
-  // The first rank of the world that has the model's head; its data-parallel ranks follow it.
+  // The first rank of the world that has the model's head; the first ranks of its data-parallel ranks'
+  // tensor groups follow it.
   std::size_t first_head_rank() const;
 
   // Loads the state of an earlier durable run, which check_homes() has accepted. Throws IoError.
@@ -134,6 +137,8 @@ class Session {
   }
   // And between stages.
   collectives::ByteCounts stage_message_bytes() const { return ranks_.messages.bytes(); }
+  // And in its tensor group.
+  collectives::ByteCounts inner_message_bytes() const { return ranks_.inner.bytes(); }
   offload::TagCounters tag_counters() { return memory_.storage().counters(); }
   // Driver, pinned and file-space allocations so far: constant once training has begun (law 9).
   std::uint64_t allocation_calls() const;
@@ -190,6 +195,7 @@ class Session {
     collectives::Communicator& data;
     collectives::Communicator& control;
     collectives::Communicator& messages;
+    collectives::Communicator& inner;
   };
   Ranks ranks_;
   std::unique_ptr<device::Device> device_;

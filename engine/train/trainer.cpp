@@ -52,7 +52,8 @@ Trainer::Trainer(const TrainingContext& context)
       data_fingerprint_(context.data.fingerprint()),
       session_(context.config, context.model, context.plan, context.backend,
                context.options.wrap_storage, context.run_id,
-               {context.world.data(), context.world.host(), context.world.messages()}),
+               {context.world.data(), context.world.host(), context.world.messages(),
+                context.world.inner()}),
       lr_(lr_schedule(context.config)) {}
 
 void Trainer::start(const std::optional<run::ResumePoint>& found) {
@@ -279,7 +280,8 @@ void Trainer::report(const StepOutcome& outcome, double lr, std::int64_t last, b
     }
     if (!context_.world.alone()) {
       event["ranks"] = context_.world.size();
-      add_messages(event["bytes_moved"], message_counts(outcome.messages, outcome.stage_messages));
+      add_messages(event["bytes_moved"], message_counts(outcome.messages, outcome.stage_messages,
+                                                        outcome.inner_messages));
     }
     if (durable()) event["commits"] = commits;
     if (outcome.stalls) {
@@ -298,8 +300,10 @@ void Trainer::report(const StepOutcome& outcome, double lr, std::int64_t last, b
 }
 
 MessageCounts Trainer::message_counts(const collectives::ByteCounts& data,
-                                      const collectives::ByteCounts& stages) const {
-  return {data, context_.plan.pipeline.is_alone() ? std::nullopt : std::optional(stages)};
+                                      const collectives::ByteCounts& stages,
+                                      const collectives::ByteCounts& inner) const {
+  return {data, context_.plan.pipeline.is_alone() ? std::nullopt : std::optional(stages),
+          context_.plan.view.tensor.is_alone() ? std::nullopt : std::optional(inner)};
 }
 
 void Trainer::evaluate() {
@@ -333,8 +337,12 @@ std::vector<double> Trainer::evaluate_round(std::int64_t first, std::int64_t bat
   } catch (const collectives::CommunicationError& error) {
     throw error.in("the exchange of an evaluation's losses");
   }
-  const auto head = all.begin() + static_cast<std::ptrdiff_t>(session_.first_head_rank());
-  return {head, head + static_cast<std::ptrdiff_t>(std::min(ranks, batches - first))};
+  std::vector<double> losses;
+  for (std::int64_t rank = 0; rank < std::min(ranks, batches - first); ++rank) {
+    const std::int64_t of_group = rank * context_.plan.view.tensor.ranks;
+    losses.push_back(all.at(session_.first_head_rank() + static_cast<std::size_t>(of_group)));
+  }
+  return losses;
 }
 
 void Trainer::drain() {
@@ -419,7 +427,8 @@ void Trainer::finish() {
   if (!huggingface.empty()) done["huggingface"] = huggingface;
   if (!context_.world.alone()) {
     add_messages(done["bytes_moved"],
-                 message_counts(session_.message_bytes(), session_.stage_message_bytes()));
+                 message_counts(session_.message_bytes(), session_.stage_message_bytes(),
+                                session_.inner_message_bytes()));
     add_ranks_to_done(done, context_.world,
                       {{"rank", context_.world.rank()},
                        {"peak_bytes", done["peak_bytes"]},

@@ -81,7 +81,8 @@ class Trainer {
   // commits: the step also made the state durable.
   void report(const StepOutcome& outcome, double lr, std::int64_t last, bool commits);
   MessageCounts message_counts(const collectives::ByteCounts& data,
-                               const collectives::ByteCounts& stages) const;
+                               const collectives::ByteCounts& stages,
+                               const collectives::ByteCounts& inner) const;
   void evaluate();
   // The loss of the batches first, first + 1, ..., of which each rank computes one.
   std::vector<double> evaluate_round(std::int64_t first, std::int64_t batches);

@@ -259,7 +259,7 @@ void Start::check_ranks_and_data() {
     check_last_step(given_, options_.stop_at_step);
   });
   if (!world_.alone()) world_.check_equal("the start", facts_of_start(given_), kOneStart);
-  world_.connect(given_.parallel.pipeline > 1);
+  world_.connect(given_.parallel.pipeline > 1, given_.parallel.tensor > 1);
   world_.agree("the directories", [&] {
     if (world_.is_first()) place();
   });

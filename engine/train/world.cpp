@@ -120,7 +120,7 @@ collectives::MessageExchange World::exchange_of_addresses() {
   };
 }
 
-void World::connect(bool has_stages) {
+void World::connect(bool has_stages, bool has_inner) {
   if (alone() || data_) return;
   const collectives::MessageExchange exchange = exchange_of_addresses();
   try {
@@ -131,9 +131,13 @@ void World::connect(bool has_stages) {
   host_ = options_.make_group(options_.place, exchange);
   plane_->watch(data_);
   plane_->watch(host_);
-  if (!has_stages) return;
-  messages_ = options_.make_group(options_.place, exchange);
-  plane_->watch(messages_);
+  if (has_stages) {
+    messages_ = options_.make_group(options_.place, exchange);
+    plane_->watch(messages_);
+  }
+  if (!has_inner) return;
+  inner_ = options_.make_group(options_.place, exchange);
+  plane_->watch(inner_);
 }
 
 std::string World::gpu_group_obstacle() const {

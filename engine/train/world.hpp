@@ -85,12 +85,14 @@ class World {
   void check_equal(const std::string& name, const Facts& facts, const std::string& advice);
 
   // Makes the groups, the first time. All ranks call it. has_stages: the ranks are those of a
-  // pipeline.
-  void connect(bool has_stages);
-  // All are null if this rank is alone, and `messages` if there are no stages.
+  // pipeline. has_inner: some hold parts of the same units.
+  void connect(bool has_stages, bool has_inner);
+  // All are null if this rank is alone, `messages` if there are no stages, `inner` if there are no
+  // tensor groups.
   collectives::Communicator* data() const { return data_.get(); }
   collectives::Communicator* host() const { return host_.get(); }
   collectives::Communicator* messages() const { return messages_.get(); }
+  collectives::Communicator* inner() const { return inner_.get(); }
 
   // Why this process cannot make a group of GPUs; empty: it can.
   std::string gpu_group_obstacle() const;
@@ -122,7 +124,7 @@ class World {
   WorldOptions options_;
   // The groups go first: the plane aborts them.
   std::unique_ptr<collectives::ControlPlane> plane_;
-  std::shared_ptr<collectives::Communicator> data_, host_, messages_;
+  std::shared_ptr<collectives::Communicator> data_, host_, messages_, inner_;
   int stop_signal_ = 0;
 };
 

@@ -37,6 +37,10 @@ RunEvent gather_json(World& world, const std::string& name, const RunEvent& own)
 void add_messages(RunEvent& bytes_moved, const MessageCounts& counts) {
   bytes_moved["sent"] = {{"data", counts.data.sent}};
   bytes_moved["received"] = {{"data", counts.data.received}};
+  if (counts.inner) {
+    bytes_moved["sent"]["tensor"] = counts.inner->sent;
+    bytes_moved["received"]["tensor"] = counts.inner->received;
+  }
   if (!counts.stages) return;
   bytes_moved["sent"]["pipeline"] = counts.stages->sent;
   bytes_moved["received"]["pipeline"] = counts.stages->received;

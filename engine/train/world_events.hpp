@@ -15,10 +15,11 @@ std::string host_name();
 std::string usable_processors();
 
 // Adds the bytes that the rank sent and received to "bytes_moved", by mesh dimension: "data" for all
-// collectives, "pipeline" for the messages between stages.
+// collectives, "pipeline" for the messages between stages, "tensor" for sums in a tensor group.
 struct MessageCounts {
   collectives::ByteCounts data;
   std::optional<collectives::ByteCounts> stages;  // of a pipeline
+  std::optional<collectives::ByteCounts> inner;   // in a tensor group
 };
 void add_messages(RunEvent& bytes_moved, const MessageCounts& counts);
 

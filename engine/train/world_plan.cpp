@@ -44,7 +44,7 @@ Prepared prepare_rank(const std::string& message, int rank, const DeviceShare& s
   Prepared prepared{config,
                     planner::load_profile_or_default(planner::default_profile_path()),
                     make_backend(config, share),
-                    model::Model(config::model_shape(config)),
+                    model::Model(config::model_shape(config), config::tensor_share(config, rank)),
                     planner::Refusal{},
                     {}};
   prepared.result =

@@ -28,11 +28,11 @@ class AlignedFloats {
 // Buffers of every unit, forward and backward, for one micro-batch. Weights start at zero.
 class WholeModel {
  public:
-  // microbatches: over whose rows the loss is a mean, for gradients.
+  // microbatches: over whose rows the loss is a mean, for gradients. share: the part of a rank.
   WholeModel(const model::ModelShape& shape, std::int64_t micro_batch, std::int64_t seq,
-             std::int64_t microbatches = 1)
+             std::int64_t microbatches = 1, const model::TensorShare& share = {})
       : microbatches_(microbatches),
-        model_(shape),
+        model_(shape, share),
         batch_{micro_batch, seq, DType::kF32},
         kernels_(kernels::make_host_kernels({1})),
         tokens_(rows()),
@@ -90,15 +90,20 @@ class WholeModel {
       if (model_.units()[unit].has_input) layer.backward_input(*kernels_, batch_, at);
       layer.backward_weight(*kernels_, batch_, at);
     }
+    fold_tied_gradient();
+  }
+  void fold_tied_gradient() {
     if (model_.units().back().borrows < 0) return;
-    const auto& shape = model_.shape();
+    const model::PlacedTensor& table = model_.units().front().layer->layout().tensors().front();
     kernels_->fold(gradients_.front().at(), tied_gradient_.at(), DType::kF32,
-                   shape.vocab * shape.hidden);
+                   static_cast<std::int64_t>(table.spec.elems()));
   }
 
- private:
-  std::size_t units() const { return model_.units().size(); }
+  const model::BatchShape& batch() const { return batch_; }
+  // Mean over the rows, of the last loss pass.
+  double last_loss() const { return loss_ / static_cast<double>(batch_.rows()); }
 
+  // The addresses of all passes of a unit.
   model::PassBuffers buffers(std::size_t unit) {
     model::PassBuffers at;
     at.weights = weights_[unit].bytes();
@@ -120,6 +125,9 @@ class WholeModel {
     at.workspace = workspace_.bytes();
     return at;
   }
+
+ private:
+  std::size_t units() const { return model_.units().size(); }
 
   std::int64_t microbatches_;
   model::Model model_;

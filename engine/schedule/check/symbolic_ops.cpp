@@ -358,6 +358,7 @@ void SymbolicOps::compute(const Instruction& instruction, const std::vector<Read
   hash.add(word(instruction.unit));
   hash.add(word(instruction.layer));
   hash.add(word(instruction.microbatch));
+  if (instruction.segments.begin > 0) hash.add(word(instruction.segments.begin));
   // Saved values count as one input, whatever their cut. A Recompute reads some of those that it
   // makes the others from; they are no input of the forward pass that it repeats.
   const bool repeats = instruction.op == Op::kRecompute;

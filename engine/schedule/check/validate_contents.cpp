@@ -142,8 +142,13 @@ class ContentCheck {
           for (const auto& [use, content] : copied(*from, write)) {
             stored.push_back({member, use, content});
           }
-        } else {
+        } else if (is_gradient(buffer_of(write))) {
           stored.push_back({member, write, reduced(members, instruction, write)});
+        } else {
+          // Values between segments, and partials of the norm: every member has the same.
+          stored.push_back(
+              {member, write, {true, version_to_make(instruction), instruction.microbatch,
+                               instruction.microbatch, 0, false, members.front()}});
         }
       }
     }

@@ -29,7 +29,11 @@ class MeaningCheck {
       if (is_copy(instruction.op)) check_copy(instruction);
       const bool moves = is_copy(instruction.op) || is_send(instruction.op);
       if (moves || is_collective(instruction.op)) check_unit(instruction);
-      if (is_compute(instruction.op)) check_compute(instruction);
+      if (is_compute(instruction.op)) {
+        check_compute(instruction);
+        check_segments(instruction);
+      }
+      if (instruction.lane == Lane::kInner) note_reduction(instruction);
       check_saved(instruction);
       switch (instruction.op) {
         case Op::kAccumulateGrad:
@@ -178,6 +182,30 @@ class MeaningCheck {
       problems_.add(describe(instruction) +
                     " reads weights or inputs of other units than the unit's first pass");
     }
+  }
+
+  // The segments of a pass follow each other, and a reduction stands between two of them. A pass that
+  // is cut begins with its first segment.
+  void check_segments(const Instruction& instruction) {
+    const SegmentRange& own = instruction.segments;
+    CutPass& pass = cut_[{instruction.rank, instruction.unit, instruction.microbatch}];
+    const bool goes_on = own.begin > 0 && pass.op == instruction.op && pass.end == own.begin &&
+                         pass.reduced && !instruction.writes.empty();
+    if (own.begin > 0 && !goes_on) {
+      problems_.add(describe(instruction) + " begins at segment " + std::to_string(own.begin) +
+                    (pass.op == instruction.op && pass.end == own.begin
+                         ? " and no reduction stands before it"
+                         : ", which does not follow the segments before it"));
+    }
+    if (own.begin == 0 && pass.is_open()) {
+      problems_.add(describe(instruction) + " comes before all segments of " +
+                    std::string(op_name(pass.op)) + " have run");
+    }
+    pass = {instruction.op, own.end, false};
+  }
+  void note_reduction(const Instruction& instruction) {
+    const auto pass = cut_.find({instruction.rank, instruction.unit, instruction.microbatch});
+    if (pass != cut_.end()) pass->second.reduced = true;
   }
 
   // Ranges of the saved values of one unit and micro-batch: disjoint, ascending, none adjacent.
@@ -342,9 +370,19 @@ class MeaningCheck {
     return own == 1 || own == 2;
   }
 
+  // How far the last pass of a unit and micro-batch has come.
+  struct CutPass {
+    Op op = Op::kBarrier;
+    std::int32_t end = SegmentRange().end;
+    bool reduced = false;  // since
+    // Whether segments are left. Of a last one whose output is reduced none is.
+    bool is_open() const { return end != SegmentRange().end && !reduced; }
+  };
+
   const Schedule& schedule_;
   Problems& problems_;
   std::map<std::tuple<std::int32_t, std::int32_t, std::int32_t>, Sources> forward_;
+  std::map<std::tuple<std::int32_t, std::int32_t, std::int32_t>, CutPass> cut_;
   std::map<SavedKey, Ranges> saved_for_;
 };
 

@@ -211,6 +211,9 @@ class PartsCheck {
 
   void run() {
     for (const Instruction& instruction : schedule_.instructions) {
+      if (instruction.lane == Lane::kInner && instruction.op == Op::kAllReduce) {
+        check_reduction(instruction);
+      }
       if (!moves_parts(instruction.op) || meetings_.members(instruction.id).empty()) continue;
       check_taken(instruction);
       check_brought(instruction);
@@ -286,6 +289,45 @@ class PartsCheck {
       problems_.add(describe(instruction) + " sends " + std::to_string(sent_bytes) +
                     " bytes and is said to send " + std::to_string(instruction.bytes));
     }
+  }
+
+  // The members of a reduction between segments bring the same part of the same value each, and put
+  // the result in its place. The bytes are those of even parts: each goes to its owner, and back to
+  // all others.
+  void check_reduction(const Instruction& instruction) {
+    const std::vector<InstructionId>& members = meetings_.members(instruction.id);
+    if (members.empty()) return;
+    const Instruction& first = schedule_.instructions[members.front()];
+    const auto own = std::find(members.begin(), members.end(), instruction.id) - members.begin();
+    bool alike = instruction.reads.size() == first.reads.size() &&
+                 instruction.writes.size() >= instruction.reads.size() &&
+                 instruction.reduction == first.reduction &&
+                 instruction.microbatch == first.microbatch;
+    std::uint64_t sent_bytes = 0;
+    for (std::size_t i = 0; alike && i < instruction.reads.size(); ++i) {
+      const Use& read = instruction.reads[i];
+      const Use& write = instruction.writes[i];
+      const Buffer& buffer = buffer_of(read);
+      const Buffer& other = buffer_of(first.reads[i]);
+      alike = buffer.role == other.role && buffer.unit == other.unit &&
+              read.offset_bytes == first.reads[i].offset_bytes && read.bytes > 0 &&
+              read.bytes == first.reads[i].bytes && write.buffer == read.buffer &&
+              write.offset_bytes == read.offset_bytes && write.bytes == read.bytes;
+      sent_bytes += reduced_bytes(read.bytes, dtype_bytes(instruction.reduced),
+                                  members.size(), static_cast<std::size_t>(own));
+    }
+    if (!alike) {
+      problems_.add(describe(instruction) + " reduces another value than " + describe(first));
+    } else if (sent_bytes != instruction.bytes) {
+      problems_.add(describe(instruction) + " sends " + std::to_string(sent_bytes) +
+                    " bytes and is said to send " + std::to_string(instruction.bytes));
+    }
+  }
+  static std::uint64_t reduced_bytes(std::uint64_t bytes, std::uint64_t elem_bytes,
+                                     std::size_t ranks, std::size_t rank) {
+    const std::uint64_t elems = bytes / elem_bytes;
+    const std::uint64_t own = elems / ranks + (rank < elems % ranks ? 1 : 0);
+    return (elems - own + (ranks - 1) * own) * elem_bytes;
   }
 
   // No rank overwrites a part that it brings.

@@ -1,4 +1,4 @@
-// 580 lines because one walk over the items drives all streams.
+// 640 lines because one walk over the items drives all streams.
 //
 // Generates the schedules of a run by walking its compute passes in order.
 //
@@ -16,12 +16,14 @@
 #include "engine/schedule/compile/generate.hpp"
 
 #include <algorithm>
+#include <array>
 #include <functional>
 
 #include "base/error.hpp"
 #include "engine/schedule/compile/activation_stream.hpp"
 #include "engine/schedule/compile/compute_items.hpp"
 #include "engine/schedule/compile/gradient_path.hpp"
+#include "engine/schedule/compile/inner_sums.hpp"
 #include "engine/schedule/compile/link.hpp"
 #include "engine/schedule/compile/pack.hpp"
 #include "engine/schedule/compile/rank_exchange.hpp"
@@ -485,14 +487,9 @@ class StepGenerator {
     }
     uses.writes.push_back(builder_.add_device(BufferRole::kWorkspace, Category::kWorkspace,
                                               uses.workspace_bytes, item.unit, item.microbatch));
-
-    Instruction& instruction = builder_.emit(item.op, Lane::kCompute, item.unit, item.microbatch);
-    for (const BufferId id : uses.reads) {
-      if (id != kNoId) instruction.reads.push_back({id, 0, 0});
-    }
-    for (const BufferId id : uses.writes) {
-      if (id != kNoId) instruction.writes.push_back({id, 0, 0});
-    }
+    std::erase(uses.reads, kNoId);
+    std::erase(uses.writes, kNoId);
+    emit_pass(item, uses);
     if (uses.loss != kNoId) {
       builder_.move(Op::kDownload, Lane::kD2H, -1, item.microbatch, -1,
                     {uses.loss, 0, sizeof(double)},
@@ -511,6 +508,64 @@ class StepGenerator {
         }
       });
     }
+  }
+
+  // The pass, in as many instructions as it has steps with sums over ranks between them. A later step
+  // also reads what the first one leaves for it; the last one makes the output.
+  void emit_pass(const ComputeItem& item, const PassUses& uses) {
+    const bool remakes = item.op == Op::kRecompute;
+    const std::vector<PassStep> steps =
+        steps_of(builder_.tensor(), segments_of(item), !remakes || makes_output(item),
+                 remakes ? options_.recompute.parts_of(item.unit) : 0);
+    for (const PassStep& step : steps) {
+      const bool first = step.segments.begin == 0, last = &step == &steps.back();
+      Instruction& instruction = builder_.emit(item.op, Lane::kCompute, item.unit, item.microbatch);
+      instruction.segments = step.segments;
+      for (const BufferId id : uses.reads) instruction.reads.push_back({id, 0, 0});
+      for (const BufferId id : uses.writes) {
+        const bool output = is_output(builder_.buffer(id).role);
+        if (!first && !output) instruction.reads.push_back({id, 0, 0});
+        if (last || !output) instruction.writes.push_back({id, 0, 0});
+      }
+      for (const Cut& cut : step.cuts) {
+        emit_inner_reduction(builder_, cut.kind, item.unit, item.microbatch, use_of(cut, uses),
+                             cut.dtype);
+      }
+    }
+  }
+  static bool is_output(BufferRole role) {
+    return role == BufferRole::kActivation || role == BufferRole::kGradOut ||
+           role == BufferRole::kLoss || role == BufferRole::kState;
+  }
+  const PassSegments& segments_of(const ComputeItem& item) const {
+    static const PassSegments whole{{}};
+    const UnitSegments& segments = footprint(item.unit).segments;
+    switch (item.op) {
+      case Op::kForward:
+      case Op::kRecompute:
+        return segments.forward;
+      case Op::kLoss:
+        return segments.loss;
+      case Op::kBackwardInput:
+        return segments.backward_input;
+      default:
+        return whole;
+    }
+  }
+  // The bytes that cross a cut, in the buffer of the pass that they lie in.
+  Use use_of(const Cut& cut, const PassUses& uses) const {
+    constexpr std::array<BufferRole, 4> kRoles{BufferRole::kActivation, BufferRole::kSaved,
+                                               BufferRole::kWeightContext, BufferRole::kWorkspace};
+    for (const BufferId id : uses.writes) {
+      const Buffer& buffer = builder_.buffer(id);
+      // Saved values are ranges of the unit's saved region.
+      const std::uint64_t base = buffer.role == BufferRole::kSaved ? buffer.first_elem : 0;
+      if (buffer.role == kRoles[static_cast<std::size_t>(cut.value)] && base <= cut.begin_bytes &&
+          cut.begin_bytes + cut.bytes() <= base + buffer.bytes) {
+        return {id, cut.begin_bytes - base, cut.bytes()};
+      }
+    }
+    throw InternalError("a value that crosses a cut is in none of its pass's buffers");
   }
 
   // One of a unit's updates, as soon as its gradient is complete. The passes that have begun, and

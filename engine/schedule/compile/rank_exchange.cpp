@@ -7,6 +7,7 @@
 
 #include "base/units.hpp"
 #include "engine/schedule/compile/group_sums.hpp"
+#include "engine/schedule/compile/inner_sums.hpp"
 #include "engine/schedule/compile/partial_sums.hpp"
 
 namespace sluice::schedule {
@@ -168,6 +169,7 @@ void gather_between_stages(StepBuilder& builder) {
 }  // namespace
 
 void emit_norm_gather(StepBuilder& builder) {
+  emit_inner_norm_sum(builder);
   gather_between_data_ranks(builder);
   gather_between_stages(builder);
 }

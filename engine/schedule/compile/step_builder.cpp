@@ -98,6 +98,14 @@ BufferId StepBuilder::add_like(BufferId home, std::int32_t version) {
 void StepBuilder::join_world() {
   const std::int32_t data_ranks = view().ranks;
   const std::int32_t pipeline_ranks = pipeline().ranks();
+  if (!tensor().is_alone()) {
+    SLUICE_CHECK(data_ranks * pipeline_ranks == 1);
+    schedule_.first_rank = world_rank(0, 0);
+    schedule_.world_ranks = tensor().ranks;
+    Group group{{}, Dimension::kTensor};
+    for (std::int32_t rank = 0; rank < tensor().ranks; ++rank) group.ranks.push_back(rank);
+    schedule_.groups.push_back(std::move(group));
+  }
   if (data_ranks * pipeline_ranks == 1) return;
   SLUICE_CHECK(options_.microbatches % data_ranks == 0 &&
                can_fold(options_.fold_groups, data_ranks));
@@ -327,12 +335,15 @@ void StepBuilder::add_homes() {
 // A range begins and ends at multiples of 4,096 elements, which are borders of norm blocks.
 Use StepBuilder::norm_partials_of(std::int32_t unit, ElemRange range) const {
   const auto& before = model_.units[index(unit)].norm_blocks_before;
-  const std::uint64_t first = before[range.begin / kLawBlockElems];
-  const std::uint64_t last = before[ceil_div(range.end, kLawBlockElems)];
+  return norm_partials_of_blocks(unit, {before[range.begin / kLawBlockElems],
+                                        before[ceil_div(range.end, kLawBlockElems)]});
+}
+
+Use StepBuilder::norm_partials_of_blocks(std::int32_t unit, ElemRange blocks) const {
   const std::uint64_t base =
       static_cast<std::uint64_t>(versions_.update) * norm_blocks_of_earlier_units_.back() +
       norm_blocks_of_earlier_units_[index(unit)];
-  return {norm_partials_, (base + first) * sizeof(double), (last - first) * sizeof(double)};
+  return {norm_partials_, (base + blocks.begin) * sizeof(double), blocks.elems() * sizeof(double)};
 }
 
 Use StepBuilder::norm_partials() const {

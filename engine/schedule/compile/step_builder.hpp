@@ -76,6 +76,10 @@ class StepBuilder {
   std::int32_t data_group() const { return pipeline().rank; }
   std::int32_t pipeline_group() const { return data_group_count() + view().rank; }
   std::int32_t tied_group() const { return data_group_count() + view().ranks + view().rank; }
+  // Of the ranks that hold parts of the same units. They are the world: no other dimension goes with
+  // them yet.
+  std::int32_t tensor_group() const { return 0; }
+  const TensorView& tensor() const { return view().tensor; }
   // The range of the unit that a rank owns; all of it if the rank is alone.
   ElemRange shard(std::int32_t unit, std::int32_t rank) const;
   ElemRange own_shard(std::int32_t unit) const { return shard(unit, view().rank); }
@@ -129,6 +133,8 @@ class StepBuilder {
   // The part of norm_partials() that belongs to a range of a unit. Its bytes are 0 if no block
   // begins there.
   Use norm_partials_of(std::int32_t unit, ElemRange range) const;
+  // The part of a run of the unit's norm blocks.
+  Use norm_partials_of_blocks(std::int32_t unit, ElemRange blocks) const;
 
   BufferId add_transient(Buffer buffer);
   void set_ring(BufferId id, Ring ring) {

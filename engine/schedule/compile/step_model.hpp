@@ -42,6 +42,9 @@ struct UnitFootprint {
   std::uint64_t tensor_state_elems = 0;
   std::vector<TensorBorder> tensor_borders = {};  // see Schedule; empty: it is one tensor
   std::uint64_t update_workspace_bytes = 0;
+  // The norm blocks [begin, end) of tensors that tensor-parallel ranks have parts of; of all others
+  // every rank has the same.
+  std::vector<ElemRange> cut_norm_blocks = {};
   // norm_blocks_before[i]: norm blocks that begin before element 4,096 * i; size elems/4,096 + 1.
   std::vector<std::uint64_t> norm_blocks_before;
 };

@@ -43,10 +43,11 @@ struct StageView {
   bool owns(std::int32_t unit) const { return rank_of(unit) == rank; }
 };
 
-// Numbers in the world: the data-parallel ranks of a pipeline rank follow each other.
+// Numbers in the world: the ranks of a tensor group follow each other, and so do the data-parallel
+// groups of a pipeline rank. The result is of the view's own place in its tensor group.
 constexpr std::int32_t world_rank(const RankView& view, std::int32_t pipeline_rank,
                                   std::int32_t data_rank) {
-  return pipeline_rank * view.ranks + data_rank;
+  return (pipeline_rank * view.ranks + data_rank) * view.tensor.ranks + view.tensor.rank;
 }
 
 }  // namespace sluice::schedule

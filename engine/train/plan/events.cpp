@@ -123,6 +123,7 @@ RunEvent state_json(const planner::Plan& plan) {
 RunEvent sent_json(const planner::SentBytes& sent) {
   RunEvent json{{"gradients", sent.gradients}, {"weights", sent.weights}, {"norm", sent.norm}};
   if (sent.activations > 0) json["activations"] = sent.activations;
+  if (sent.inner > 0) json["inner"] = sent.inner;
   return json;
 }
 
@@ -159,6 +160,7 @@ void add_ranks(const planner::Plan& plan, RunEvent& event) {
   const bool has_stages = !plan.pipeline.is_alone();
   event["ranks"] = plan.world_ranks();
   if (has_stages) event["pipeline"] = pipeline_json(plan);
+  if (!plan.view.tensor.is_alone()) event["tensor"] = plan.view.tensor.ranks;
   event["zero"] = plan.view.zero_stage;
   event["fold_groups"] = plan.options.fold_groups;
   event["server"] = plan.view.has_server;
@@ -181,6 +183,9 @@ void add_ranks(const planner::Plan& plan, RunEvent& event) {
     RunEvent& moved = event["bytes_moved"];
     moved["sent"] = {{"data", figures.sent.total()}};
     moved["received"] = {{"data", figures.received_bytes}};
+    if (!plan.view.tensor.is_alone()) {
+      moved["sent"]["tensor"] = moved["received"]["tensor"] = figures.sent.inner;
+    }
     if (!has_stages) continue;
     moved["sent"]["pipeline"] = figures.sent.activations;
     moved["received"]["pipeline"] = figures.received_stages_bytes;

@@ -29,7 +29,7 @@ Prepared prepare_described(const config::Config& given, const planner::HardwareP
 Prepared prepare_with(const config::Config& given, const planner::HardwareProfile& hardware,
                       Backend backend) {
   config::Config config = given;
-  model::Model model(config::model_shape(config));
+  model::Model model(config::model_shape(config), config::tensor_share(config, 0));
   planner::SplitPlan plan = planner::plan_split(config, model, *backend.device_kernels, hardware,
                                                 backend.host_kernels.get());
   return {config,

@@ -36,7 +36,7 @@ std::optional<config::Config> changed(const config::Config& config, const Settin
 std::optional<planner::Plan> plan_of(const config::Config& config, const HardwareProfile& hardware,
                                      const Backend& backend) {
   try {
-    const model::Model model(config::model_shape(config));
+    const model::Model model(config::model_shape(config), config::tensor_share(config, 0));
     auto result = planner::make_plan(config, model, *backend.device_kernels, hardware,
                                      backend.host_kernels.get());
     if (auto* plan = std::get_if<planner::Plan>(&result)) return std::move(*plan);

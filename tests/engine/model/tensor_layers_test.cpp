@@ -1,0 +1,243 @@
+// Layers that hold parts of a tensor group, against the layers of the whole model in fp32.
+//
+// Losses agree within 1e-5 and gradients within 1e-4, relative to the norm of their tensor: sums over
+// ranks have another order. Values that all ranks hold have the same bits.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/rng.hpp"
+#include "tests/support/tensor_group.hpp"
+
+namespace sluice::model {
+namespace {
+
+using namespace testing;
+
+constexpr std::int64_t kMicroBatch = 2, kSeq = 5;
+
+struct Case {
+  ModelFamily family;
+  std::int64_t ranks, kv_heads, vocab;
+  bool tied;
+};
+
+ModelShape shape_of(const Case& c) {
+  // Layers, hidden, heads, kv_heads, ffn, vocab, max_seq.
+  return {c.family, 2, 24, 4, c.kv_heads, 40, c.vocab, 7, c.tied};
+}
+
+std::vector<Case> cases() {
+  std::vector<Case> list;
+  for (const ModelFamily family : {ModelFamily::kGpt2, ModelFamily::kLlama}) {
+    for (const bool tied : {false, true}) {
+      for (const std::int64_t vocab : {256, 37}) {
+        list.push_back({family, 1, 4, vocab, tied});
+        list.push_back({family, 2, 4, vocab, tied});
+        list.push_back({family, 2, 2, vocab, tied});
+        list.push_back({family, 4, 4, vocab, tied});
+      }
+    }
+  }
+  return list;
+}
+
+std::string name_of(const Case& c) {
+  return (c.family == ModelFamily::kGpt2 ? "gpt2, " : "llama, ") + std::to_string(c.ranks) +
+         " ranks, " + std::to_string(c.kv_heads) + " kv heads, " + std::to_string(c.vocab) +
+         " tokens, " + (c.tied ? "tied" : "untied");
+}
+
+void randomize(WholeModel& whole) {
+  const CounterRng random(5, stream_of("test/tensor_layers"));
+  std::uint64_t draw = 0;
+  for (std::size_t unit = 0; unit < whole.model().units().size(); ++unit) {
+    for (const PlacedTensor& tensor : whole.model().layout(unit).tensors()) {
+      const float mean = tensor.spec.init == Init::kOnes ? 1.0f : 0.0f;
+      for (std::uint64_t i = 0; i < tensor.spec.elems(); ++i) {
+        whole.weight(unit, tensor.first_elem + i) = mean + 0.3f * random.normal(draw++);
+      }
+    }
+  }
+  const auto vocab = static_cast<std::uint64_t>(whole.model().shape().vocab);
+  for (std::size_t i = 0; i < whole.rows(); ++i) {
+    whole.tokens()[i] = static_cast<std::int32_t>(random.below(draw++, vocab));
+    whole.targets()[i] = static_cast<std::int32_t>(random.below(draw++, vocab));
+  }
+}
+
+// The squared distance of the ranks' gradients from the whole model's, and its squared norm, by
+// tensor. Also checks that each part was seen, and that copies of an element have equal bits.
+void expect_equal_gradients(TensorGroup& group, WholeModel& whole) {
+  for (std::size_t unit = 0; unit < whole.model().units().size(); ++unit) {
+    for (const PlacedTensor& tensor : whole.model().layout(unit).tensors()) {
+      SCOPED_TRACE(tensor.spec.name);
+      std::map<std::uint64_t, float> seen;
+      for (std::size_t rank = 0; rank < group.size(); ++rank) {
+        TensorGroup::for_elems(
+            group.rank(rank), whole,
+            [&](std::size_t of_unit, std::uint64_t part, std::uint64_t of_whole) {
+              const bool within = of_unit == unit && of_whole >= tensor.first_elem &&
+                                  of_whole < tensor.first_elem + tensor.spec.elems();
+              if (!within) return;
+              const float value = group.rank(rank).gradient(unit, part);
+              const auto [at, fresh] = seen.try_emplace(of_whole, value);
+              if (fresh) return;
+              ASSERT_EQ(at->second, value) << "a copy on rank " << rank << " differs";
+            });
+      }
+      ASSERT_EQ(seen.size(), tensor.spec.elems());
+      double distance = 0, norm = 0;
+      for (const auto& [elem, value] : seen) {
+        const auto expected = static_cast<double>(whole.gradient(unit, elem));
+        distance += std::pow(static_cast<double>(value) - expected, 2.0);
+        norm += expected * expected;
+      }
+      EXPECT_GT(norm, 0);
+      EXPECT_LE(std::sqrt(distance), 1e-4 * std::sqrt(norm));
+    }
+  }
+}
+
+TEST(TensorLayers, HaveTheLossAndTheGradientsOfTheWhole) {
+  for (const Case& c : cases()) {
+    SCOPED_TRACE(name_of(c));
+    WholeModel whole(shape_of(c), kMicroBatch, kSeq);
+    randomize(whole);
+    TensorGroup group(shape_of(c), kMicroBatch, kSeq, c.ranks);
+    group.take(whole);
+    const double expected = whole.loss();
+    whole.backward();
+    EXPECT_NEAR(group.loss(), expected, 1e-5 * expected);
+    for (std::size_t rank = 1; rank < group.size(); ++rank) {
+      EXPECT_EQ(group.rank(rank).last_loss(), group.rank(0).last_loss());
+    }
+    group.backward();
+    expect_equal_gradients(group, whole);
+    EXPECT_NEAR(group.evaluate(), expected, 1e-5 * expected);
+  }
+}
+
+TEST(TensorLayers, HandleTheVocabularyOfGpt2) {
+  for (const bool tied : {false, true}) {
+    const Case c{ModelFamily::kGpt2, 4, 4, 50257, tied};
+    SCOPED_TRACE(name_of(c));
+    ModelShape shape = shape_of(c);
+    shape.layers = 1;
+    WholeModel whole(shape, 1, 3);
+    randomize(whole);
+    TensorGroup group(shape, 1, 3, c.ranks);
+    group.take(whole);
+    // The first and the last token of a part, so that its borders are right.
+    for (std::int64_t i = 0; i < 3; ++i) {
+      const std::int32_t token = std::array<std::int32_t, 3>{12564, 12565, 50256}.at(i);
+      for (std::size_t rank = 0; rank <= group.size(); ++rank) {
+        WholeModel& model = rank < group.size() ? group.rank(rank) : whole;
+        model.tokens()[i] = model.targets()[2 - i] = token;
+      }
+    }
+    const double expected = whole.loss();
+    EXPECT_NEAR(group.loss(), expected, 1e-5 * expected);
+    whole.backward();
+    group.backward();
+    for (std::size_t rank = 0; rank < group.size(); ++rank) {
+      double distance = 0, norm = 0;
+      TensorGroup::for_elems(
+          group.rank(rank), whole,
+          [&](std::size_t unit, std::uint64_t part, std::uint64_t of_whole) {
+            const auto wanted = static_cast<double>(whole.gradient(unit, of_whole));
+            distance += std::pow(
+                static_cast<double>(group.rank(rank).gradient(unit, part)) - wanted, 2.0);
+            norm += wanted * wanted;
+          });
+      EXPECT_LE(std::sqrt(distance), 1e-4 * std::sqrt(norm));
+    }
+  }
+}
+
+// docs/design/tensor.md derives the formula. Phi = rows * hidden.
+TEST(TensorLayers, CrossAsManyElementsAsTheFormulaSays) {
+  for (const Case& c : cases()) {
+    SCOPED_TRACE(name_of(c));
+    const ModelShape shape = shape_of(c);
+    TensorGroup group(shape, kMicroBatch, kSeq, c.ranks);
+    WholeModel whole(shape, kMicroBatch, kSeq);
+    randomize(whole);
+    group.take(whole);
+    group.loss();
+    const std::uint64_t rows = kMicroBatch * kSeq, phi = rows * 24;
+    const auto layers = static_cast<std::uint64_t>(shape.layers);
+    EXPECT_EQ(group.crossed_elems(), phi + layers * 2 * phi + 3 * rows + phi);
+    group.clear_crossed_elems();
+    group.backward();
+    EXPECT_EQ(group.crossed_elems(), layers * 2 * phi);
+  }
+}
+
+// Finite differences of the loss through the cross-entropy that ranks share.
+TEST(TensorLayers, HaveTheDerivativeOfTheSharedLoss) {
+  const Case c{ModelFamily::kLlama, 4, 4, 37, false};
+  WholeModel whole(shape_of(c), kMicroBatch, kSeq);
+  randomize(whole);
+  TensorGroup group(shape_of(c), kMicroBatch, kSeq, c.ranks);
+  group.take(whole);
+  group.loss();
+  group.backward();
+  const std::size_t head = whole.model().units().size() - 1;
+  const CounterRng random(7, stream_of("test/tensor_layers_directions"));
+  for (std::size_t rank = 0; rank < group.size(); ++rank) {
+    WholeModel& model = group.rank(rank);
+    const PlacedTensor& table = model.model().layout(head).tensors().back();
+    const auto elems = table.spec.elems();
+    // Along random signs, so that the derivative stands far above rounding.
+    const float h = 0.02f / std::sqrt(static_cast<float>(elems));
+    std::vector<float> from, signs;
+    double expected = 0, norm = 0;
+    for (std::uint64_t i = 0; i < elems; ++i) {
+      from.push_back(model.weight(head, table.first_elem + i));
+      signs.push_back(random.below(i, 2) == 0 ? -1.0f : 1.0f);
+      const auto gradient = static_cast<double>(model.gradient(head, table.first_elem + i));
+      expected += static_cast<double>(signs.back()) * gradient;
+      norm += gradient * gradient;
+    }
+    const auto loss_at = [&](float step) {
+      for (std::uint64_t i = 0; i < elems; ++i) {
+        model.weight(head, table.first_elem + i) = from[i] + step * signs[i];
+      }
+      return group.loss();
+    };
+    const double measured = (loss_at(-2 * h) - 8 * loss_at(-h) + 8 * loss_at(h) - loss_at(2 * h)) /
+                            (12.0 * static_cast<double>(h));
+    loss_at(0);
+    EXPECT_GT(norm, 0);
+    EXPECT_NEAR(measured, expected, 1e-3 * std::abs(expected) + 1.5e-3 * std::sqrt(norm));
+  }
+}
+
+// Every rank of a group has the same places and the same norm blocks, so that one plan serves all.
+TEST(TensorLayers, LieAlikeOnAllRanks) {
+  for (const Case& c : cases()) {
+    SCOPED_TRACE(name_of(c));
+    const Model first(shape_of(c), {0, c.ranks});
+    for (std::int64_t rank = 1; rank < c.ranks; ++rank) {
+      const Model other(shape_of(c), {rank, c.ranks});
+      for (std::size_t unit = 0; unit < first.units().size(); ++unit) {
+        const UnitLayout& a = first.layout(unit);
+        const UnitLayout& b = other.layout(unit);
+        EXPECT_EQ(a.elems(), b.elems());
+        EXPECT_EQ(a.norm_blocks_before(), b.norm_blocks_before());
+        for (std::size_t t = 0; t < a.tensors().size(); ++t) {
+          EXPECT_EQ(a.tensors()[t].first_elem, b.tensors()[t].first_elem);
+          EXPECT_EQ(a.tensors()[t].spec.name, b.tensors()[t].spec.name);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sluice::model

@@ -1,0 +1,127 @@
+// The ranks of a tensor group in one thread: each segment runs on every rank, then its cuts are
+// combined by plain loops. A reference for layers that is no schedule and no collective.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "tests/support/whole_model.hpp"
+
+namespace sluice::testing {
+
+class TensorGroup {
+ public:
+  TensorGroup(const model::ModelShape& shape, std::int64_t micro_batch, std::int64_t seq,
+              std::int64_t ranks) {
+    for (std::int64_t rank = 0; rank < ranks; ++rank) {
+      ranks_.push_back(std::make_unique<WholeModel>(shape, micro_batch, seq, 1,
+                                                    model::TensorShare{rank, ranks}));
+    }
+  }
+  std::size_t size() const { return ranks_.size(); }
+  WholeModel& rank(std::size_t rank) { return *ranks_[rank]; }
+  // Elements that crossed cuts, each counted once.
+  std::uint64_t crossed_elems() const { return crossed_elems_; }
+  void clear_crossed_elems() { crossed_elems_ = 0; }
+
+  // Every rank takes its parts of the whole model's weights, and its tokens.
+  void take(WholeModel& whole) {
+    for (const auto& rank : ranks_) {
+      std::copy_n(whole.tokens(), whole.rows(), rank->tokens());
+      std::copy_n(whole.targets(), whole.rows(), rank->targets());
+      for_elems(*rank, whole, [&](std::size_t unit, std::uint64_t part, std::uint64_t of_whole) {
+        rank->weight(unit, part) = whole.weight(unit, of_whole);
+      });
+    }
+  }
+  // Calls f(unit, element of the rank's unit, element of the whole unit) for all parameters.
+  template <typename F>
+  static void for_elems(WholeModel& rank, WholeModel& whole, F f) {
+    for (std::size_t unit = 0; unit < rank.model().units().size(); ++unit) {
+      const auto& parts = rank.model().units()[unit].layer->layout().tensors();
+      const auto& wholes = whole.model().units()[unit].layer->layout().tensors();
+      for (std::size_t t = 0; t < parts.size(); ++t) {
+        for (std::uint64_t elem = 0; elem < parts[t].spec.elems(); ++elem) {
+          f(unit, parts[t].first_elem + elem,
+            wholes[t].first_elem + parts[t].spec.run_at(elem).first);
+        }
+      }
+    }
+  }
+
+  // The mean loss over the rows, as the first rank has it.
+  double loss() {
+    const auto& units = ranks_.front()->model().units();
+    for (std::size_t unit = 0; unit < units.size(); ++unit) {
+      const bool head = units[unit].is_head;
+      run(unit, head ? &model::Layer::loss : &model::Layer::forward,
+          head ? needs(unit).segments.loss : needs(unit).segments.forward);
+    }
+    return ranks_.front()->last_loss();
+  }
+  // The head's loss without gradients, after loss().
+  double evaluate() {
+    const std::size_t head = ranks_.front()->model().units().size() - 1;
+    run(head, &model::Layer::forward, needs(head).segments.forward);
+    return ranks_.front()->last_loss();
+  }
+  void backward() {
+    const auto& units = ranks_.front()->model().units();
+    for (std::size_t unit = units.size(); unit-- > 0;) {
+      if (units[unit].has_input) {
+        run(unit, &model::Layer::backward_input, needs(unit).segments.backward_input);
+      }
+      run(unit, &model::Layer::backward_weight, {{}});
+    }
+    for (const auto& rank : ranks_) rank->fold_tied_gradient();
+  }
+
+ private:
+  using Pass = void (model::Layer::*)(kernels::Kernels&, const model::BatchShape&,
+                                      const model::PassBuffers&) const;
+
+  model::PassNeeds needs(std::size_t unit) {
+    WholeModel& rank = *ranks_.front();
+    return rank.model().units()[unit].layer->needs(rank.batch(), rank.kernels());
+  }
+
+  void run(std::size_t unit, Pass pass, const schedule::PassSegments& segments) {
+    for (std::size_t segment = 0; segment < segments.size(); ++segment) {
+      for (const auto& rank : ranks_) {
+        model::PassBuffers at = rank->buffers(unit);
+        at.segments = {static_cast<std::int32_t>(segment), static_cast<std::int32_t>(segment) + 1};
+        ((*rank->model().units()[unit].layer).*pass)(rank->kernels(), rank->batch(), at);
+      }
+      for (const schedule::Cut& cut : segments[segment]) combine(unit, cut);
+    }
+  }
+
+  void combine(std::size_t unit, const schedule::Cut& cut) {
+    crossed_elems_ += cut.elems;
+    std::vector<float*> parts;
+    for (const auto& rank : ranks_) {
+      const model::PassBuffers at = rank->buffers(unit);
+      std::byte* base = at.workspace;
+      if (cut.value == schedule::CutValue::kOutput) base = at.output;
+      if (cut.value == schedule::CutValue::kContext) base = at.context;
+      if (cut.value == schedule::CutValue::kSaved) base = at.saved.at(0, 1);
+      parts.push_back(reinterpret_cast<float*>(base + cut.begin_bytes));
+    }
+    for (std::uint64_t i = 0; i < cut.elems; ++i) {
+      float made = parts.front()[i];
+      for (std::size_t rank = 1; rank < parts.size(); ++rank) {
+        const float part = parts[rank][i];
+        made = cut.kind == schedule::CutKind::kMax ? std::max(made, part) : made + part;
+      }
+      for (float* part : parts) part[i] = made;
+    }
+  }
+
+  std::vector<std::unique_ptr<WholeModel>> ranks_;
+  std::uint64_t crossed_elems_ = 0;
+};
+
+}  // namespace sluice::testing
