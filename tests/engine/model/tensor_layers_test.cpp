@@ -36,7 +36,6 @@ std::vector<Case> cases() {
   for (const ModelFamily family : {ModelFamily::kGpt2, ModelFamily::kLlama}) {
     for (const bool tied : {false, true}) {
       for (const std::int64_t vocab : {256, 37}) {
-        list.push_back({family, 1, 4, vocab, tied});
         list.push_back({family, 2, 4, vocab, tied});
         list.push_back({family, 2, 2, vocab, tied});
         list.push_back({family, 4, 4, vocab, tied});
@@ -70,35 +69,37 @@ void randomize(WholeModel& whole) {
   }
 }
 
-// The squared distance of the ranks' gradients from the whole model's, and its squared norm, by
-// tensor. Also checks that each part was seen, and that copies of an element have equal bits.
+// Compares the ranks' gradients with the whole model's, tensor by tensor. Also checks that each
+// element is on some rank, and that copies of an element have equal bits.
 void expect_equal_gradients(TensorGroup& group, WholeModel& whole) {
-  for (std::size_t unit = 0; unit < whole.model().units().size(); ++unit) {
+  const std::size_t units = whole.model().units().size();
+  std::vector<std::vector<float>> joined;
+  for (std::size_t unit = 0; unit < units; ++unit) {
+    joined.emplace_back(whole.model().layout(unit).elems(), std::nanf(""));
+  }
+  int different = 0;
+  for (std::size_t rank = 0; rank < group.size(); ++rank) {
+    WholeModel& part = group.rank(rank);
+    TensorGroup::for_elems(part, whole, [&](std::size_t unit, std::uint64_t at, std::uint64_t to) {
+      const float value = part.gradient(unit, at);
+      float& seen = joined[unit][to];
+      if (!std::isnan(seen) && seen != value) ++different;
+      seen = value;
+    });
+  }
+  EXPECT_EQ(different, 0) << "copies of a value differ between ranks";
+  for (std::size_t unit = 0; unit < units; ++unit) {
     for (const PlacedTensor& tensor : whole.model().layout(unit).tensors()) {
       SCOPED_TRACE(tensor.spec.name);
-      std::map<std::uint64_t, float> seen;
-      for (std::size_t rank = 0; rank < group.size(); ++rank) {
-        TensorGroup::for_elems(
-            group.rank(rank), whole,
-            [&](std::size_t of_unit, std::uint64_t part, std::uint64_t of_whole) {
-              const bool within = of_unit == unit && of_whole >= tensor.first_elem &&
-                                  of_whole < tensor.first_elem + tensor.spec.elems();
-              if (!within) return;
-              const float value = group.rank(rank).gradient(unit, part);
-              const auto [at, fresh] = seen.try_emplace(of_whole, value);
-              if (fresh) return;
-              ASSERT_EQ(at->second, value) << "a copy on rank " << rank << " differs";
-            });
-      }
-      ASSERT_EQ(seen.size(), tensor.spec.elems());
       double distance = 0, norm = 0;
-      for (const auto& [elem, value] : seen) {
+      for (std::uint64_t i = 0; i < tensor.spec.elems(); ++i) {
+        const std::uint64_t elem = tensor.first_elem + i;
         const auto expected = static_cast<double>(whole.gradient(unit, elem));
-        distance += std::pow(static_cast<double>(value) - expected, 2.0);
+        distance += std::pow(static_cast<double>(joined[unit][elem]) - expected, 2.0);
         norm += expected * expected;
       }
       EXPECT_GT(norm, 0);
-      EXPECT_LE(std::sqrt(distance), 1e-4 * std::sqrt(norm));
+      EXPECT_LE(std::sqrt(distance), 1e-4 * std::sqrt(norm));  // NaN, which is no less: a gap
     }
   }
 }
