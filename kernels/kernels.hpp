@@ -70,7 +70,7 @@ constexpr TokenRange all_tokens(std::int64_t vocab) {
   return {0, vocab, vocab};
 }
 
-// Of each row of logits that several ranks have parts of, fp32 [rows]: the largest logit of this
+// For each row of logits that several ranks have parts of, fp32 [rows]: the largest logit of this
 // rank's part, the largest of all, the sum of exp(logit - largest), and the target's logit.
 struct RowStatistics {
   float* own_max = nullptr;

@@ -228,6 +228,7 @@ void ModelState::visit_joined(std::size_t unit, const StateColumn& column,
     const std::uint64_t end = std::min(begin + kPieceElems, spec.whole_elems());
     std::fill(piece.begin(), piece.end(), std::byte{0});
     for (const schedule::ElemRange& own : runs_within(spec, begin, end)) {
+      if (!store_.brings(column.kind, static_cast<std::int32_t>(unit))) break;
       const std::uint64_t first = tensor.first_elem + own.begin;
       const std::uint64_t last = tensor.first_elem + own.end;
       store_.visit(kind, static_cast<std::int32_t>(unit), first / kLawBlockElems * kLawBlockElems,
@@ -345,8 +346,7 @@ std::string ModelState::weights_hash_in(const SafetensorsReader& reader,
   std::vector<std::byte> piece(kMiB);
   for (std::size_t unit = 0; unit < space.unit_count(); ++unit) {
     for (const model::PlacedTensor& tensor : space.layout(unit).tensors()) {
-      hasher.begin_tensor(tensor.spec.name, table.options(unit).weight,
-                          tensor.spec.file_shape());
+      hasher.begin_tensor(tensor.spec.name, table.options(unit).weight, tensor.spec.file_shape());
       const SafetensorsTensor& stored = *reader.find(tensor.spec.name);
       for (std::uint64_t at = 0; at < stored.bytes(); at += piece.size()) {
         const std::uint64_t bytes = std::min<std::uint64_t>(piece.size(), stored.bytes() - at);

@@ -138,9 +138,9 @@ void StoredTensors::for_parts(std::size_t unit, std::size_t column, std::uint64_
     }
     for (std::uint64_t done = 0; done < run.elems;) {
       const model::TensorSpec::WholeRun whole = tensors[t].spec.run_at(run.tensor + done);
-      const std::uint64_t elems = std::min(whole.elems, run.elems - done);
-      part(spec, whole.first * bytes, at + done * bytes, elems * bytes);
-      done += elems;
+      const std::uint64_t count = std::min(whole.elems, run.elems - done);
+      part(spec, whole.first * bytes, at + done * bytes, count * bytes);
+      done += count;
     }
   }
 }

@@ -144,10 +144,6 @@ std::map<std::string, std::string> result_settings(const Config& config) {
   } else {
     settings.erase("parallel.reduction");
   }
-  // Parts of a tensor are summed in another order than the whole.
-  if (config.parallel.tensor > 1) {
-    settings["parallel.tensor"] = std::to_string(config.parallel.tensor);
-  }
   add_delays(config, settings);
   if (updates_logical_matrices(config)) settings[std::string(kMatricesSetting)] = "logical";
   return settings;

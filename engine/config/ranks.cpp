@@ -105,7 +105,7 @@ std::string tensor_text(const Config& config) {
   return "parallel.tensor = " + std::to_string(config.parallel.tensor);
 }
 
-// What ranks cannot have equal parts of.
+// Refuses counts that ranks cannot have equal parts of.
 std::optional<RanksProblem> tensor_share_problem(const Config& config) {
   const std::int64_t ranks = config.parallel.tensor;
   const auto refuse = [&](const char* key, std::int64_t value, const std::string& rest) {
@@ -123,25 +123,43 @@ std::optional<RanksProblem> tensor_share_problem(const Config& config) {
     return refuse("model.ffn", config.model.ffn, ": each rank has as many columns of the MLP");
   }
   if (config.model.vocab < ranks) {
-    return RanksProblem{"parallel.tensor", tensor_text(config) + " needs a token for each rank, and "
+    return RanksProblem{"parallel.tensor", tensor_text(config) +
+                                               " needs a token for each rank, and "
                                                "model.vocab is " +
                                                std::to_string(config.model.vocab)};
   }
   return std::nullopt;
 }
 
-// What goes with no tensor-parallel ranks yet.
+// The lists of these ways to sum and to update know no parts of tensors.
+std::optional<RanksProblem> tensor_sum_problem(const Config& config) {
+  const auto& parallel = config.parallel;
+  const std::string with = ", which does not go with " + tensor_text(config) + " in this version";
+  if (parallel.server) {
+    return RanksProblem{"parallel.server", "parallel.server is true" + with};
+  }
+  if (parallel.reduction == Config::GradientSum::kRing) {
+    return RanksProblem{"parallel.reduction", "parallel.reduction is \"ring\"" + with};
+  }
+  if (parallel.node_ranks > 1) {
+    return RanksProblem{"parallel.node_ranks",
+                        "parallel.node_ranks is " + std::to_string(parallel.node_ranks) + with};
+  }
+  if (parallel.delays_updates()) {
+    return RanksProblem{"parallel.schedule", "parallel.schedule delays updates" + with};
+  }
+  return std::nullopt;
+}
+
+// Refuses settings that go with no tensor-parallel ranks yet.
 std::optional<RanksProblem> tensor_problem(const Config& config) {
   if (config.parallel.tensor == 1) return std::nullopt;
   if (const auto problem = tensor_share_problem(config)) return problem;
   const auto refuse = [&](const std::string& key, const std::string& value) {
-    return RanksProblem{key, key + " = " + value + " does not go with " + tensor_text(config) +
-                                 " in this version"};
+    return RanksProblem{
+        key, key + " = " + value + " does not go with " + tensor_text(config) + " in this version"};
   };
-  if (config.parallel.data > 1) return refuse("parallel.data", std::to_string(config.parallel.data));
-  if (config.parallel.pipeline > 1) {
-    return refuse("parallel.pipeline", std::to_string(config.parallel.pipeline));
-  }
+  if (const auto problem = tensor_sum_problem(config)) return problem;
   if (config.memory.backend == Config::Backend::kCuda) return refuse("memory.backend", "\"cuda\"");
   if (config.checkpoint.mode == Config::CheckpointMode::kDurable) {
     return refuse("checkpoint.mode", "\"durable\"");

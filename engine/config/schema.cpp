@@ -456,7 +456,8 @@ void add_run(Keys& keys) {
   add(recompute_policy());
   add(integer("parallel.data", SLUICE_FIELD(parallel.data), 1, kMaxRanks, "data-parallel ranks"));
   add(integer("parallel.tensor", SLUICE_FIELD(parallel.tensor), 1, kMaxRanks,
-              "tensor-parallel ranks"));
+              "ranks that have parts of each layer and compute each micro-batch together (docs/"
+              "guide/tensor.md)"));
   add(integer("parallel.pipeline", SLUICE_FIELD(parallel.pipeline), 1, kMaxRanks,
               "ranks of a pipeline, each with a part of the layers"));
   add(integer("parallel.context", SLUICE_FIELD(parallel.context), 1, kMaxRanks,

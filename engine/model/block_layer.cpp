@@ -1,3 +1,5 @@
+// 520 lines because a block's passes share the cut of its buffers.
+//
 // A transformer block, pre-norm: x + attention(norm(x)), then r + mlp(norm(r)).
 //
 // GPT-2: LayerNorm, biases, GELU. Llama: RMSNorm, no biases, rotary positions, SwiGLU. Both may
@@ -176,12 +178,11 @@ class BlockLayer final : public Layer {
                  linear_input(batch, up_cols(), shape_.hidden),
                  linear_input(batch, shape_.hidden, ffn_)},
                 attention);
-    needs.backward_weight_workspace_bytes =
-        largest({linear_weight(batch, qkv_cols(), shape_.hidden),
-                 linear_weight(batch, shape_.hidden, attention_cols()),
-                 linear_weight(batch, up_cols(), shape_.hidden),
-                 linear_weight(batch, shape_.hidden, ffn_)},
-                0);
+    needs.backward_weight_workspace_bytes = largest(
+        {linear_weight(batch, qkv_cols(), shape_.hidden),
+         linear_weight(batch, shape_.hidden, attention_cols()),
+         linear_weight(batch, up_cols(), shape_.hidden), linear_weight(batch, shape_.hidden, ffn_)},
+        0);
     return needs;
   }
 
@@ -293,8 +294,7 @@ class BlockLayer final : public Layer {
     const auto padded = [](std::uint64_t bytes) { return round_up(bytes, kTensorAlignmentBytes); };
     const auto wide = [&](std::int64_t cols) { return padded(act(batch, cols)); };
     const std::uint64_t stats = padded(rows(batch) * sizeof(float));
-    const std::uint64_t by_head =
-        rows(batch) * sizeof(float) * static_cast<std::uint64_t>(heads_);
+    const std::uint64_t by_head = rows(batch) * sizeof(float) * static_cast<std::uint64_t>(heads_);
     constexpr schedule::SavedFor kInput = schedule::SavedFor::kBackwardInput;
     constexpr schedule::SavedFor kWeight = schedule::SavedFor::kBackwardWeight;
     std::vector<schedule::SavedPart> parts(kBlockPartCount);

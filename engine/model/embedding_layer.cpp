@@ -60,11 +60,10 @@ class EmbeddingLayer final : public Layer {
   void backward_weight(kernels::Kernels& kernels, const BatchShape& batch,
                        const PassBuffers& at) const override {
     clear_gaps(kernels, at.grad_weights, batch.dtype);
-    kernels.embedding_backward(at.tokens, tokens(), at.grad_output,
-                               tensor(at.grad_weights, 0, batch.dtype),
-                               has_positions() ? tensor(at.grad_weights, 1, batch.dtype) : nullptr,
-                               batch.rows(), batch.seq, shape_.max_seq, shape_.hidden, batch.dtype,
-                               at.workspace);
+    kernels.embedding_backward(
+        at.tokens, tokens(), at.grad_output, tensor(at.grad_weights, 0, batch.dtype),
+        has_positions() ? tensor(at.grad_weights, 1, batch.dtype) : nullptr, batch.rows(),
+        batch.seq, shape_.max_seq, shape_.hidden, batch.dtype, at.workspace);
   }
 
  private:

@@ -70,8 +70,8 @@ struct PassBuffers {
   const std::int32_t* targets = nullptr;    // [rows]
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
-  SavedRanges saved;              // written by forward, read by backward
-  schedule::PartMask remade = 0;  // of recompute: the parts of `saved` to make
+  SavedRanges saved;                // written by forward, read by backward
+  schedule::PartMask remade = 0;    // of recompute: the parts of `saved` to make
   schedule::SegmentRange segments;  // of the pass: those to run
   std::byte* context = nullptr;
   const std::byte* grad_output = nullptr;

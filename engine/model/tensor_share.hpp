@@ -39,7 +39,7 @@ struct TensorShare {
 // The part of a whole tensor that lies in these boxes; the spec as it is if the share is the whole.
 // Logical matrices (matrix_rows) have one box each.
 TensorSpec take_boxes(TensorSpec whole, const TensorShare& share, std::vector<TensorBox> boxes);
-// Of each of these runs of rows the rank's part. Precondition: the ranks divide each of them.
+// The rank's part of each of these runs of rows. Precondition: the ranks divide each of them.
 TensorSpec take_rows(TensorSpec whole, const TensorShare& share,
                      const std::vector<std::int64_t>& runs);
 // The rank's part of the columns.

@@ -45,7 +45,7 @@ struct TensorSpec {
 
   std::uint64_t elems() const;
   bool is_part() const { return !boxes.empty(); }
-  // Of the tensor that it is a part of, or its own.
+  // The shape of the tensor that it is a part of, or its own.
   const std::vector<std::int64_t>& file_shape() const { return is_part() ? whole_shape : shape; }
   std::uint64_t whole_elems() const;
   std::uint64_t place_elems() const { return std::max(elems(), reserved_elems); }

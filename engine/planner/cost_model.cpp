@@ -83,8 +83,8 @@ PricedKernels& CostModel::kernels_of(schedule::Lane lane) {
 // unit cost the same in every micro-batch, so each is priced once.
 double CostModel::pass_s(std::int32_t unit, schedule::Op pass, schedule::PartMask remade,
                          bool makes_output, const schedule::SegmentRange& segments) {
-  const auto [found, fresh] = pass_s_.try_emplace(
-      {unit, pass, remade, makes_output, segments.begin, segments.end}, 0.0);
+  const auto [found, fresh] =
+      pass_s_.try_emplace({unit, pass, remade, makes_output, segments.begin, segments.end}, 0.0);
   if (!fresh) return found->second;
   const model::Layer& layer = *model_.units()[static_cast<std::size_t>(unit)].layer;
   model::PassBuffers at;
@@ -119,8 +119,9 @@ double CostModel::pass_s(std::int32_t unit, schedule::Op pass, schedule::PartMas
 }
 
 double CostModel::pass_s(const schedule::Schedule& schedule, const schedule::Instruction& pass) {
-  if (pass.op != schedule::Op::kRecompute) return pass_s(pass.unit, pass.op, 0, true, pass.segments);
-  // Of a pass that is cut only the last segment writes the output.
+  if (pass.op != schedule::Op::kRecompute)
+    return pass_s(pass.unit, pass.op, 0, true, pass.segments);
+  // Only the last segment of a pass that is cut writes the output.
   const bool makes_output =
       std::any_of(pass.writes.begin(), pass.writes.end(), [&](const schedule::Use& use) {
         return schedule.buffers[use.buffer].role == schedule::BufferRole::kActivation;

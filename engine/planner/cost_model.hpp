@@ -103,9 +103,9 @@ class CostModel {
   PricedKernels kernels_;  // the device's
   PricedKernels host_kernels_;
   // Cache, by unit, pass, the parts that a Recompute makes, and whether there is an output.
-  std::map<std::tuple<std::int32_t, schedule::Op, schedule::PartMask, bool, std::int32_t,
-                      std::int32_t>,
-           double>
+  std::map<
+      std::tuple<std::int32_t, schedule::Op, schedule::PartMask, bool, std::int32_t, std::int32_t>,
+      double>
       pass_s_;
 };
 

@@ -30,9 +30,7 @@ struct Plan {
   // Whose step it is: among data-parallel ranks, and in a pipeline.
   schedule::RankView view;
   schedule::StageView pipeline;
-  std::int32_t world_ranks() const {
-    return view.ranks * pipeline.ranks() * view.tensor.ranks;
-  }
+  std::int32_t world_ranks() const { return view.ranks * pipeline.ranks() * view.tensor.ranks; }
   std::int32_t world_rank() const { return schedule::world_rank(view, pipeline.rank, view.rank); }
   bool is_alone() const { return world_ranks() == 1; }
   std::vector<RankFigures> ranks;  // of a plan for several ranks, by rank; plan_rank: this one's

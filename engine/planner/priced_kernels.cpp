@@ -166,9 +166,9 @@ void PricedKernels::attention_backward(const kernels::AttentionShape& shape, con
   charge_attention(TimedOperation::kAttentionBackward, shape.dtype, size, flops);
 }
 
-void PricedKernels::embedding_forward(const std::int32_t*, kernels::TokenRange, const void*, const void*, void*,
-                                      std::int64_t rows, std::int64_t, std::int64_t hidden,
-                                      DType dtype) {
+void PricedKernels::embedding_forward(const std::int32_t*, kernels::TokenRange, const void*,
+                                      const void*, void*, std::int64_t rows, std::int64_t,
+                                      std::int64_t hidden, DType dtype) {
   charge_elems(TimedOperation::kEmbeddingForward, dtype, rows * hidden, 3 * bytes_of(dtype));
 }
 

@@ -21,17 +21,14 @@ bool all_on_device(const std::vector<Tier>& tiers) {
 }  // namespace
 
 void check_rank_counts(const config::Config& config) {
-  if (config.parallel.tensor > kMostPlannedRanks) {
-    throw InputError("parallel.tensor is " + std::to_string(config.parallel.tensor) +
-                     ", and a plan proves the steps of at most " +
-                     std::to_string(kMostPlannedRanks) + " ranks in this version");
-  }
-  if (config.parallel.data * config.parallel.pipeline > kMostPlannedRanks) {
-    const std::string stages =
-        config.parallel.pipeline == 1
-            ? std::string()
-            : " and parallel.pipeline " + std::to_string(config.parallel.pipeline);
-    throw InputError("parallel.data is " + std::to_string(config.parallel.data) + stages +
+  const auto& parallel = config.parallel;
+  if (parallel.data * parallel.pipeline * parallel.tensor > kMostPlannedRanks) {
+    std::string others;
+    if (parallel.pipeline > 1) {
+      others = " and parallel.pipeline " + std::to_string(parallel.pipeline);
+    }
+    if (parallel.tensor > 1) others += " and parallel.tensor " + std::to_string(parallel.tensor);
+    throw InputError("parallel.data is " + std::to_string(parallel.data) + others +
                      ", and a plan proves the steps of at most " +
                      std::to_string(kMostPlannedRanks) + " ranks in this version");
   }

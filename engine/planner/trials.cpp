@@ -119,9 +119,10 @@ void shrink_staging(const schedule::StepOptions& options, schedule::Schedule& tr
 // Lets each round between the first and the last stand for `times` of them, by longer instructions.
 // A round is one micro-batch of each rank. In the order "unit" the work of all micro-batches on a unit overlaps one transfer
 // of its state. The longer of the two decides, so fewer micro-batches would tell nothing of all.
-void lengthen_microbatches(schedule::Schedule& training, std::int32_t rounds, double times) {
+void lengthen_microbatches(schedule::Schedule& training, std::int32_t data_ranks,
+                           std::int32_t rounds, double times) {
   for (schedule::Instruction& instruction : training.instructions) {
-    const std::int32_t round = instruction.microbatch / schedule::world_ranks_of(training);
+    const std::int32_t round = instruction.microbatch / data_ranks;
     if (instruction.microbatch < 0 || round < 1 || round + 1 >= rounds) continue;
     instruction.cost_s *= times;
     instruction.bytes =
@@ -130,13 +131,12 @@ void lengthen_microbatches(schedule::Schedule& training, std::int32_t rounds, do
 }
 
 // From the end of the first round to the end of the second, in the order "microbatch".
-double period_s(const schedule::Schedule& training,
+double period_s(const schedule::Schedule& training, std::int32_t data_ranks,
                 const std::vector<schedule::InstructionTimes>& times) {
   std::array<double, 2> ends{};
   for (const schedule::Instruction& instruction : training.instructions) {
     if (instruction.op != schedule::Op::kBackwardWeight) continue;
-    const auto round =
-        static_cast<std::size_t>(instruction.microbatch / schedule::world_ranks_of(training));
+    const auto round = static_cast<std::size_t>(instruction.microbatch / data_ranks);
     if (round < ends.size()) ends[round] = std::max(ends[round], times[instruction.id].end_s);
   }
   return ends[1] - ends[0];
@@ -253,12 +253,15 @@ Trial Trials::measure(const schedule::StepOptions& options) {
   instructions_ += training.instructions.size();
   costs_.apply(training);
   if (by_unit && missing > 0) {
-    lengthen_microbatches(training, few, 1 + static_cast<double>(missing) / (few - 2));
+    lengthen_microbatches(training, model_.view.ranks, few,
+                          1 + static_cast<double>(missing) / (few - 2));
   }
   std::vector<schedule::InstructionTimes> times;
   trial.seconds =
       schedule::simulate(training, costs_.simulation_model(), nullptr, 0, &times).total_s;
-  if (!by_unit && missing > 0) trial.seconds += missing * period_s(training, times);
+  if (!by_unit && missing > 0) {
+    trial.seconds += missing * period_s(training, model_.view.ranks, times);
+  }
   return trial;
 }
 

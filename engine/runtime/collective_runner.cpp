@@ -23,8 +23,8 @@
 #include "base/error.hpp"
 #include "base/units.hpp"
 #include "collectives/fold.hpp"
-#include "engine/schedule/even_parts.hpp"
 #include "engine/runtime/run_state.hpp"
+#include "engine/schedule/even_parts.hpp"
 
 namespace sluice::runtime {
 namespace {
@@ -172,8 +172,7 @@ void CollectiveRunner::reduce(const Program& program, const schedule::Instructio
     const std::uint64_t elems = elems_in(dtype, writes[i].bytes);
     const auto part_at = [&](std::int32_t rank) {
       const schedule::ElemRange part = schedule::even_part(elems, ranks, rank);
-      return std::span(writes[i].data + bytes_of(dtype, part.begin),
-                       bytes_of(dtype, part.elems()));
+      return std::span(writes[i].data + bytes_of(dtype, part.begin), bytes_of(dtype, part.elems()));
     };
     const std::span<std::byte> mine = part_at(own);
     std::vector<collectives::Outgoing> outgoing;

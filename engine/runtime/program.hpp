@@ -14,7 +14,8 @@ namespace sluice::runtime {
 constexpr bool is_device_lane(schedule::Lane lane) {
   return lane == schedule::Lane::kCompute || lane == schedule::Lane::kH2D ||
          lane == schedule::Lane::kD2H || lane == schedule::Lane::kComm ||
-         lane == schedule::Lane::kInner || lane == schedule::Lane::kSend || lane == schedule::Lane::kReceive;
+         lane == schedule::Lane::kInner || lane == schedule::Lane::kSend ||
+         lane == schedule::Lane::kReceive;
 }
 
 // A resolved Use. On storage: data null; a part of a range of the tagged space, by slot.

@@ -90,8 +90,8 @@ void StateStore::visit(std::span<const StateKind> kinds, std::int32_t unit, std:
 }
 
 // The bytes that each rank of the world brings of elements [begin, end): the ranks of the unit's
-// stage bring their shards, or the first of them all. Sums of whole tensors have a numbering and
-// shards of their own.
+// stage bring their shards, or the first of them all; of a tensor group the first one. Sums of whole
+// tensors have a numbering and shards of their own.
 std::vector<std::uint64_t> StateStore::part_bytes(StateKind kind,
                                                   const kernels::StateLayout& layout,
                                                   std::int32_t unit, std::uint64_t begin,
@@ -99,6 +99,11 @@ std::vector<std::uint64_t> StateStore::part_bytes(StateKind kind,
   const schedule::RankView& view = sharing_.view;
   std::vector<std::uint64_t> parts(static_cast<std::size_t>(sharing_.group.size()));
   const std::int32_t stage_rank = sharing_.pipeline.rank_of(unit);
+  const auto world_rank = [&](std::int32_t pipeline_rank, std::int32_t data_rank) {
+    schedule::RankView first = view;
+    first.tensor.rank = 0;
+    return static_cast<std::size_t>(schedule::world_rank(first, pipeline_rank, data_rank));
+  };
   if (!is_sharded(kind)) {
     parts[world_rank(stage_rank, 0)] = bytes_of(layout.dtype, end - begin);
     return parts;
@@ -113,6 +118,12 @@ std::vector<std::uint64_t> StateStore::part_bytes(StateKind kind,
     parts[world_rank(stage_rank, rank)] = bytes_of(layout.dtype, elems);
   }
   return parts;
+}
+
+bool StateStore::brings(StateKind kind, std::int32_t unit) const {
+  // The last stage has a copy of a tied table, which the first stage brings.
+  const bool has_unit = sharing_.pipeline.owns(unit);
+  return has_unit && (is_sharded(kind) || sharing_.view.rank == 0);
 }
 
 void StateStore::join(std::span<std::byte> piece) {

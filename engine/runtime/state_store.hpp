@@ -73,6 +73,8 @@ class StateStore {
   void visit_whole(StateKind kind, const kernels::StateLayout& layout, std::int32_t unit,
                    std::uint64_t begin, std::uint64_t end, const Visitor& visitor);
 
+  // Whether this rank is the one that brings its elements of this kind of the unit to files.
+  bool brings(StateKind kind, std::int32_t unit) const;
   // Adds the pieces of all ranks, in place, as integers; all ranks call it with as many bytes, a
   // multiple of 4.
   void join(std::span<std::byte> piece);

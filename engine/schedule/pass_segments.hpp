@@ -29,7 +29,7 @@ struct Cut {
   std::uint64_t begin_bytes = 0;  // in the buffer
   std::uint64_t elems = 0;
   DType dtype = DType::kF32;
-  // Of a forward pass: the saved parts that are made of it. A Recompute that makes none of them has
+  // In a forward pass: the saved parts that are made of it. A Recompute that makes none of them has
   // no such cut. 0: only the output is made of it.
   PartMask parts = 0;
   std::uint64_t bytes() const { return sluice::bytes_of(dtype, elems); }

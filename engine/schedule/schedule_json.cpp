@@ -341,11 +341,12 @@ std::vector<Use> uses_from_json(Fields& fields, const char* key, const Schedule&
 
 Instruction instruction_from_json(const json& object, InstructionId id, const Schedule& schedule) {
   const std::string where = "instruction " + std::to_string(id);
-  Fields fields(object, where,
-                " op lane rank unit layer microbatch update segment_begin segment_end maximum reduced "
-                "chunk reads writes deps guard peer "
-                "group tag bytes "
-                "cost_s ");
+  Fields fields(
+      object, where,
+      " op lane rank unit layer microbatch update segment_begin segment_end maximum reduced "
+      "chunk reads writes deps guard peer "
+      "group tag bytes "
+      "cost_s ");
   Instruction instruction;
   instruction.id = id;
   instruction.op = fields.word<Op>("op", kOpNames());

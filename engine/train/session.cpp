@@ -1,3 +1,5 @@
+// 515 lines because one object has all that lives between the passes of a run.
+//
 #include "engine/train/session.hpp"
 
 #include <algorithm>

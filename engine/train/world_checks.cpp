@@ -17,11 +17,12 @@ void check_ranks(const config::Config& config, int ranks) {
   const std::int64_t tensor = config.parallel.tensor;
   const std::int64_t asked = config.parallel.data * config.parallel.pipeline * tensor;
   if (tensor > 1 && asked != ranks) {
-    throw InputError("parallel.tensor is " + std::to_string(tensor) + ", and " +
-                     (ranks == 1 ? std::string("this process is alone")
-                                 : "the job has " + count_of(ranks, "rank")) +
-                     "; start as many (sluice launch -n " + std::to_string(asked) +
-                     " -- train ...)");
+    const std::string others = config.parallel.pipeline > 1 ? "parallel.pipeline * " : "";
+    throw InputError(
+        "parallel.data * " + others + "parallel.tensor is " + std::to_string(asked) + ", and " +
+        (ranks == 1 ? std::string("this process is alone")
+                    : "the job has " + count_of(ranks, "rank")) +
+        "; start as many (sluice launch -n " + std::to_string(asked) + " -- train ...)");
   }
   if (config.parallel.pipeline > 1 && asked != ranks) {
     throw InputError(

@@ -110,11 +110,11 @@ void HostKernels::attention_backward(const AttentionShape& shape, const void* do
   host::attention_backward(parallel_, shape, dout, qkv, out, lse, dqkv, workspace);
 }
 
-void HostKernels::embedding_forward(const std::int32_t* tokens, TokenRange range,
-                                    const void* table, const void* positions, void* out,
-                                    std::int64_t rows, std::int64_t time, std::int64_t hidden,
-                                    DType dtype) {
-  host::embedding_forward(parallel_, tokens, range, table, positions, out, rows, time, hidden, dtype);
+void HostKernels::embedding_forward(const std::int32_t* tokens, TokenRange range, const void* table,
+                                    const void* positions, void* out, std::int64_t rows,
+                                    std::int64_t time, std::int64_t hidden, DType dtype) {
+  host::embedding_forward(parallel_, tokens, range, table, positions, out, rows, time, hidden,
+                          dtype);
 }
 
 std::uint64_t HostKernels::embedding_backward_workspace_bytes(std::int64_t rows,
@@ -122,10 +122,10 @@ std::uint64_t HostKernels::embedding_backward_workspace_bytes(std::int64_t rows,
   return host::embedding_backward_workspace_bytes(rows, vocab);
 }
 
-void HostKernels::embedding_backward(const std::int32_t* tokens, TokenRange range,
-                                     const void* dout, void* dtable, void* dpositions,
-                                     std::int64_t rows, std::int64_t time, std::int64_t max_time,
-                                     std::int64_t hidden, DType dtype, void* workspace) {
+void HostKernels::embedding_backward(const std::int32_t* tokens, TokenRange range, const void* dout,
+                                     void* dtable, void* dpositions, std::int64_t rows,
+                                     std::int64_t time, std::int64_t max_time, std::int64_t hidden,
+                                     DType dtype, void* workspace) {
   host::embedding_backward(parallel_, tokens, range, dout, dtable, dpositions, rows, time, max_time,
                            hidden, dtype, workspace);
 }
@@ -166,8 +166,7 @@ void HostKernels::head_loss(std::int64_t rows, const RowStatistics& statistics, 
 void HostKernels::head_input_gradient(const HeadShape& shape, const void* x, const void* w,
                                       const std::int32_t* targets, float loss_scale,
                                       const float* lse, void* dx, void* workspace) {
-  host::head_input_gradient(parallel_, gemm_, shape, x, w, targets, loss_scale, lse, dx,
-                            workspace);
+  host::head_input_gradient(parallel_, gemm_, shape, x, w, targets, loss_scale, lse, dx, workspace);
 }
 
 void HostKernels::accumulate(float* accumulator, const void* grad, DType grad_dtype, bool first,

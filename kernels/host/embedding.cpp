@@ -132,8 +132,8 @@ void sum_into_table(const Parallel& parallel, const void* dout, void* table,
 }  // namespace
 
 void embedding_forward(const Parallel& parallel, const std::int32_t* tokens, TokenRange range,
-                       const void* table, const void* positions, void* out, std::int64_t rows, std::int64_t time,
-                       std::int64_t hidden, DType dtype) {
+                       const void* table, const void* positions, void* out, std::int64_t rows,
+                       std::int64_t time, std::int64_t hidden, DType dtype) {
   check_float(dtype);
   SLUICE_CHECK(positions == nullptr || time > 0);
   const auto row_bytes = hidden * static_cast<std::int64_t>(dtype_bytes(dtype));

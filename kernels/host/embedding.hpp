@@ -10,8 +10,8 @@ namespace sluice::kernels::host {
 class Parallel;
 
 void embedding_forward(const Parallel& parallel, const std::int32_t* tokens, TokenRange range,
-                       const void* table, const void* positions, void* out, std::int64_t rows, std::int64_t time,
-                       std::int64_t hidden, DType dtype);
+                       const void* table, const void* positions, void* out, std::int64_t rows,
+                       std::int64_t time, std::int64_t hidden, DType dtype);
 
 std::uint64_t embedding_backward_workspace_bytes(std::int64_t rows, std::int64_t vocab);
 // The workspace holds the rows sorted by token (stable counting sort), so that one task owns a row

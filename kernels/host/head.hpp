@@ -28,7 +28,6 @@ void head_backward_weight(const Parallel& parallel, const Gemm& gemm, const Head
                           const void* x, const void* w, const std::int32_t* targets,
                           float loss_scale, const float* lse, void* dw, void* workspace);
 
-
 // The steps of ranks that have runs of tokens each.
 void head_statistics(const Parallel& parallel, const Gemm& gemm, const HeadShape& shape,
                      const void* x, const void* w, const std::int32_t* targets,

@@ -58,7 +58,7 @@ EmbeddingGradients embedding_backward(Kernels& kernels, const EmbeddingBatch& in
   BackendArray<Backend> dout(in.dout), table(dtype, s.vocab * s.hidden);
   BackendArray<Backend> positions(in.positions);
   typename Backend::Memory workspace(kernels.embedding_backward_workspace_bytes(s.rows, s.vocab));
-  kernels.embedding_backward(tokens.data(), all_tokens(s.vocab), dout.data(), table.data(),
+  kernels.embedding_backward(tokens.data(), kernels::all_tokens(s.vocab), dout.data(), table.data(),
                              with_positions ? positions.data() : nullptr, s.rows, s.time,
                              s.max_time, s.hidden, dtype, workspace.data());
   return {table.read(), positions.read()};
@@ -101,7 +101,7 @@ TYPED_TEST_P(EmbeddingContract, ForwardAddsThePositionOfTheRow) {
           BackendNumbers<TypeParam, std::int32_t> tokens(in.tokens);
           BackendArray<TypeParam> table(in.table), positions(in.positions);
           BackendArray<TypeParam> out(dtype, s.rows * s.hidden, at.offset);
-          at.kernels.embedding_forward(tokens.data(), all_tokens(s.vocab), table.data(),
+          at.kernels.embedding_forward(tokens.data(), kernels::all_tokens(s.vocab), table.data(),
                                        with_positions ? positions.data() : nullptr, out.data(),
                                        s.rows, s.time, s.hidden, dtype);
           return out.read();

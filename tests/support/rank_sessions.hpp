@@ -96,20 +96,26 @@ inline RanksRun train_on_ranks(const config::Config& config, schedule::StepOptio
                                std::int64_t steps, const RankFailure& failure = {},
                                int failing_rank = -1, const RankDevices& devices = {},
                                const RankEnd& at_end = {}) {
-  const auto ranks = static_cast<int>(config.parallel.data * config.parallel.pipeline);
+  const auto ranks =
+      static_cast<int>(config.parallel.data * config.parallel.pipeline * config.parallel.tensor);
   const std::int32_t stage =
       config.parallel.server ? kServerStage : static_cast<std::int32_t>(config.parallel.zero);
   if (config.parallel.data > 1) place_for_stage(options.placement, stage);
   auto data = collectives::make_local_group(ranks, 60);
   auto control = collectives::make_local_group(ranks, 60);
   auto messages = collectives::make_local_group(ranks, 60);
-  const model::Model model(config::model_shape(config));
+  auto inner = collectives::make_local_group(ranks, 60);
+  std::vector<model::Model> models;
   std::vector<train::Backend> backends;
   std::vector<planner::Plan> plans;
-  for (int rank = 0; rank < ranks; ++rank) backends.push_back(devices.make_backend(config));
+  for (int rank = 0; rank < ranks; ++rank) {
+    backends.push_back(devices.make_backend(config));
+    models.emplace_back(config::model_shape(config), config::tensor_share(config, rank));
+  }
   for (int rank = 0; rank < ranks; ++rank) {
     const train::Backend& backend = backends[static_cast<std::size_t>(rank)];
-    plans.push_back(planner::plan_rank(config, model, *backend.device_kernels, {}, options, rank,
+    plans.push_back(planner::plan_rank(config, models[static_cast<std::size_t>(rank)],
+                                       *backend.device_kernels, {}, options, rank,
                                        backend.host_kernels.get()));
   }
   expect_world_holds(plans, config);
@@ -124,11 +130,13 @@ inline RanksRun train_on_ranks(const config::Config& config, schedule::StepOptio
   run_in_threads(ranks, [&](int rank) {
     const auto at = static_cast<std::size_t>(rank);
     try {
-      train::Session session(config, model, plans[at], backends[at], {}, make_run_id(),
-                             {data[at].get(), control[at].get(), messages[at].get()});
+      train::Session session(
+          config, models[at], plans[at], backends[at], {}, make_run_id(),
+          {data[at].get(), control[at].get(), messages[at].get(), inner[at].get()});
       if (devices.gpu_group) session.connect_gpus(devices.gpu_group(rank, *data[at]));
       run.ranks[at] = train_session(session, config, steps, rank == failing_rank);
-      run.sent_bytes[at] = session.message_bytes().sent + session.stage_message_bytes().sent;
+      run.sent_bytes[at] = session.message_bytes().sent + session.stage_message_bytes().sent +
+                           session.inner_message_bytes().sent;
       if (backends[at].name == "cuda") {
         EXPECT_EQ(session.peak_bytes(), plans[at].peak_bytes);
         EXPECT_EQ(session.measured_peak_bytes(), plans[at].peak_bytes);
@@ -140,6 +148,7 @@ inline RanksRun train_on_ranks(const config::Config& config, schedule::StepOptio
       data[at].reset();
       control[at].reset();
       messages[at].reset();
+      inner[at].reset();
       throw;
     }
     run.host_bytes[at] = data[at]->bytes().sent;

@@ -106,8 +106,8 @@ class StreamedKernels final : public kernels::Kernels {
                           std::int64_t max_time, std::int64_t hidden, DType dtype,
                           void* workspace) override {
     queue([=, this] {
-      inner_->embedding_backward(tokens, range, dout, dtable, dpositions, rows, time, max_time, hidden,
-                                 dtype, workspace);
+      inner_->embedding_backward(tokens, range, dout, dtable, dpositions, rows, time, max_time,
+                                 hidden, dtype, workspace);
     });
   }
   std::uint64_t head_workspace_bytes(const kernels::HeadShape& shape) const override {

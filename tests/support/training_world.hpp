@@ -23,7 +23,8 @@ class RankWorlds {
       : listener_(collectives::listen_at("127.0.0.1", 0)),
         data_(collectives::make_local_group(ranks, 60)),
         host_(collectives::make_local_group(ranks, 60)),
-        messages_(collectives::make_local_group(ranks, 60)) {}
+        messages_(collectives::make_local_group(ranks, 60)),
+        inner_(collectives::make_local_group(ranks, 60)) {}
 
   int size() const { return static_cast<int>(host_.size()); }
   // On the rank's own thread: waits for the others.
@@ -37,7 +38,8 @@ class RankWorlds {
     const auto at = static_cast<std::size_t>(rank);
     options.make_group = [this, at](const auto&, const auto&) {
       if (data_[at] != nullptr) return std::move(data_[at]);
-      return host_[at] != nullptr ? std::move(host_[at]) : std::move(messages_[at]);
+      if (host_[at] != nullptr) return std::move(host_[at]);
+      return messages_[at] != nullptr ? std::move(messages_[at]) : std::move(inner_[at]);
     };
     options.control.start_seconds = 60;
     return std::make_unique<train::World>(options);
@@ -45,14 +47,15 @@ class RankWorlds {
 
  private:
   collectives::Socket listener_;
-  std::vector<std::unique_ptr<collectives::Communicator>> data_, host_, messages_;
+  std::vector<std::unique_ptr<collectives::Communicator>> data_, host_, messages_, inner_;
 };
 
 // Runs the configuration on all ranks of its job. Returns the first rank's record. options.world is
 // not read.
 inline TrainingRecord train_in_world(const config::Config& config,
                                      const train::TrainingOptions& options = {}) {
-  RankWorlds worlds(static_cast<int>(config.parallel.data * config.parallel.pipeline));
+  RankWorlds worlds(
+      static_cast<int>(config.parallel.data * config.parallel.pipeline * config.parallel.tensor));
   if (worlds.size() == 1) return TrainingBench::run(config, options);
   TrainingRecord record;
   run_in_threads(worlds.size(), [&](int rank) {

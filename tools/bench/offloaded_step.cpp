@@ -133,7 +133,7 @@ OffloadedStep::OffloadedStep(const OffloadedStepShape& shape, const std::string&
       program_(drain(), memory_),
       model_runner_(prepared_.model, config::batch_shape(prepared_.config),
                     plan().options.microbatches, parameters_, *prepared_.backend.device_kernels,
-                    *prepared_.backend.host_kernels, {*alone_, *alone_}),
+                    *prepared_.backend.host_kernels, {*alone_, *alone_, *alone_}),
       runner_(std::make_unique<Runner>(model_runner_)),
       executor_(*device_, memory_.storage(), *runner_),
       store_(*device_, memory_, drain(),

@@ -282,8 +282,8 @@ class Cases {
     return [this, rows, dtype, words = arena_.words(rows, rows),
             dout = arena_.elems(rows * kCols, dtype), dtable = arena_.elems(rows * kCols, dtype),
             workspace = arena_.take(kernels_.embedding_backward_workspace_bytes(rows, rows))] {
-      kernels_.embedding_backward(words, kernels::all_tokens(rows), dout, dtable, nullptr, rows, rows,
-                                  rows, kCols, dtype, workspace);
+      kernels_.embedding_backward(words, kernels::all_tokens(rows), dout, dtable, nullptr, rows,
+                                  rows, rows, kCols, dtype, workspace);
     };
   }
 

@@ -21,17 +21,21 @@ namespace sluice::cli {
 
 namespace {
 
-// The setting that gives the world so many ranks: each pipeline takes some of them.
+// The setting that gives the world so many ranks: each pipeline and tensor group takes
+// some of them.
 std::string data_ranks(const PlanArguments& arguments, const std::vector<std::string>& budgets) {
   std::vector<std::string> overrides = arguments.config.overrides;
   overrides.emplace_back("parallel.data=1");
-  const std::int64_t pipeline =
-      config::load_config(arguments.config.path, overrides, budgets).parallel.pipeline;
-  if (arguments.world % pipeline != 0) {
-    throw InputError("--world is " + std::to_string(arguments.world) +
-                     ", and must be a multiple of parallel.pipeline = " + std::to_string(pipeline));
+  const auto parallel = config::load_config(arguments.config.path, overrides, budgets).parallel;
+  const std::int64_t of_one = parallel.pipeline * parallel.tensor;
+  if (arguments.world % of_one != 0) {
+    throw InputError(
+        "--world is " + std::to_string(arguments.world) +
+        ", and must be a multiple of parallel.pipeline = " + std::to_string(parallel.pipeline) +
+        (parallel.tensor == 1 ? std::string()
+                              : " times parallel.tensor = " + std::to_string(parallel.tensor)));
   }
-  return "parallel.data=" + std::to_string(arguments.world / pipeline);
+  return "parallel.data=" + std::to_string(arguments.world / of_one);
 }
 
 }  // namespace

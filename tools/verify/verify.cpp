@@ -61,7 +61,8 @@ class StorageDirectories {
 
 std::vector<train::Prepared> prepare_ranks(const config::Config& config) {
   config::check_supported(config);
-  const auto ranks = static_cast<int>(config.parallel.data * config.parallel.pipeline);
+  const auto ranks =
+      static_cast<int>(config.parallel.data * config.parallel.pipeline * config.parallel.tensor);
   train::check_ranks(config, ranks);
   std::vector<train::Prepared> prepared;
   prepared.push_back(
@@ -114,6 +115,7 @@ Figures train_together(const std::vector<train::Prepared>& ranks, const data::Da
   Group data_group = collectives::make_local_group(count);
   Group host_group = collectives::make_local_group(count);
   Group stage_group = collectives::make_local_group(count);
+  Group inner_group = collectives::make_local_group(count);
   std::vector<Figures> figures(ranks.size());
   std::vector<std::exception_ptr> errors(ranks.size());
   {
@@ -122,13 +124,14 @@ Figures train_together(const std::vector<train::Prepared>& ranks, const data::Da
       threads.push_back(start_thread("rank", [&, rank] {
         try {
           const train::RankLinks links{data_group[rank].get(), host_group[rank].get(),
-                                       stage_group[rank].get()};
+                                       stage_group[rank].get(), inner_group[rank].get()};
           figures[rank] = train_rank(ranks[rank], links, data, steps);
         } catch (...) {
           errors[rank] = std::current_exception();
           data_group[rank].reset();
           host_group[rank].reset();
           stage_group[rank].reset();
+          inner_group[rank].reset();
         }
       }));
     }

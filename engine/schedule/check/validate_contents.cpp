@@ -15,6 +15,7 @@
 #include <array>
 #include <map>
 #include <optional>
+#include <tuple>
 #include <vector>
 
 #include "engine/schedule/check/validation.hpp"
@@ -146,9 +147,10 @@ class ContentCheck {
           stored.push_back({member, write, reduced(members, instruction, write)});
         } else {
           // Values between segments, and partials of the norm: every member has the same.
-          stored.push_back(
-              {member, write, {true, version_to_make(instruction), instruction.microbatch,
-                               instruction.microbatch, 0, false, members.front()}});
+          stored.push_back({member,
+                            write,
+                            {true, version_to_make(instruction), instruction.microbatch,
+                             instruction.microbatch, 0, false, members.front()}});
         }
       }
     }
@@ -576,7 +578,8 @@ class ContentCheck {
   }
 
   // Calls f(normed) for the norms that GradNorm has taken inside elements [begin, end) of a unit's
-  // gradient, on whatever rank: each block counts once in the world, and for each update.
+  // gradient, on whatever rank that has the same part of it: each block counts once among these, and
+  // for each update.
   struct Normed {
     std::uint64_t end = 0;
     InstructionId maker = kNoId;
@@ -584,11 +587,22 @@ class ContentCheck {
   template <typename F>
   void for_normed(const Buffer& buffer, std::int32_t version, std::uint64_t begin,
                   std::uint64_t end, F f) const {
-    const auto unit = normed_.find({buffer.unit, version});
+    const auto unit = normed_.find({part_of(buffer), buffer.unit, version});
     if (unit == normed_.end()) return;
     auto at = unit->second.lower_bound(end);
     while (at != unit->second.begin() && std::prev(at)->second.end > begin) f((--at)->second);
   }
+  // The place of the buffer's rank in its tensor group.
+  std::ptrdiff_t part_of(const Buffer& buffer) const {
+    const std::int32_t rank = world_rank_of(schedule_, buffer.rank);
+    for (const Group& group : schedule_.groups) {
+      if (group.dimension != Dimension::kTensor) continue;
+      const auto at = std::find(group.ranks.begin(), group.ranks.end(), rank);
+      if (at != group.ranks.end()) return at - group.ranks.begin();
+    }
+    return 0;
+  }
+
   // Calls f(first element, end element, content) for the gradients that the instruction reads.
   template <typename F>
   void for_gradients(const Instruction& instruction, F f) {
@@ -621,7 +635,7 @@ class ContentCheck {
       bool again = false;
       for_normed(buffer, content.version, begin, end, [&](const Normed&) { again = true; });
       if (again) problems_.add(describe(instruction) + " takes a norm a second time");
-      normed_[{buffer.unit, content.version}][begin] = Normed{end, content.maker};
+      normed_[{part_of(buffer), buffer.unit, content.version}][begin] = Normed{end, content.maker};
     });
   }
   // The gradient that is applied is the one that the norm was taken of.
@@ -818,8 +832,9 @@ class ContentCheck {
   std::vector<std::optional<std::int32_t>>
       weight_version_;                 // by rank: the version that compute reads
   std::int32_t last_microbatch_ = -1;  // the last that any rank adds to a sum
-  // By unit and version of the gradient, then by first element.
-  std::map<std::pair<std::int32_t, std::int32_t>, std::map<std::uint64_t, Normed>> normed_;
+  // By part, unit and version of the gradient, then by first element.
+  std::map<std::tuple<std::ptrdiff_t, std::int32_t, std::int32_t>, std::map<std::uint64_t, Normed>>
+      normed_;
   std::map<std::int32_t, int> committed_;  // Commits, by rank
 };
 

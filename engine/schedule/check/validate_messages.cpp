@@ -313,8 +313,8 @@ class PartsCheck {
               read.offset_bytes == first.reads[i].offset_bytes && read.bytes > 0 &&
               read.bytes == first.reads[i].bytes && write.buffer == read.buffer &&
               write.offset_bytes == read.offset_bytes && write.bytes == read.bytes;
-      sent_bytes += reduced_bytes(read.bytes, dtype_bytes(instruction.reduced),
-                                  members.size(), static_cast<std::size_t>(own));
+      sent_bytes += reduced_bytes(read.bytes, dtype_bytes(instruction.reduced), members.size(),
+                                  static_cast<std::size_t>(own));
     }
     if (!alike) {
       problems_.add(describe(instruction) + " reduces another value than " + describe(first));

@@ -74,12 +74,12 @@ void emit_inner_norm_sum(StepBuilder& builder) {
   if (builder.tensor().is_alone()) return;
   std::vector<Use> partials;
   for (std::int32_t unit = 0; unit < builder.unit_count(); ++unit) {
+    if (!builder.owns(unit)) continue;
     const auto& runs = builder.model().units[static_cast<std::size_t>(unit)].cut_norm_blocks;
     for (const ElemRange& blocks : runs) {
       const Use use = builder.norm_partials_of_blocks(unit, blocks);
-      const bool follows =
-          !partials.empty() && partials.back().offset_bytes + partials.back().bytes ==
-                                   use.offset_bytes;
+      const bool follows = !partials.empty() &&
+                           partials.back().offset_bytes + partials.back().bytes == use.offset_bytes;
       if (follows) {
         partials.back().bytes += use.bytes;
       } else {

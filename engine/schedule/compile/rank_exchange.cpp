@@ -169,8 +169,8 @@ void gather_between_stages(StepBuilder& builder) {
 }  // namespace
 
 void emit_norm_gather(StepBuilder& builder) {
-  emit_inner_norm_sum(builder);
   gather_between_data_ranks(builder);
+  emit_inner_norm_sum(builder);
   gather_between_stages(builder);
 }
 

@@ -39,8 +39,8 @@ BufferId emit_fold_of_parts(StepBuilder& builder, std::int32_t unit, ElemRange r
                             const std::vector<GradientPart>& parts);
 
 // Completes the partials of the norm, of which each rank has computed those of its shards: first
-// between the ranks of its tensor group, then between the data-parallel ranks of its units and
-// between the ranks of the pipeline.
+// between the data-parallel ranks of its units, then in its tensor group and between the ranks of the
+// pipeline.
 void emit_norm_gather(StepBuilder& builder);
 
 }  // namespace sluice::schedule

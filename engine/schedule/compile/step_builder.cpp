@@ -93,20 +93,13 @@ BufferId StepBuilder::add_like(BufferId home, std::int32_t version) {
 }
 
 // Lists the groups of the whole world, since all ranks have the same table: of the data-parallel ranks
-// of each pipeline rank, of the pipeline ranks of each data-parallel rank, and of the two of these
-// that a tied head joins. A dimension of one rank has none.
+// with the same parts of each pipeline rank, of the pipeline ranks of each place in a stage, of the two
+// of these that a tied head joins, and of the ranks that hold parts of the same units. A dimension of
+// one rank has none.
 void StepBuilder::join_world() {
-  const std::int32_t data_ranks = view().ranks;
+  const std::int32_t data_ranks = view().ranks, tensor_ranks = tensor().ranks;
   const std::int32_t pipeline_ranks = pipeline().ranks();
-  if (!tensor().is_alone()) {
-    SLUICE_CHECK(data_ranks * pipeline_ranks == 1);
-    schedule_.first_rank = world_rank(0, 0);
-    schedule_.world_ranks = tensor().ranks;
-    Group group{{}, Dimension::kTensor};
-    for (std::int32_t rank = 0; rank < tensor().ranks; ++rank) group.ranks.push_back(rank);
-    schedule_.groups.push_back(std::move(group));
-  }
-  if (data_ranks * pipeline_ranks == 1) return;
+  if (data_ranks * tensor_ranks * pipeline_ranks == 1) return;
   SLUICE_CHECK(options_.microbatches % data_ranks == 0 &&
                can_fold(options_.fold_groups, data_ranks));
   SLUICE_CHECK(
@@ -115,24 +108,35 @@ void StepBuilder::join_world() {
        pipeline().units.size() == pipeline().order.rank_of_stage.size() &&
        pipeline().units.back().end == unit_count()));
   schedule_.first_rank = world_rank(pipeline().rank, view().rank);
-  schedule_.world_ranks = data_ranks * pipeline_ranks;
-  for (std::int32_t p = 0; p < pipeline_ranks && data_ranks > 1; ++p) {
-    Group group;
-    for (std::int32_t d = 0; d < data_ranks; ++d) group.ranks.push_back(world_rank(p, d));
-    schedule_.groups.push_back(std::move(group));
-  }
-  for (std::int32_t d = 0; d < data_ranks && pipeline_ranks > 1; ++d) {
-    Group group{{}, Dimension::kPipeline};
-    for (std::int32_t p = 0; p < pipeline_ranks; ++p) group.ranks.push_back(world_rank(p, d));
-    schedule_.groups.push_back(std::move(group));
-  }
-  for (std::int32_t d = 0; d < data_ranks && ties_ranks(); ++d) {
-    Group group{
-        {world_rank(pipeline().rank_of(0), d), world_rank(pipeline().rank_of(unit_count() - 1), d)},
-        Dimension::kPipeline};
-    std::sort(group.ranks.begin(), group.ranks.end());
-    schedule_.groups.push_back(std::move(group));
-  }
+  schedule_.world_ranks = data_ranks * tensor_ranks * pipeline_ranks;
+  const auto number = [&](std::int32_t p, std::int32_t d, std::int32_t t) {
+    return (p * data_ranks + d) * tensor_ranks + t;
+  };
+  // A group for each of `count` places, with `size` members, by number in the world.
+  const auto add_groups = [&](Dimension dimension, std::int32_t count, std::int32_t size,
+                              const auto& member) {
+    for (std::int32_t place = 0; place < count && size > 1; ++place) {
+      Group group{{}, dimension};
+      for (std::int32_t i = 0; i < size; ++i) group.ranks.push_back(member(place, i));
+      std::sort(group.ranks.begin(), group.ranks.end());
+      schedule_.groups.push_back(std::move(group));
+    }
+  };
+  add_groups(Dimension::kData, pipeline_ranks * tensor_ranks, data_ranks,
+             [&](std::int32_t place, std::int32_t d) {
+               return number(place / tensor_ranks, d, place % tensor_ranks);
+             });
+  const auto of_stage = [&](std::int32_t p, std::int32_t place) {
+    return number(p, place / tensor_ranks, place % tensor_ranks);
+  };
+  add_groups(Dimension::kPipeline, stage_ranks(), pipeline_ranks,
+             [&](std::int32_t place, std::int32_t p) { return of_stage(p, place); });
+  add_groups(Dimension::kPipeline, stage_ranks(), ties_ranks() ? 2 : 1,
+             [&](std::int32_t place, std::int32_t end) {
+               return of_stage(pipeline().rank_of(end == 0 ? 0 : unit_count() - 1), place);
+             });
+  add_groups(Dimension::kTensor, pipeline_ranks * data_ranks, tensor_ranks,
+             [&](std::int32_t place, std::int32_t t) { return place * tensor_ranks + t; });
 }
 
 ElemRange StepBuilder::shard(std::int32_t unit, std::int32_t rank) const {
@@ -335,8 +339,8 @@ void StepBuilder::add_homes() {
 // A range begins and ends at multiples of 4,096 elements, which are borders of norm blocks.
 Use StepBuilder::norm_partials_of(std::int32_t unit, ElemRange range) const {
   const auto& before = model_.units[index(unit)].norm_blocks_before;
-  return norm_partials_of_blocks(unit, {before[range.begin / kLawBlockElems],
-                                        before[ceil_div(range.end, kLawBlockElems)]});
+  return norm_partials_of_blocks(
+      unit, {before[range.begin / kLawBlockElems], before[ceil_div(range.end, kLawBlockElems)]});
 }
 
 Use StepBuilder::norm_partials_of_blocks(std::int32_t unit, ElemRange blocks) const {

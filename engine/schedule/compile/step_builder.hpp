@@ -73,12 +73,15 @@ class StepBuilder {
   }
   // Groups of this rank. Precondition: several ranks differ in the dimension; of tied_group(), that
   // ties_ranks() and the rank is one of the two.
-  std::int32_t data_group() const { return pipeline().rank; }
-  std::int32_t pipeline_group() const { return data_group_count() + view().rank; }
-  std::int32_t tied_group() const { return data_group_count() + view().ranks + view().rank; }
-  // Of the ranks that hold parts of the same units. They are the world: no other dimension goes with
-  // them yet.
-  std::int32_t tensor_group() const { return 0; }
+  std::int32_t data_group() const { return pipeline().rank * tensor().ranks + tensor().rank; }
+  std::int32_t pipeline_group() const { return data_group_count() + place_in_stage(); }
+  std::int32_t tied_group() const { return data_group_count() + stage_ranks() + place_in_stage(); }
+  // The group of the ranks that hold parts of the same units.
+  std::int32_t tensor_group() const {
+    const std::int32_t stage_groups = pipeline().is_alone() ? 0 : ties_ranks() ? 2 : 1;
+    return data_group_count() + stage_groups * stage_ranks() + pipeline().rank * view().ranks +
+           view().rank;
+  }
   const TensorView& tensor() const { return view().tensor; }
   // The range of the unit that a rank owns; all of it if the rank is alone.
   ElemRange shard(std::int32_t unit, std::int32_t rank) const;
@@ -182,7 +185,12 @@ class StepBuilder {
   Schedule finish(const StepBorders& borders, std::span<const BufferId> kept = {});
 
  private:
-  std::int32_t data_group_count() const { return view().is_alone() ? 0 : pipeline().ranks(); }
+  std::int32_t data_group_count() const {
+    return view().is_alone() ? 0 : pipeline().ranks() * tensor().ranks;
+  }
+  // The ranks of a stage, and this rank's number among them.
+  std::int32_t stage_ranks() const { return view().ranks * tensor().ranks; }
+  std::int32_t place_in_stage() const { return view().rank * tensor().ranks + tensor().rank; }
   static std::size_t index(std::int32_t value) { return static_cast<std::size_t>(value); }
   void add_homes();
   void add_unit_homes(std::int32_t unit, DType gradient_dtype);

@@ -151,8 +151,8 @@ TEST(TensorLayers, HandleTheVocabularyOfGpt2) {
           group.rank(rank), whole,
           [&](std::size_t unit, std::uint64_t part, std::uint64_t of_whole) {
             const auto wanted = static_cast<double>(whole.gradient(unit, of_whole));
-            distance += std::pow(
-                static_cast<double>(group.rank(rank).gradient(unit, part)) - wanted, 2.0);
+            distance +=
+                std::pow(static_cast<double>(group.rank(rank).gradient(unit, part)) - wanted, 2.0);
             norm += wanted * wanted;
           });
       EXPECT_LE(std::sqrt(distance), 1e-4 * std::sqrt(norm));

@@ -29,7 +29,7 @@ Told run_three(const std::function<void(World&)>& body) {
   Told told;
   run_in_threads(3, [&](int rank) {
     const std::unique_ptr<World> world = worlds.join(rank);
-    world->connect(false);
+    world->connect(false, false);
     const auto at = static_cast<std::size_t>(rank);
     try {
       body(*world);
@@ -100,7 +100,7 @@ TEST(World, AFaultNamesTheRankAndTheOperation) {
   std::array<std::string, 3> texts;
   run_in_threads(3, [&](int rank) {
     const std::unique_ptr<World> world = worlds.join(rank);
-    world->connect(false);
+    world->connect(false, false);
     try {
       if (rank == 1) throw Error("the data cannot be read");
       world->vote_on_stop({});

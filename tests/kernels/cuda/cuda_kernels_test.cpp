@@ -153,7 +153,10 @@ TEST_F(CudaKernelsTest, EveryCallIsQueuedOnTheStream) {
       {"embedding_forward",
        [&] { k.embedding_forward(tokens.data(), all_tokens(8), in, in, out, 8, 4, 8, kType); }},
       {"embedding_backward",
-       [&] { k.embedding_backward(tokens.data(), all_tokens(8), in, out, sums + 64, 8, 4, 4, 8, kType, w); }},
+       [&] {
+         k.embedding_backward(tokens.data(), all_tokens(8), in, out, sums + 64, 8, 4, 4, 8, kType,
+                              w);
+       }},
       {"head_forward",
        [&] { k.head_forward(head, in, in, tokens.data(), 1, wide, sums + 64, sums + 128, w); }},
       {"head_backward_weight",

@@ -151,7 +151,7 @@ TEST_F(BadInput, BudgetsLargerThanTheMachineAreRefused) {
 }
 
 TEST_F(BadInput, FeaturesThatThisVersionLacksAreNamed) {
-  expect_set_refused("parallel.tensor=2", {"parallel.tensor", "this version"});
+  expect_set_refused("parallel.context=2", {"parallel.context", "this version"});
 }
 
 TEST_F(BadInput, RanksThatCannotDivideTheStepAreRefused) {

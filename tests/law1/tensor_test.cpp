@@ -1,0 +1,153 @@
+// Ranks of a tensor group, as threads with a session each, against one rank.
+//
+// Sums over parts have another order than those of the whole, so in fp32 losses agree within 1e-5 and
+// norms within 1e-4. All ranks of a group have the same bits, and memory options never change them.
+// Initial values and files do not depend on sums, and are equal to the bit.
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <numeric>
+
+#include "base/posix_file.hpp"
+#include "tests/support/scratch_directory.hpp"
+#include "tests/support/sweep.hpp"
+#include "tests/support/tensor_training.hpp"
+
+namespace sluice::train {
+namespace {
+
+using namespace testing;
+
+void expect_near(const std::vector<std::uint64_t>& values, const std::vector<std::uint64_t>& wanted,
+                 double tolerance) {
+  ASSERT_EQ(values.size(), wanted.size());
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const auto expected = std::bit_cast<double>(wanted[i]);
+    EXPECT_NEAR(std::bit_cast<double>(values[i]), expected, tolerance * expected) << "step " << i;
+  }
+}
+
+void expect_near_one_rank(const Overrides& settings, int ranks) {
+  SCOPED_TRACE(std::to_string(ranks) + " ranks, " + ::testing::PrintToString(settings));
+  const TrainingBench bench;
+  const RanksRecord alone = train_group(config_of_group(bench, settings, 1));
+  const RanksRecord group = train_group(config_of_group(bench, settings, ranks));
+  expect_near(group.losses, alone.losses, 1e-5);
+  expect_near(group.norms, alone.norms, 1e-4);
+  EXPECT_NE(group.norms, alone.norms) << "sums have the order of one rank: no part was summed";
+}
+
+TEST(Tensor, RanksTrainAsOneRankDoes) {
+  for (const char* family : {"model.family=gpt2", "model.family=llama"}) {
+    for (const char* tied : {"model.tie_embeddings=true", "model.tie_embeddings=false"}) {
+      for (const char* vocab : {"model.vocab=256", "model.vocab=277"}) {
+        expect_near_one_rank({family, tied, vocab}, 2);
+        expect_near_one_rank({family, tied, vocab}, 4);
+      }
+    }
+  }
+  expect_near_one_rank({"model.family=llama", "model.kv_heads=2", "model.vocab=256"}, 2);
+}
+
+// Everything that a checkpoint, an export or a hash sees is the whole tensor.
+TEST(Tensor, InitialWeightsDoNotDependOnTheRanks) {
+  for (const char* family : {"model.family=gpt2", "model.family=llama"}) {
+    const TrainingBench bench;
+    const Overrides settings{family, "model.vocab=277"};
+    const RanksRecord alone = train_group(config_of_group(bench, settings, 1), 0);
+    for (const int ranks : {2, 4}) {
+      EXPECT_EQ(train_group(config_of_group(bench, settings, ranks), 0), alone) << ranks;
+    }
+  }
+}
+
+Overrides memory_options(std::size_t i) {
+  Overrides options;
+  const auto pick = [&](std::size_t stride, std::initializer_list<const char*> values) {
+    options.push_back(values.begin()[i / stride % values.size()]);
+  };
+  pick(1, {"train.order=unit", "train.order=microbatch"});
+  pick(3, {"optimizer.placement=after_backward", "optimizer.placement=next_forward",
+           "optimizer.placement=speculative"});
+  pick(2, {"recompute.policy=none", "recompute.policy=unit", "recompute.policy=selective",
+           "recompute.policy=every:2"});
+  return options + places_in_turn(i);
+}
+
+TEST(Tensor, MemoryOptionsNeverChangeTheBits) {
+  const TrainingBench bench;
+  for (const char* family : {"model.family=gpt2", "model.family=llama"}) {
+    const Overrides settings{family, "model.vocab=277", "model.layers=3"};
+    const RanksRecord plain = train_group(config_of_group(
+        bench, settings + Overrides{"recompute.policy=none"} + places("device", "device", "device"),
+        2));
+    for (std::size_t i = 0; i < sweep(24); ++i) {
+      SCOPED_TRACE(::testing::PrintToString(memory_options(i)));
+      const TrainingBench own;
+      RanksRecord other = train_group(config_of_group(own, settings + memory_options(i), 2));
+      other.redone_steps = plain.redone_steps;  // of a speculative update
+      EXPECT_EQ(other, plain);
+    }
+  }
+}
+
+// docs/design/tensor.md derives the terms. Phi = rows * hidden.
+TEST(Tensor, SendAsManyElementsAsTheFormulaSays) {
+  const std::uint64_t layers = 2, microbatches = 2, rows = 2 * 16, phi = rows * 64;
+  for (const std::uint64_t ranks : {2, 4}) {
+    for (const bool recomputes : {false, true}) {
+      const TrainingBench bench;
+      const config::Config config =
+          config_of_group(bench,
+                          {"model.family=gpt2", "model.vocab=277",
+                           recomputes ? "recompute.policy=unit" : "recompute.policy=none"},
+                          static_cast<int>(ranks));
+      const planner::Plan plan = plan_of_world(config);
+      // Embedding; two of each layer in each pass, one more to make a layer again; head.
+      const std::uint64_t sums =
+          microbatches * (phi + layers * (recomputes ? 5 : 4) * phi + phi + 3 * rows);
+      const model::Model model(config::model_shape(config), config::tensor_share(config, 0));
+      std::uint64_t blocks = 0;
+      for (std::size_t unit = 0; unit < model.unit_count(); ++unit) {
+        for (const model::PlacedTensor& tensor : model.layout(unit).tensors()) {
+          if (tensor.spec.is_part()) blocks += ceil_div(tensor.spec.place_elems(), kLawBlockElems);
+        }
+      }
+      std::uint64_t sent = 0;
+      for (const planner::RankFigures& rank : plan.ranks) sent += rank.sent.inner;
+      const std::uint64_t each = 2 * (ranks - 1);  // of all ranks together, for each element
+      EXPECT_EQ(sent, each * (sums * sizeof(float) + blocks * sizeof(double)));
+    }
+  }
+}
+
+// Weights and optimizer state of any mesh are the same elements on any other: its file is written
+// again to the byte.
+TEST(Tensor, AnyMeshLoadsTheStateOfAnyOther) {
+  const ScratchDirectory files;
+  const std::vector<TensorMesh>& meshes = resharded_meshes();
+  for (std::size_t from = 0; from < meshes.size(); ++from) {
+    const Overrides model{from % 2 == 0 ? "model.family=gpt2" : "model.family=llama",
+                          from % 3 == 0 ? "train.precision=bf16" : "train.precision=fp32",
+                          "model.vocab=277"};
+    write_state(meshes[from], model, 2, "", files / "made");
+    for (std::size_t to = 0; to < meshes.size(); ++to) {
+      if (samples_sweeps() && (from + to) % 5 != 1) continue;
+      SCOPED_TRACE(std::to_string(from) + " to " + std::to_string(to));
+      write_state(meshes[to], model, 0, files / "made", files / "again");
+      EXPECT_EQ(hash_file(files / "again"), hash_file(files / "made"));
+    }
+  }
+}
+
+// Some of the meshes of the sweep (tensor_sweep.cpp).
+TEST(Tensor, MeshesHaveTheBitsOfTheirGroup) {
+  for (std::size_t i = 0; i < sweep(12); ++i) {
+    expect_group_bits(i);
+    if (HasFatalFailure()) return;
+  }
+}
+
+}  // namespace
+}  // namespace sluice::train

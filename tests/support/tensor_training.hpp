@@ -1,0 +1,151 @@
+// Training runs of tensor groups, and of meshes that they are part of. Ranks are threads with a session
+// each; the bytes that they exchange are real.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <utility>
+#include <variant>
+
+#include "engine/checkpoint/safetensors.hpp"
+#include "tests/support/rank_sessions.hpp"
+#include "tests/support/training_example.hpp"
+
+namespace sluice::testing {
+
+inline constexpr std::int64_t kTensorSteps = 3;
+
+inline Overrides tensor_model() {
+  return {"model.layers=2",      "model.hidden=64", "model.heads=4",        "train.seq=16",
+          "train.micro_batch=2", "train.steps=3",   "train.precision=fp32", "train.accumulate=2"};
+}
+
+inline config::Config config_of_group(const TrainingBench& bench, const Overrides& settings,
+                                      int ranks) {
+  return bench.config(
+      "run", tensor_model() + settings + Overrides{"parallel.tensor=" + std::to_string(ranks)});
+}
+
+// The plan of rank 0, as make_plan() chooses and proves it.
+inline planner::Plan plan_of_world(const config::Config& config) {
+  const train::Backend backend = one_threaded_backend(config);
+  const model::Model model(config::model_shape(config), config::tensor_share(config, 0));
+  auto result =
+      planner::make_plan(config, model, *backend.device_kernels, {}, backend.host_kernels.get());
+  if (auto* refusal = std::get_if<planner::Refusal>(&result)) {
+    throw InputError(refusal->sentence());
+  }
+  return std::get<planner::Plan>(std::move(result));
+}
+
+// The record that all ranks have. The bytes that they send are the planned ones.
+inline RanksRecord train_group(const config::Config& config, std::int64_t steps = kTensorSteps) {
+  const planner::Plan plan = plan_of_world(config);
+  const RanksRun run = train_on_ranks(config, plan.options, steps);
+  for (const RanksRecord& rank : run.ranks) EXPECT_EQ(rank, run.ranks.front());
+  EXPECT_EQ(run.sent_bytes, run.planned_bytes);
+  return run.ranks.front();
+}
+
+// A mesh of up to eight ranks. Neighbours differ in most settings.
+struct TensorMesh {
+  int tensor = 2;
+  int data = 1;
+  int pipeline = 1;
+  int zero = 0;
+  Overrides settings;  // that decide the bits
+  Overrides memory;    // and those that do not
+};
+
+inline TensorMesh tensor_mesh(std::size_t i) {
+  TensorMesh at;
+  at.tensor = i % 5 == 4 ? 4 : 2;
+  at.data = i % 3 == 2 ? 1 : 2;
+  at.zero = at.data == 1 ? 0 : static_cast<int>(i / 2 % 4);
+  at.pipeline = i % 3 == 2 || (i % 4 == 1 && at.tensor == 2) ? 2 : 1;
+  if (i % 6 == 1 && at.tensor == 2 && at.pipeline == 1) at.data = 4;
+  const auto pick = [&](Overrides& to, std::size_t stride,
+                        std::initializer_list<const char*> values) {
+    to.push_back(values.begin()[i / stride % values.size()]);
+  };
+  pick(at.settings, 1, {"model.family=gpt2", "model.family=llama"});
+  pick(at.settings, 3, {"train.precision=fp32", "train.precision=bf16", "train.precision=fp16"});
+  pick(at.settings, 4, {"train.fold_groups=1", "train.fold_groups=4"});
+  pick(at.settings, 5, {"model.tie_embeddings=true", "model.tie_embeddings=false"});
+  if (i % 4 != 3) at.settings.push_back("model.vocab=277");
+  pick(at.memory, 2,
+       {"recompute.policy=none", "recompute.policy=unit", "recompute.policy=selective",
+        "recompute.policy=every:2"});
+  pick(at.memory, 3,
+       {"optimizer.placement=after_backward", "optimizer.placement=next_forward",
+        "optimizer.placement=speculative"});
+  if (at.data > 1 && at.zero < 3) {
+    at.memory = at.memory + places("device", at.zero == 0 ? "device" : "pinned",
+                                   i % 2 == 0 ? "storage" : "pinned");
+  } else {
+    at.memory = at.memory + places_in_turn(i);
+  }
+  return at;
+}
+
+// A mesh has the bits of its tensor group alone, whatever its memory options.
+inline void expect_group_bits(std::size_t i) {
+  const TensorMesh at = tensor_mesh(i);
+  SCOPED_TRACE("mesh " + std::to_string(i) + ": tensor " + std::to_string(at.tensor) + ", data " +
+               std::to_string(at.data) + ", pipeline " + std::to_string(at.pipeline) + ", ZeRO " +
+               std::to_string(at.zero) + ", " + ::testing::PrintToString(at.settings) + ", " +
+               ::testing::PrintToString(at.memory));
+  const Overrides settings =
+      at.settings + Overrides{"train.accumulate=8", "train.order=microbatch"};
+  const TrainingBench bench;
+  const RanksRecord alone = train_group(config_of_group(
+      bench, settings + Overrides{"recompute.policy=none"} + places("device", "device", "device"),
+      at.tensor));
+  RanksRecord mesh =
+      train_group(config_of_group(TrainingBench(),
+                                  settings + at.memory +
+                                      Overrides{"parallel.data=" + std::to_string(at.data),
+                                                "parallel.zero=" + std::to_string(at.zero),
+                                                "parallel.pipeline=" + std::to_string(at.pipeline)},
+                                  at.tensor));
+  mesh.redone_steps = alone.redone_steps;  // of a speculative update
+  EXPECT_EQ(mesh, alone);
+}
+
+// --- files ---------------------------------------------------------------------------------------
+
+// Meshes of one to eight ranks that share a model.
+inline const std::vector<TensorMesh>& resharded_meshes() {
+  static const std::vector<TensorMesh> meshes{
+      {1, 1, 1, 0, {}, {}}, {2, 1, 1, 0, {}, places("pinned", "pinned", "storage")},
+      {4, 1, 1, 0, {}, {}}, {2, 2, 1, 3, {}, places("storage", "storage", "storage")},
+      {1, 2, 1, 1, {}, {}}, {4, 2, 1, 2, {}, {}},
+      {2, 1, 2, 0, {}, {}}, {2, 2, 2, 3, {}, places("pinned", "pinned", "pinned")}};
+  return meshes;
+}
+
+// Writes a mesh's state into `to` behind `steps` steps, or behind none the state from `from`.
+inline RanksRecord write_state(const TensorMesh& mesh, const Overrides& model, std::int64_t steps,
+                               const std::string& from, const std::string& to) {
+  const TrainingBench bench;
+  const config::Config config =
+      config_of_group(bench,
+                      model + mesh.memory +
+                          Overrides{"train.accumulate=8", "train.order=microbatch",
+                                    "parallel.data=" + std::to_string(mesh.data),
+                                    "parallel.zero=" + std::to_string(mesh.zero),
+                                    "parallel.pipeline=" + std::to_string(mesh.pipeline)},
+                      mesh.tensor);
+  const planner::Plan plan = plan_of_world(config);
+  const RanksRun run =
+      train_on_ranks(config, plan.options, steps, {}, -1, {}, [&](train::Session& session) {
+        if (!from.empty()) {
+          session.state().load(checkpoint::SafetensorsReader(from));
+        }
+        session.state().save(to);
+      });
+  return run.ranks.front();
+}
+
+}  // namespace sluice::testing
