@@ -28,6 +28,7 @@
 #include <thread>
 
 #include "base/error.hpp"
+#include "base/thread.hpp"
 #include "collectives/socket.hpp"
 
 namespace sluice::collectives {
@@ -136,7 +137,21 @@ void Guest::take(std::span<const std::byte> bytes) {
   static_cast<void>(send_all(socket, heard, Deadline::after_seconds(1)));
 }
 
-enum class Verdict : std::uint32_t { kWelcome, kDisagrees, kTooLate, kOtherJob };
+enum class Verdict : std::uint32_t { kWelcome, kDisagrees, kTooLate, kOtherJob, kTaken };
+
+std::string describe_other_job(const RendezvousPlace& place) {
+  return "rank 0 of another job listens at " + place_name(place) +
+         "; give each job a MASTER_PORT of its own";
+}
+std::string describe_other_size(const Hello& hello, const RendezvousPlace& place) {
+  return "rank " + std::to_string(hello.rank) + " counts " + std::to_string(hello.size) +
+         " ranks, and rank 0 counts " + std::to_string(place.size) +
+         "; start all with one WORLD_SIZE";
+}
+std::string describe_twice(std::uint32_t rank, const RendezvousPlace& place) {
+  return "two processes are rank " + std::to_string(rank) + " of " + std::to_string(place.size) +
+         "; give each a RANK of its own";
+}
 
 void answer(const Guest& guest, Verdict verdict, const Bytes& body, Deadline deadline) {
   Bytes bytes;
@@ -146,6 +161,12 @@ void answer(const Guest& guest, Verdict verdict, const Bytes& body, Deadline dea
   bytes.insert(bytes.end(), body.begin(), body.end());
   // A rank that has died meanwhile is noticed by the communicator.
   static_cast<void>(send_all(guest.socket, bytes, deadline));
+}
+
+void refuse(const Guest& guest, Verdict verdict, const std::string& why) {
+  Bytes body;
+  put(body, std::string_view(why));
+  answer(guest, verdict, body, Deadline::after_seconds(1));
 }
 
 std::optional<Meeting> ask(const RendezvousPlace& place, const std::string& message,
@@ -174,6 +195,7 @@ class Host {
     for (Guest& guest : guests_) {
       if (guest.greeted()) meeting.sockets[guest.hello->rank] = std::move(guest.socket);
     }
+    meeting.listener = std::move(listener_);
     return meeting;
   }
 
@@ -248,36 +270,21 @@ class Host {
   void check(Guest& guest) {
     const Hello& hello = *guest.hello;
     if (hello.job != place_.job) {
-      refuse(guest, Verdict::kOtherJob,
-             "rank 0 of another job listens at " + place_name(place_) +
-                 "; give each job a MASTER_PORT of its own");
+      refuse(guest, Verdict::kOtherJob, describe_other_job(place_));
       guest.gone = true;
       guest.hello.reset();
       return;
     }
     const auto size = static_cast<std::uint32_t>(place_.size);
-    if (hello.size == size && hello.rank == 0) disagree(describe_twice(0));
+    if (hello.size == size && hello.rank == 0) disagree(describe_twice(0, place_));
     if (hello.size != size || hello.rank == 0 || hello.rank >= size) {
-      disagree("rank " + std::to_string(hello.rank) + " counts " + std::to_string(hello.size) +
-               " ranks, and rank 0 counts " + std::to_string(size) +
-               "; start all with one WORLD_SIZE");
+      disagree(describe_other_size(hello, place_));
     }
     for (const Guest& other : guests_) {
       if (&other == &guest || other.gone || !other.greeted() || other.hello->rank != hello.rank)
         continue;
-      disagree(describe_twice(hello.rank));
+      disagree(describe_twice(hello.rank, place_));
     }
-  }
-
-  std::string describe_twice(std::uint32_t rank) const {
-    return "two processes are rank " + std::to_string(rank) + " of " + std::to_string(place_.size) +
-           "; give each a RANK of its own";
-  }
-
-  static void refuse(const Guest& guest, Verdict verdict, const std::string& why) {
-    Bytes body;
-    put(body, std::string_view(why));
-    answer(guest, verdict, body, Deadline::after_seconds(1));
   }
 
   void refuse_all(Verdict verdict, const std::string& why) const {
@@ -375,7 +382,7 @@ std::optional<Meeting> ask(const RendezvousPlace& place, const std::string& mess
   const std::string text =
       verdict == Verdict::kWelcome ? std::string() : text_at(body.data(), body.size());
   if (verdict == Verdict::kDisagrees) throw RanksDisagree(text);
-  if (verdict == Verdict::kOtherJob) throw InputError(text);
+  if (verdict == Verdict::kOtherJob || verdict == Verdict::kTaken) throw InputError(text);
   if (verdict == Verdict::kTooLate) throw TimeoutError(text);
   Meeting meeting;
   meeting.messages = messages_in(body, place.size);
@@ -389,7 +396,7 @@ Meeting meet_ranks(const RendezvousPlace& place, const std::string& message, Dea
   SLUICE_CHECK(place.size >= 1 && place.size <= kMostRanks);
   SLUICE_CHECK(place.rank >= 0 && place.rank < place.size);
   SLUICE_CHECK(message.size() <= kMostRendezvousBytes && place.job.size() <= kMostJobBytes);
-  if (place.size == 1) return {{message}, {}};
+  if (place.size == 1) return {{message}, {}, {}};
   if (place.rank == 0) return Host(place, message, deadline).gather();
   while (true) {
     if (auto meeting = ask(place, message, deadline)) return std::move(*meeting);
@@ -398,6 +405,42 @@ Meeting meet_ranks(const RendezvousPlace& place, const std::string& message, Dea
                          place_name(place) + " (MASTER_ADDR must be a name of its machine)");
     }
     std::this_thread::sleep_for(kRetryPause);
+  }
+}
+
+Door::Door(RendezvousPlace place, Socket listener, std::function<bool()> is_open)
+    : place_(std::move(place)),
+      listener_(std::move(listener)),
+      is_open_(std::move(is_open)),
+      thread_(start_thread("door", [this](const std::stop_token& stop) { serve(stop); })) {}
+
+void Door::serve(const std::stop_token& stop) noexcept {
+  constexpr int kPauseMs = 200;  // the longest that the destructor waits
+  std::vector<Guest> guests;
+  while (!stop.stop_requested()) {
+    std::vector<pollfd> polled{{listener_.descriptor(), POLLIN, 0}};
+    for (const Guest& guest : guests) polled.push_back({guest.socket.descriptor(), POLLIN, 0});
+    static_cast<void>(::poll(polled.data(), polled.size(), kPauseMs));
+    for (Guest& guest : guests) {
+      guest.read();
+      if (!guest.greeted()) {
+        guest.gone = guest.gone || guest.greeting.passed();
+        continue;
+      }
+      guest.gone = true;
+      if (!is_open_()) continue;
+      const Hello& hello = *guest.hello;
+      if (hello.job != place_.job) {
+        refuse(guest, Verdict::kOtherJob, describe_other_job(place_));
+      } else if (hello.size != static_cast<std::uint32_t>(place_.size)) {
+        refuse(guest, Verdict::kTaken, describe_other_size(hello, place_));
+      } else {
+        refuse(guest, Verdict::kTaken, describe_twice(hello.rank, place_));
+      }
+    }
+    std::erase_if(guests, [](const Guest& guest) { return guest.gone; });
+    if (guests.size() == kMostUngreeted) continue;
+    if (Socket socket = accept_from(listener_)) guests.emplace_back().socket = std::move(socket);
   }
 }
 

@@ -9,7 +9,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <stop_token>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/deadline.hpp"
@@ -42,6 +44,7 @@ inline constexpr std::uint32_t kMostRendezvousBytes = 1 << 16;
 struct Meeting {
   std::vector<std::string> messages;  // of all ranks, in rank order
   std::vector<Socket> sockets;
+  Socket listener;  // on rank 0: the port, for a Door
 };
 
 // Ranks disagree about their number, or two claim the same rank. All ranks that had joined throw it,
@@ -55,6 +58,24 @@ class RanksDisagree : public InputError {
 // network. Throws TimeoutError, which names the missing ranks (on rank 0) or the awaited answer (on
 // others), RanksDisagree, and InputError on a rank that has reached another job.
 Meeting meet_ranks(const RendezvousPlace& place, const std::string& message, Deadline deadline);
+// Rank 0's port behind the meeting. A thread tells a process that comes too late why it has no place:
+// its number is taken, or it counts other ranks, or belongs to another job. meet_ranks() throws
+// InputError there.
+class Door {
+ public:
+  // is_open: false from the first fault on, when a rank of the next attempt may be knocking; it is
+  // let go without an answer, and tries again.
+  Door(RendezvousPlace place, Socket listener, std::function<bool()> is_open);
+
+ private:
+  void serve(const std::stop_token& stop) noexcept;
+
+  const RendezvousPlace place_;
+  const Socket listener_;
+  const std::function<bool()> is_open_;
+  std::jthread thread_;
+};
+
 // The same without the connections.
 std::vector<std::string> exchange_messages(const RendezvousPlace& place, const std::string& message,
                                            Deadline deadline);

@@ -91,9 +91,13 @@ class ControlPlane::Star {
       connections_.emplace_back(std::move(socket), most_body_bytes(rank_, size_));
     }
     if (size_ > 1) thread_ = start_thread("control", [this] { run(); });
+    if (meeting.listener) {
+      door_.emplace(place, std::move(meeting.listener), [this] { return !cause(); });
+    }
   }
 
   ~Star() {
+    door_.reset();
     {
       const MutexLock lock(mutex_);
       if (!state_.cause) send_to_all(FrameKind::kLeave, {});
@@ -419,6 +423,7 @@ class ControlPlane::Star {
   CondVar changed_;
   State state_ SLUICE_GUARDED_BY(mutex_);
   std::jthread thread_;
+  std::optional<Door> door_;  // on rank 0
 };
 
 ControlPlane::ControlPlane(const RendezvousPlace& place, const std::string& greeting,

@@ -30,6 +30,9 @@ namespace sluice::collectives {
 namespace {
 
 using Buffers = std::vector<std::unique_ptr<::gloo::transport::UnboundBuffer>>;
+// A connection to a rank that was stopped meanwhile ends no sooner.
+constexpr std::chrono::milliseconds kConnectTimeout{8000};
+
 using GlooDevice = std::shared_ptr<::gloo::transport::Device>;
 
 // Keeps SIGPIPE from the process while a call of Gloo may write to a closed socket.
@@ -128,8 +131,9 @@ class GlooCommunicator final : public Communicator {
     const BlockedSigpipe blocked;
     const Deadline deadline = Deadline::after_seconds(options.start_seconds);
     AddressStore store(options.exchange, deadline);
-    // Gloo waits five times as long for a connection.
-    context_->setTimeout(std::max(time_left(deadline) / 5, std::chrono::milliseconds(100)));
+    // All ranks are there, for they exchange their addresses first. Gloo waits five times as long.
+    context_->setTimeout(std::clamp<std::chrono::milliseconds>(
+        time_left(deadline) / 5, std::chrono::milliseconds(100), kConnectTimeout / 5));
     try {
       context_->connectFullMesh(store, device_);
     } catch (const Error&) {

@@ -459,30 +459,46 @@ TYPED_TEST_P(CommunicatorContract, TheHierarchyHasTheTreesBits) {
 
 TYPED_TEST_P(CommunicatorContract, AMissingRankEndsTheCallInATimeoutThatNamesIt) {
   if (!TypeParam::supports(3)) GTEST_SKIP() << "one rank misses none";
-  std::atomic<int> waiting{2};
-  TypeParam::run(3, 0.3, [&](ContractRank& own) {
-    if (own.rank() == 2) {
-      // There until the others have given up.
-      while (waiting > 0) std::this_thread::sleep_for(std::chrono::milliseconds(10));
-      return;
-    }
-    std::vector<float> numbers(3, 1.0F), workspace(64);
-    std::string text;
-    try {
-      own.group.all_reduce(numbers.data(), 3, DType::kF32, workspace.data());
-      ADD_FAILURE() << "no error";
-    } catch (const TimeoutError& error) {
-      text = error.what();
-    } catch (const CommunicationError& error) {
-      text = error.what();  // the other one gave up first
-    }
-    EXPECT_TRUE(mentions(text, "all_reduce"));
-    // The group is over, with the same reason.
-    const std::string after = message_of<CommunicationError>(
-        [&] { own.group.all_gather(numbers.data(), workspace.data(), 3, DType::kF32); });
-    EXPECT_TRUE(mentions(after, "all_reduce"));
-    --waiting;
-  });
+  const std::vector<std::pair<const char*, std::function<void(Communicator&, float*)>>> calls{
+      {"all_reduce",
+       [](Communicator& group, float* data) { group.all_reduce(data, 3, DType::kF32, data + 8); }},
+      {"all_gather",
+       [](Communicator& group, float* data) { group.all_gather(data, data + 8, 3, DType::kF32); }},
+      {"reduce_scatter",
+       [](Communicator& group, float* data) {
+         group.reduce_scatter(data, data + 16, 3, DType::kF32, data + 24);
+       }},
+      {"broadcast",
+       [](Communicator& group, float* data) { group.broadcast(data, 3, DType::kF32, 2); }},
+      {"receive", [](Communicator& group, float* data) { group.receive(data, 12, 2, 0); }},
+      {"barrier", [](Communicator& group, float*) { group.barrier(); }}};
+  for (const auto& [name, call] : calls) {
+    SCOPED_TRACE(name);
+    std::atomic<int> waiting{2};
+    TypeParam::run(3, 0.3, [&](ContractRank& own) {
+      if (own.rank() == 2) {
+        // There until the others have given up.
+        while (waiting > 0) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        return;
+      }
+      std::vector<float> numbers(64, 1.0F);
+      std::string text;
+      try {
+        call(own.group, numbers.data());
+        ADD_FAILURE() << "no error";
+      } catch (const TimeoutError& error) {
+        text = error.what();
+      } catch (const CommunicationError& error) {
+        text = error.what();  // the other one gave up first
+      }
+      EXPECT_TRUE(mentions(text, name));
+      // The group is over, with the same reason.
+      const std::string after = message_of<CommunicationError>(
+          [&] { own.group.all_gather(numbers.data(), numbers.data() + 8, 3, DType::kF32); });
+      EXPECT_TRUE(mentions(after, name));
+      --waiting;
+    });
+  }
 }
 
 TYPED_TEST_P(CommunicatorContract, AnAbortEndsWaitingAndLaterCallsWithTheFirstReason) {

@@ -81,9 +81,20 @@ TEST(RanksResume, WholeTensorsFromAnyNumberToAnyNumber) {
 
 TEST(RanksResume, FourGroupsOnFewerRanks) {
   const TrainingBench bench;
-  const Overrides settings{"train.accumulate=4", "train.fold_groups=4", "train.precision=fp16"};
-  const TrainingRecord whole = train_in_world(config_of(bench, "whole", 1, settings));
-  expect_all_resume(bench, {1, 2, 4}, whole, settings);
+  for (const char* mode : {"scratch", "durable"}) {
+    const Overrides settings{"train.accumulate=4", "train.fold_groups=4", "train.precision=fp16",
+                             "checkpoint.every=1", std::string("checkpoint.mode=") + mode};
+    const std::string name = std::string("whole-") + mode;
+    const TrainingRecord whole = train_in_world(config_of(bench, name, 1, settings));
+    if (mode[0] == 's') {
+      expect_all_resume(bench, {1, 2, 4}, whole, settings);
+      continue;
+    }
+    for (const auto& [from, to] : sampled(
+             std::vector<std::pair<int, int>>{{1, 4}, {2, 1}, {2, 4}, {4, 1}, {4, 2}, {1, 2}})) {
+      expect_resumes(bench, from, to, whole, settings);
+    }
+  }
 }
 
 }  // namespace

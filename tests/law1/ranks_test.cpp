@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <tuple>
 
+#include "base/rng.hpp"
 #include "engine/planner/rank_settings.hpp"
 #include "tests/support/rank_sessions.hpp"
 #include "tests/support/sweep.hpp"
@@ -70,30 +71,40 @@ void expect_one_ranks_bits(const RanksCase& at) {
   EXPECT_EQ(run.sent_bytes, run.planned_bytes);
 }
 
-// Neighbours differ in most settings. Gradients and weights that a stage keeps whole move to the
-// device (place_for_stage).
+// Every number of ranks with every stage and both kinds of groups; the rest is drawn, so that no two
+// settings go together. Gradients and weights that a stage keeps whole move to the device
+// (place_for_stage).
 RanksCase ranks_case(std::size_t i) {
+  const CounterRng random(i, stream_of("test/ranks"));
+  std::uint64_t draws = 0;
+  const auto below = [&](std::uint64_t bound) { return random.below(draws++, bound); };
   RanksCase at;
   at.ranks = std::array{2, 3, 4, 8}[i % 4];
   at.zero = static_cast<int>(i / 4 % 4);
   at.fold_groups = i / 16 % 2 == 1 ? at.ranks : 1;
-  at.accumulate = at.ranks * (i % 3 == 0 ? 2 : 1);
-  at.exchange_lag = static_cast<int>(i / 3 % 3);
-  at.partial = static_cast<Tier>(i / 5 % 3);
-  const auto pick = [&](std::size_t stride, std::initializer_list<const char*> values) {
-    at.settings.push_back(values.begin()[i / stride % values.size()]);
+  at.accumulate = at.ranks * (below(3) == 0 ? 2 : 1);
+  at.exchange_lag = static_cast<int>(below(3));
+  at.partial = static_cast<Tier>(below(3));
+  const auto pick = [&](std::initializer_list<const char*> values) {
+    at.settings.push_back(values.begin()[below(values.size())]);
   };
-  pick(1, {"train.order=unit", "train.order=microbatch"});
-  pick(3, {"optimizer.placement=after_backward", "optimizer.placement=next_forward",
-           "optimizer.placement=speculative"});
-  pick(5, {"recompute.policy=none", "recompute.policy=unit", "recompute.policy=selective"});
-  pick(2, {"train.precision=bf16", "train.precision=fp32", "train.precision=fp16"});
-  pick(7, {"optimizer.name=adamw", "optimizer.name=lion", "optimizer.name=muon",
-           "optimizer.name=adafactor"});
-  pick(6, {"model.family=gpt2", "model.family=llama"});
-  pick(11, {"train.clip=1.0", "train.clip=0"});
-  pick(13, {"parallel.bucket=16MiB", "parallel.bucket=64KiB"});
-  at.settings = at.settings + places_in_turn(i);
+  pick({"train.order=unit", "train.order=microbatch"});
+  pick({"recompute.policy=none", "recompute.policy=unit", "recompute.policy=selective"});
+  pick({"optimizer.name=adamw", "optimizer.name=lion", "optimizer.name=muon",
+        "optimizer.name=adafactor"});
+  pick({"model.family=gpt2", "model.family=llama"});
+  pick({"parallel.bucket=16MiB", "parallel.bucket=64KiB"});
+  // An update in the backward pass knows no norm of the whole gradient.
+  if (below(4) == 0) {
+    at.settings = at.settings + Overrides{"optimizer.placement=in_backward", "train.clip=0"};
+    pick({"train.precision=bf16", "train.precision=fp32"});
+  } else {
+    pick({"optimizer.placement=after_backward", "optimizer.placement=next_forward",
+          "optimizer.placement=speculative"});
+    pick({"train.clip=1.0", "train.clip=0"});
+    pick({"train.precision=bf16", "train.precision=fp32", "train.precision=fp16"});
+  }
+  at.settings = at.settings + places_in_turn(below(64));
   return at;
 }
 
@@ -118,6 +129,19 @@ TEST(Ranks, EightGroupsGiveOneHashOnOneToEightRanks) {
   at.ranks = 1;
   at.fold_groups = 1;
   EXPECT_NE(train_alone(bench, at).record.weights_hash, alone.record.weights_hash);
+}
+
+// The bits of one sum are those of one rank on any number of ranks.
+TEST(Ranks, OneGroupGivesOneHashOnOneToEightRanks) {
+  RanksCase at{1, 0, 1, 24, 1, {}};
+  const TrainingBench bench;
+  const Alone alone = train_alone(bench, at);
+  for (const int ranks : {2, 3, 4, 8}) {
+    at.ranks = ranks;
+    at.zero = ranks == 8 ? 3 : ranks % 4;
+    const RanksRun run = train_on_ranks(config_of(bench, at, ranks), alone.options, kSteps);
+    for (const RanksRecord& rank : run.ranks) EXPECT_EQ(rank, alone.record) << ranks;
+  }
 }
 
 // A rank that sums several groups of several micro-batches keeps these sums anywhere.

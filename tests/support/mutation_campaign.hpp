@@ -4,10 +4,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "engine/schedule/check/interpret.hpp"
 #include "engine/schedule/check/validate.hpp"
@@ -33,15 +35,18 @@ inline bool harmless(const schedule::Schedule& mutant, const schedule::Interpret
 
 class MutationCampaign {
  public:
-  void attack(const schedule::Schedule& schedule, std::uint64_t seed, std::size_t rounds) {
+  // only: the kinds to try; all if it is empty.
+  void attack(const schedule::Schedule& schedule, std::uint64_t seed, std::size_t rounds,
+              const std::vector<Mutation>& only = {}) {
     ASSERT_TRUE(schedule::validate(schedule).empty());
     const schedule::Interpretation original = schedule::interpret(schedule);
     ASSERT_TRUE(original.errors.empty());
     Mutator mutator(schedule, seed);
     for (std::size_t round = 0; round < sweep(rounds); ++round) {
       for (std::size_t kind = 0; kind < kMutationCount; ++kind) {
-        const std::optional<schedule::Schedule> mutant =
-            mutator.mutate(static_cast<Mutation>(kind));
+        const auto mutation = static_cast<Mutation>(kind);
+        if (!only.empty() && std::find(only.begin(), only.end(), mutation) == only.end()) continue;
+        const std::optional<schedule::Schedule> mutant = mutator.mutate(mutation);
         if (mutant) judge(*mutant, original, kind, seed + round);
       }
     }

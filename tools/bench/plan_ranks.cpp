@@ -102,6 +102,7 @@ json planned(int micro_batch, const planner::HardwareProfile& hardware) {
           {"comm_s", comm_s},
           {"traffic_s", traffic_s},
           {"over", step_s / std::max(compute_s, traffic_s) - 1},
+          {"over_own", step_s / std::max(compute_s, comm_s) - 1},  // the traffic of this plan
           {"ordered_s", ordered_s(*plan)},
           {"sent_bytes", plan->ranks.front().sent.total()},
           {"cpu_s", cpu_s}};

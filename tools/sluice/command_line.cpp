@@ -290,6 +290,12 @@ Command parse_command_line(int argc, char** argv) {
   } catch (const CLI::Success& success) {
     app.exit(success);  // prints --help or --version
     return [] { return 0; };
+  } catch (const CLI::ExtrasError& error) {
+    if (argc > 1 && std::string_view(argv[1]) == "launch") {
+      throw InputError(
+          "launch takes its command behind --, such as: sluice launch -n 2 -- train demo.toml");
+    }
+    throw InputError(error.what() + std::string("; see sluice --help"));
   } catch (const CLI::ParseError& error) {
     throw InputError(error.what() + std::string("; see sluice --help"));
   }

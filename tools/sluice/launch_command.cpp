@@ -56,6 +56,10 @@ int launch_command(const LaunchArguments& arguments) {
     throw InputError(
         "launch needs a command behind --, such as: sluice launch -n 2 -- train demo.toml");
   }
+  const std::string& name = arguments.command.front();
+  if (name == "plan" || name == "verify") {
+    throw InputError("'" + name + "' needs no launch: one process of it counts all ranks itself");
+  }
   RankJobOptions options;
   options.ranks = static_cast<int>(arguments.ranks);
   options.command = command_words(arguments.command);

@@ -124,6 +124,20 @@ TEST_F(RankRefusals, ARankNumberThatIsUsedTwice) {
   expect_refused_job(zeros, {"two processes are rank 0 of 3; give each a RANK of its own"}, {0, 1});
 }
 
+// A job that is complete goes on; the process too many learns why it has no place.
+TEST_F(RankRefusals, AProcessTooMany) {
+  const Words command = Words{SLUICE_PROGRAM} + words_of(rank_settings(2, 3));
+  JobProcesses job({{command, path(), 0}, {command, path(), 1}, {command, path(), 1}}, 2,
+                   environment());
+  const std::vector<ChildOutcome> outcomes = job.wait(kCliDeadline);
+  EXPECT_EQ(outcomes[0].exit_status, 0) << outcomes[0].err;
+  const std::size_t refused = outcomes[1].exit_status == 0 ? 2 : 1;
+  EXPECT_EQ(outcomes[3 - refused].exit_status, 0) << outcomes[3 - refused].err;
+  EXPECT_EQ(outcomes[refused].exit_status, 2);
+  EXPECT_EQ(sentences(outcomes[refused].err), 1) << outcomes[refused].err;
+  EXPECT_TRUE(holds(outcomes[refused].err, "two processes are rank 1 of 2"));
+}
+
 TEST_F(RankRefusals, APortThatAnotherProgramHas) {
   before_ = snapshot();
   const collectives::Socket taken = collectives::listen_at("127.0.0.1", 0);

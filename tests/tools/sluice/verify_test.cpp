@@ -13,7 +13,7 @@ class Verify : public CliTest {};
 TEST_F(Verify, AConfigurationHasOneResultOnAllTiersAndRanks) {
   const auto before = snapshot();
   const ChildOutcome outcome =
-      succeed({"verify", "config.toml", "--json", "--steps", "2", "--set", "train.accumulate=4"});
+      succeed({"verify", "config.toml", "--json", "--steps", "2", "--set", "train.accumulate=12"});
   EXPECT_TRUE(snapshot() == before) << "something stayed on the disk";
   std::map<std::string, std::string> results;
   for (const Json& event : events_of(outcome, "verify")) {
