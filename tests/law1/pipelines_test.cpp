@@ -41,7 +41,7 @@ TEST(Pipelines, TwoRanksAndOneForwardOneBackward) {
   expect_one_ranks_bits({.settings = {"model.family=llama"}});
 }
 
-// Two files that torch wrote and one of torchtitan's, with the whole model on eight stages.
+// Files that torch wrote and one of torchtitan's, with the whole model on up to eight stages.
 TEST(Pipelines, OrdersOfTorchGiveOneRanksBits) {
   struct Known {
     const char* file;
@@ -49,7 +49,13 @@ TEST(Pipelines, OrdersOfTorchGiveOneRanksBits) {
   };
   for (const Known& known :
        {Known{"torch_zb1p_2_ranks.csv", 2, 2, 8}, Known{"torch_dualpipev_4_ranks.csv", 4, 2, 10},
-        Known{"torchtitan_4_ranks.csv", 4, 2, 6}}) {
+        Known{"torchtitan_4_ranks.csv", 4, 2, 6},
+        Known{"written_gpipe_4_ranks_1_stages.csv", 4, 1, 6},
+        Known{"written_interleaved1f1b_4_ranks_1_stages.csv", 4, 1, 6},
+        Known{"written_interleaved1f1b_4_ranks_2_stages.csv", 4, 2, 8},
+        Known{"written_interleavedzerobubble_4_ranks_2_stages.csv", 4, 2, 8},
+        Known{"written_zbvzerobubble_4_ranks_2_stages.csv", 4, 2, 8},
+        Known{"written_dualpipev_4_ranks_2_stages.csv", 4, 2, 8}}) {
     PipelineCase at;
     at.order = std::string("csv:") + SLUICE_TEST_DATA + "/" + known.file;
     at.pipeline = known.ranks;

@@ -74,14 +74,24 @@ class OrderCheck {
       return add(where + ", whose stage is of rank " +
                  std::to_string(order_.rank_of(action.stage)));
     }
-    if (!is_pass(action.kind) && !is_message(action.kind)) return;
+    if (!has_microbatch(action.kind)) return;
     if (action.microbatch < 0 || action.microbatch >= order_.microbatches) {
       return add(where + ", a micro-batch that does not exist");
     }
     std::size_t& noted = place(action.kind, action.stage, action.microbatch);
     if (noted != kNowhere) return add(where + " twice");
     noted = at;
+    if (waits_for_send(action.kind)) check_wait(where, action);
     lists_messages_ = lists_messages_ || is_message(action.kind);
+  }
+
+  // A rank waits for messages that it has begun to send.
+  void check_wait(const std::string& where, const StageAction& action) {
+    const ActionKind send = action.kind == ActionKind::kWaitSendForward ? ActionKind::kSendForward
+                                                                        : ActionKind::kSendBackward;
+    if (place(send, action.stage, action.microbatch) == kNowhere) {
+      add(where + " before the message is sent");
+    }
   }
 
   // One forward pass, and one backward pass or its halves, in this order.

@@ -23,7 +23,7 @@ struct KindName {
   std::string_view name;
   ActionKind kind;
 };
-constexpr std::array<KindName, 12> kKinds{{{"F", ActionKind::kForward},
+constexpr std::array<KindName, 15> kKinds{{{"F", ActionKind::kForward},
                                            {"B", ActionKind::kBackward},
                                            {"BW", ActionKind::kBackward},
                                            {"I", ActionKind::kBackwardInput},
@@ -34,7 +34,10 @@ constexpr std::array<KindName, 12> kKinds{{{"F", ActionKind::kForward},
                                            {"RECV_B", ActionKind::kReceiveBackward},
                                            {"UNSHARD", ActionKind::kUnshard},
                                            {"RESHARD", ActionKind::kReshard},
-                                           {"REDUCE_GRAD", ActionKind::kReduceGrad}}};
+                                           {"REDUCE_GRAD", ActionKind::kReduceGrad},
+                                           {"WAIT_REDUCE_GRAD", ActionKind::kWaitReduceGrad},
+                                           {"WAIT_SEND_F", ActionKind::kWaitSendForward},
+                                           {"WAIT_SEND_B", ActionKind::kWaitSendBackward}}};
 
 std::string_view trimmed(std::string_view text) {
   const std::size_t begin = text.find_first_not_of(" \t\r");
@@ -115,7 +118,7 @@ class CsvReader {
     if (known == kKinds.end()) fail(quoted + " is no action, such as 0F0, 1SEND_F0 or 2UNSHARD");
     action.kind = known->kind;
     text.remove_prefix(name.size());
-    const bool of_microbatch = is_pass(action.kind) || is_message(action.kind);
+    const bool of_microbatch = has_microbatch(action.kind);
     if (text.empty() && !of_microbatch) return action;
     if (text.empty()) fail(quoted + " names no micro-batch");
     action.microbatch = read_number(text, kMostMicrobatches);

@@ -9,8 +9,9 @@ namespace sluice::schedule {
 namespace {
 
 constexpr std::array<std::string_view, kActionKindCount> kActionNames{
-    "F",      "B",      "I",       "W",       "SEND_F",     "RECV_F",
-    "SEND_B", "RECV_B", "UNSHARD", "RESHARD", "REDUCE_GRAD"};
+    "F",           "B",          "I",       "W",       "SEND_F",      "RECV_F",
+    "SEND_B",      "RECV_B",     "UNSHARD", "RESHARD", "REDUCE_GRAD", "WAIT_REDUCE_GRAD",
+    "WAIT_SEND_F", "WAIT_SEND_B"};
 constexpr std::array<std::string_view, kOrderKindCount> kOrderNames{
     "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "vertical"};
 

@@ -29,8 +29,12 @@ enum class ActionKind : std::uint8_t {
   kUnshard,
   kReshard,
   kReduceGrad,
+  kWaitReduceGrad,
+  // Waits of an imported order until a message of a micro-batch has left.
+  kWaitSendForward,
+  kWaitSendBackward,
 };
-inline constexpr std::size_t kActionKindCount = 11;
+inline constexpr std::size_t kActionKindCount = 14;
 
 constexpr bool is_pass(ActionKind kind) {
   return kind <= ActionKind::kBackwardWeight;
@@ -40,6 +44,13 @@ constexpr bool is_message(ActionKind kind) {
 }
 constexpr bool sends_message(ActionKind kind) {
   return kind == ActionKind::kSendForward || kind == ActionKind::kSendBackward;
+}
+
+constexpr bool waits_for_send(ActionKind kind) {
+  return kind == ActionKind::kWaitSendForward || kind == ActionKind::kWaitSendBackward;
+}
+constexpr bool has_microbatch(ActionKind kind) {
+  return is_pass(kind) || is_message(kind) || waits_for_send(kind);
 }
 
 struct StageAction {

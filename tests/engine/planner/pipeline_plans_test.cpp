@@ -267,6 +267,48 @@ TEST(PipelinePlans, DelayedUpdatesHaveOnePlaceAndACutOfTheirOwn) {
             "set train.accumulate = 4"));
 }
 
+// The formulas of docs/design/pipelines.md, "Bytes", with all state on storage. A stage moves the
+// optimizer's state once for each update, writes its weights as often, and reads each unit's weights
+// in each pass and nowhere else. The same synchronous step with as many micro-batches reads as many.
+TEST(PipelinePlans, DelayedUpdatesMoveTheBytesOfTheirFormulas) {
+  constexpr int kUpdates = 5, kEach = 3, kRanks = 3;
+  for (const std::string rule : {"pipedream", "pipedream-vsync", "2bw"}) {
+    const int each = rule == "2bw" ? kEach : 1;
+    const auto config_of = [&](const std::string& schedule, int microbatches, int updates) {
+      return pipeline_config(
+          {"model.family=llama", "model.tie_embeddings=false", "train.clip=0", "train.steps=10",
+           "train.precision=fp32", "optimizer.placement=in_backward", "optimizer.carried_units=0",
+           "memory.place.weight=storage", "memory.place.optimizer=storage", "memory.storage=1GiB",
+           "parallel.pipeline=3", setting("train.accumulate", microbatches),
+           setting("parallel.updates", updates), "parallel.schedule=" + schedule});
+    };
+    const config::Config config = config_of(rule, each, kUpdates);
+    const Plan first = pipeline_plan(config);
+    std::uint64_t activations = 0;
+    for (const RankFigures& rank : first.ranks) activations += rank.sent.activations;
+    const auto one = static_cast<std::uint64_t>(config.train.micro_batch * config.train.seq *
+                                                config.model.hidden) *
+                     sizeof(float);
+    EXPECT_EQ(activations, 2 * one * kUpdates * static_cast<std::uint64_t>(each) * (kRanks - 1));
+    for (std::int32_t rank = 0; rank < kRanks; ++rank) {
+      SCOPED_TRACE(rule + ", rank " + std::to_string(rank));
+      const Plan own = rank_of_pipeline(config, first.options, rank);
+      const std::uint64_t weights = own.state_bytes_of(StateKind::kWeight);
+      std::uint64_t optimizer = 0;
+      for (const StateKind kind : kOptimizerKinds) optimizer += own.state_bytes_of(kind);
+      EXPECT_EQ(own.step_bytes.storage_write, kUpdates * (optimizer + weights));
+      std::uint64_t fetched = 0;
+      for (const schedule::Instruction& instruction : own.training().instructions) {
+        const bool reads = instruction.op == schedule::Op::kStorageRead;
+        if (!reads) continue;
+        const auto kind = own.training().buffers[instruction.writes.front().buffer].kind;
+        if (kind == StateKind::kWeight) fetched += instruction.bytes;
+      }
+      EXPECT_EQ(own.step_bytes.storage_read, kUpdates * optimizer + fetched);
+    }
+  }
+}
+
 TEST(PipelinePlans, StagesOfAnotherPipelineAreRefused) {
   const config::Config config = pipeline_config({});
   schedule::StepOptions options = pipeline_plan(config).options;

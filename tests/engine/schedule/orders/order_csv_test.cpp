@@ -84,6 +84,52 @@ TEST(OrderCsv, ReadsTheFilesOfOthers) {
   EXPECT_EQ(v.rank_of_stage, (std::vector<std::int32_t>{0, 1, 2, 3, 3, 2, 1, 0}));
 }
 
+// Seven schedules of torch 2.15 (data/write_orders). LoopedBFS ends its micro-batches in reverse order.
+TEST(OrderCsv, ReadsWhatTorchsSchedulesWrite) {
+  struct Known {
+    const char* file;
+    std::int32_t ranks, stages, microbatches;
+    const char* descends;
+  };
+  for (const Known& known :
+       {Known{"written_gpipe_4_ranks_1_stages.csv", 4, 4, 6, ""},
+        Known{"written_interleaved1f1b_4_ranks_1_stages.csv", 4, 4, 6, ""},
+        Known{"written_interleaved1f1b_4_ranks_2_stages.csv", 4, 8, 8, ""},
+        Known{"written_interleavedzerobubble_4_ranks_2_stages.csv", 4, 8, 8, ""},
+        Known{"written_zbvzerobubble_4_ranks_2_stages.csv", 4, 8, 8, ""},
+        Known{"written_dualpipev_4_ranks_2_stages.csv", 4, 8, 8, ""},
+        Known{"written_loopedbfs_2_ranks_2_stages.csv", 2, 4, 4, "micro-batch"}}) {
+    SCOPED_TRACE(known.file);
+    const PipelineOrder order = order_from_csv(data_file(known.file));
+    EXPECT_EQ(order.ranks(), known.ranks);
+    EXPECT_EQ(order.stages(), known.stages);
+    EXPECT_EQ(order.microbatches, known.microbatches);
+    EXPECT_EQ(check_order(order), std::vector<std::string>{});
+    const std::string descends = check_sum_order(order);
+    EXPECT_EQ(descends.empty(), std::string(known.descends).empty()) << descends;
+    EXPECT_NE(descends.find(known.descends), std::string::npos) << descends;
+    EXPECT_TRUE(runs_one_by_one(list_messages(order)));
+    EXPECT_GE(time_order(order, {}).bubble(), 0);
+    EXPECT_EQ(order_from_csv(order_to_csv(order)), order);
+  }
+}
+
+// The list that torch 2.15's Schedule1F1B exports begins with micro-batch 1 on the last rank.
+TEST(OrderCsv, AnExportWithoutAMicrobatchIsRefused) {
+  const PipelineOrder order = order_from_csv(data_file("written_1f1b_4_ranks_1_stages.csv"));
+  const std::vector<std::string> problems = check_order(order);
+  EXPECT_NE(std::find(problems.begin(), problems.end(), "no rank lists 3F0"), problems.end());
+}
+
+TEST(OrderCsv, AWaitNeedsAMessageThatLeft) {
+  const std::string head = "0F0,0SEND_F0,0RECV_B0,0B0,";
+  const std::string tail = "\n1RECV_F0,1F0,1B0,1SEND_B0,1WAIT_SEND_B0\n";
+  EXPECT_EQ(check_order(order_from_csv(head + "0WAIT_SEND_F0" + tail)), std::vector<std::string>{});
+  const auto problems = check_order(order_from_csv("0WAIT_SEND_F0," + head + tail));
+  ASSERT_EQ(problems.size(), 1u);
+  EXPECT_NE(problems.front().find("before the message is sent"), std::string::npos);
+}
+
 TEST(OrderCsv, RefusesWhatItCannotRead) {
   const auto refusal = [](const std::string& text) {
     return message_of<InputError>([&] { order_from_csv(text); });
