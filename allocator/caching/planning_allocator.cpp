@@ -598,11 +598,18 @@ PlanningAllocatorStatistics PlanningAllocator::statistics() {
   const auto add = [&](const Allocation& allocation) {
     result.arena_live_by_category[static_cast<std::size_t>(allocation.category)] +=
         allocation.bytes;
+    ++result.arena_live_count;
   };
+  const auto hold = [&](const Arena& arena) {
+    ++result.held_arenas;
+    result.held_arena_bytes += arena.bytes;
+  };
+  if (has_plan()) hold(arena_);
   for (const Place& place : places_) {
     if (place.live) add(place.allocation);
   }
   for (const Arena& arena : retired_) {
+    hold(arena);
     for (const auto& [offset, allocation] : arena.allocations) add(allocation);
   }
   return result;

@@ -42,6 +42,11 @@ struct PlanningAllocatorStatistics {
   std::uint64_t fallback_count = 0;  // answered by the CachingAllocator although there was a plan
   std::uint64_t arena_bytes = 0;     // 0: no plan
   std::uint64_t arena_live_bytes = 0;
+  // Blocks of the CachingAllocator that are arenas, those of dropped plans among them, and the
+  // allocations that live there.
+  std::uint64_t held_arenas = 0;
+  std::uint64_t held_arena_bytes = 0;
+  std::uint64_t arena_live_count = 0;
   // Requested bytes in the arena and in the arenas of dropped plans.
   std::array<std::uint64_t, kCategoryCount> arena_live_by_category{};
   std::uint64_t plan_count = 0;

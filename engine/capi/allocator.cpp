@@ -139,8 +139,8 @@ sluice_status sluice_allocator_trim(sluice_allocator* allocator) {
 
 sluice_status sluice_allocator_get_stats(sluice_allocator* allocator, sluice_allocator_stats* out) {
   return run_call("sluice_allocator_get_stats", [&] {
-    FrameworkAllocator& of = inner(allocator);
-    const sluice::allocator::CachingAllocatorStatistics found = of.statistics();
+    const FrameworkAllocator::Statistics statistics = inner(allocator).statistics();
+    const sluice::allocator::CachingAllocatorStatistics& found = statistics.blocks;
     sluice_allocator_stats stats = {};
     stats.live_bytes = found.live_bytes;
     stats.peak_live_bytes = found.peak_live_bytes;
@@ -148,7 +148,7 @@ sluice_status sluice_allocator_get_stats(sluice_allocator* allocator, sluice_all
     stats.peak_reserved_bytes = found.peak_reserved_bytes;
     stats.allocations = found.allocation_count;
     stats.frees = found.free_count;
-    stats.planned_allocations = of.planned_count();
+    stats.planned_allocations = statistics.planned_count;
     stats.remapped_pages = found.remaps;
     sluice::capi::write_struct(out, stats, "out");
   });

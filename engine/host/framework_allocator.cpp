@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <span>
 #include <sstream>
 #include <utility>
@@ -161,8 +162,23 @@ void FrameworkAllocator::set_pressure_callback(PressureCallback callback) {
   pressure_.swap(replacement);
 }
 
-std::uint64_t FrameworkAllocator::planned_count() {
-  return planning_ ? planning_->statistics().planned_count : 0;
+// To the CachingAllocator an arena is one block, whatever lives there. The two counts are read one after
+// the other, so other threads' calls in between may be in one of them alone.
+FrameworkAllocator::Statistics FrameworkAllocator::statistics() {
+  Statistics result{.blocks = caching_.statistics()};
+  if (!planning_) return result;
+  const allocator::PlanningAllocatorStatistics planned = planning_->statistics();
+  const auto replace = [](std::uint64_t& count, std::uint64_t arenas, std::uint64_t inside) {
+    count = count - std::min(count, arenas) + inside;
+  };
+  replace(result.blocks.allocation_count, planned.plan_count, planned.planned_count);
+  replace(result.blocks.free_count, planned.plan_count - planned.held_arenas,
+          planned.planned_count - planned.arena_live_count);
+  replace(result.blocks.live_bytes, planned.held_arena_bytes,
+          std::accumulate(planned.arena_live_by_category.begin(),
+                          planned.arena_live_by_category.end(), std::uint64_t{0}));
+  result.planned_count = planned.planned_count;
+  return result;
 }
 
 void FrameworkAllocator::write_snapshot(const std::string& path, SnapshotFormat format) {

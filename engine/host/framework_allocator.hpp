@@ -48,8 +48,13 @@ class FrameworkAllocator {
   std::uint32_t intern_site(std::string_view name);
   void set_pressure_callback(PressureCallback callback);
 
-  allocator::CachingAllocatorStatistics statistics() { return caching_.statistics(); }
-  std::uint64_t planned_count();
+  struct Statistics {
+    // Counts and live bytes are those of the program's blocks. The peak of live bytes counts the
+    // arena of a plan as a whole.
+    allocator::CachingAllocatorStatistics blocks;
+    std::uint64_t planned_count = 0;  // allocations that an arena has answered
+  };
+  Statistics statistics();
   // Throws IoError.
   void write_snapshot(const std::string& path, SnapshotFormat format);
   // JSON of the last request that found no room; "" if there was none. The search for changes that

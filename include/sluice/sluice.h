@@ -206,12 +206,12 @@ SLUICE_API sluice_status sluice_allocator_on_pressure(sluice_allocator* allocato
 SLUICE_API sluice_status sluice_allocator_trim(sluice_allocator* allocator);
 typedef struct sluice_allocator_stats {
   uint32_t struct_size, reserved;
-  /* Requested and not freed. The peak may be wrong by 1/1,024 of the device for each thread and
-   * stream. */
+  /* Requested and not freed. The peak counts the arena of a plan as a whole, and may be wrong by
+   * 1/1,024 of the device for each thread and stream. */
   uint64_t live_bytes, peak_live_bytes;
   uint64_t reserved_bytes, peak_reserved_bytes; /* pages held */
   uint64_t allocations, frees;
-  uint64_t planned_allocations; /* answered from the arena of a plan */
+  uint64_t planned_allocations; /* of these, answered from the arena of a plan */
   uint64_t remapped_pages;      /* pages that moved, in place of growth */
 } sluice_allocator_stats;
 #define SLUICE_ALLOCATOR_STATS_INIT \
