@@ -1,12 +1,10 @@
 /* The library, engines and allocators: every function with NULL, in a wrong state, and with each
  * wrong struct_size; handles that go in any order; out of memory and its report. */
+#define _POSIX_C_SOURCE 200809L
 #include "tests/engine/capi/structs.h"
+#include "tests/engine/capi/tested_device.h"
 
 #define MIB ((uint64_t)1 << 20)
-/* Compiled again for the simulated CUDA driver, with that device's default stream. */
-#ifndef TESTED_DEVICE
-#define TESTED_DEVICE SLUICE_DEVICE_CPU
-#endif
 
 static sluice_engine* make_engine(uint64_t device_bytes) {
   sluice_engine_options options = SLUICE_ENGINE_OPTIONS_INIT;
@@ -171,9 +169,7 @@ static void test_wrong_options(void) {
 
 static void test_wrong_use(const char* folder) {
   const sluice_stream elsewhere = {TESTED_DEVICE, 3, NULL};
-  /* On the CPU any number is a stream; of the simulated driver only the default stream is known. */
-  const sluice_stream queue = {TESTED_DEVICE, 0,
-                               TESTED_DEVICE == SLUICE_DEVICE_CPU ? (void*)&elsewhere : NULL};
+  const sluice_stream queue = make_stream();
   sluice_engine* engine = make_engine(64 * MIB);
   sluice_allocator* allocator = make_allocator(engine, 0, 100);
   sluice_usage usage = SLUICE_USAGE_INIT;
@@ -200,6 +196,40 @@ static void test_wrong_use(const char* folder) {
   CHECK(strncmp(info.message, "sluice_allocator_snapshot: ", 27) == 0);
   sluice_allocator_destroy(allocator);
   sluice_engine_destroy(engine);
+  destroy_stream(queue);
+}
+
+/* A block that another stream of the program still reads is not overwritten: the next request has no
+ * other memory, so work on it waits for that stream, though the block is freed and belongs to the
+ * stream that asks. */
+static void test_streams(void) {
+  enum { BYTES = 3 << 20, ROUNDS = 8 };
+  const sluice_stream first = make_stream(), second = make_stream();
+  sluice_engine* engine = make_engine(4 * MIB);
+  sluice_allocator* allocator = make_allocator(engine, 0, 0);
+  unsigned char* seen = make_results(BYTES);
+  int round, i;
+  for (round = 0; round < ROUNDS; ++round) {
+    void* data = NULL;
+    int wrong = 0;
+    EXPECT(SLUICE_OK, sluice_alloc(allocator, BYTES, &first, 0, &data));
+    queue_fill(data, round + 1, BYTES, first);
+    finish_stream(first);
+    queue_read(seen, data, BYTES, second);
+    EXPECT(SLUICE_OK, sluice_record_use(allocator, data, &second));
+    EXPECT(SLUICE_OK, sluice_free(allocator, data));
+    EXPECT(SLUICE_OK, sluice_alloc(allocator, BYTES, &first, 0, &data));
+    queue_fill(data, 0xee, BYTES, first);
+    finish_stream(second);
+    for (i = 0; i < BYTES; ++i) wrong += seen[i] != round + 1;
+    CHECK(wrong == 0);
+    EXPECT(SLUICE_OK, sluice_free(allocator, data));
+  }
+  sluice_allocator_destroy(allocator);
+  sluice_engine_destroy(engine);
+  destroy_results(seen);
+  destroy_stream(first);
+  destroy_stream(second);
 }
 
 /* Destroying in the wrong order leaks nothing and leaves nothing dangling. */
@@ -292,20 +322,27 @@ static void test_planned(void) {
   sluice_allocator* allocator = make_allocator(engine, 1, 0);
   sluice_allocator_stats stats = SLUICE_ALLOCATOR_STATS_INIT;
   int step, i;
+  uint64_t requested = 0;
   for (step = 0; step < 400; ++step) {
     void* blocks[8] = {NULL};
+    requested = 0;
     EXPECT(SLUICE_OK, sluice_allocator_step(allocator));
     for (i = 0; i < 8; ++i) {
       EXPECT(SLUICE_OK, sluice_alloc(allocator, (uint64_t)(i + 1) * 300000, NULL, 0, &blocks[i]));
       memset(blocks[i], step, 300000);
+      requested += (uint64_t)(i + 1) * 300000;
     }
+    EXPECT(SLUICE_OK, sluice_allocator_get_stats(allocator, &stats));
+    CHECK(stats.live_bytes == requested);
     for (i = 0; i < 8; ++i) {
       CHECK(((unsigned char*)blocks[i])[299999] == (unsigned char)step);
       EXPECT(SLUICE_OK, sluice_free(allocator, blocks[i]));
     }
   }
   EXPECT(SLUICE_OK, sluice_allocator_get_stats(allocator, &stats));
-  CHECK(stats.planned_allocations > 0);
+  CHECK(stats.planned_allocations > 0 && stats.planned_allocations < stats.allocations);
+  CHECK(stats.allocations == 400 * 8 && stats.frees == stats.allocations);
+  CHECK(stats.live_bytes == 0 && stats.peak_live_bytes >= requested);
   sluice_allocator_destroy(allocator);
   sluice_engine_destroy(engine);
 }
@@ -371,17 +408,20 @@ static void test_snapshots(const char* folder) {
 
 int main(int argc, char** argv) {
   const char* folder = argc > 1 ? argv[1] : ".";
+  if (!open_device()) return check_result();
   test_library();
   test_no_padding();
   test_structs();
   test_null();
   test_wrong_options();
   test_wrong_use(folder);
+  test_streams();
   test_order();
   test_out_of_memory();
   test_usage();
   test_planned();
   test_torch();
   test_snapshots(folder);
+  close_device();
   return check_result();
 }

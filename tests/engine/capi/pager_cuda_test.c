@@ -2,51 +2,10 @@
  * each reads a unit's window long after the unit was released, so a fetch that does not wait for it
  * would be seen. */
 #define _POSIX_C_SOURCE 200809L
-#include <dlfcn.h>
-
-#include "tests/engine/capi/check.h"
+#include "tests/engine/capi/tested_device.h"
 
 #define MIB ((uint64_t)1 << 20)
 enum { UNITS = 6, STREAMS = 3, USES = 24, PASSES = 12 };
-
-/* The few functions of the driver that a program needs (cuda.h; CUDA_SUCCESS is 0). */
-typedef unsigned long long device_pointer;
-static struct {
-  int (*init)(unsigned);
-  int (*retain)(void** context, int device);
-  int (*release)(int device);
-  int (*push)(void* context);
-  int (*pop)(void** context);
-  int (*stream_create)(void** stream, unsigned flags);
-  int (*stream_destroy)(void* stream);
-  int (*stream_synchronize)(void* stream);
-  int (*host_register)(void* data, size_t bytes, unsigned flags);
-  int (*host_unregister)(void* data);
-  int (*to_host)(void* into, device_pointer from, size_t bytes, void* stream);
-} driver;
-
-static void load(void* library, const char* name, void* function) {
-  void* found = dlsym(library, name);
-  CHECK(found != NULL);
-  memcpy(function, &found, sizeof(found));
-}
-static int load_driver(void) {
-  void* library = dlopen("libcuda.so.1", RTLD_NOW);
-  CHECK(library != NULL);
-  if (library == NULL) return 0;
-  load(library, "cuInit", &driver.init);
-  load(library, "cuDevicePrimaryCtxRetain", &driver.retain);
-  load(library, "cuDevicePrimaryCtxRelease_v2", &driver.release);
-  load(library, "cuCtxPushCurrent_v2", &driver.push);
-  load(library, "cuCtxPopCurrent_v2", &driver.pop);
-  load(library, "cuStreamCreate", &driver.stream_create);
-  load(library, "cuStreamDestroy_v2", &driver.stream_destroy);
-  load(library, "cuStreamSynchronize", &driver.stream_synchronize);
-  load(library, "cuMemHostRegister_v2", &driver.host_register);
-  load(library, "cuMemHostUnregister", &driver.host_unregister);
-  load(library, "cuMemcpyDtoHAsync_v2", &driver.to_host);
-  return check_failures == 0;
-}
 
 static uint32_t random_state = 5;
 static uint32_t draw(uint32_t below) {
@@ -79,7 +38,7 @@ static void open_program(struct program* p) {
   sluice_pager_options options = SLUICE_PAGER_OPTIONS_INIT;
   unsigned char* data[UNITS]; /* read by seal */
   int i;
-  engine_options.device_type = SLUICE_DEVICE_CUDA;
+  engine_options.device_type = TESTED_DEVICE;
   engine_options.device_bytes = 12 * MIB; /* six pages; the units have eleven */
   engine_options.pinned_bytes = 64 * MIB;
   EXPECT(SLUICE_OK, sluice_engine_create(&engine_options, &p->engine));
@@ -94,13 +53,8 @@ static void open_program(struct program* p) {
   }
   EXPECT(SLUICE_OK, sluice_pager_seal(p->pager));
   for (i = 0; i < UNITS; ++i) free(data[i]);
-  for (i = 0; i < STREAMS; ++i) {
-    p->streams[i].device_type = SLUICE_DEVICE_CUDA;
-    p->streams[i].device_id = 0;
-    CHECK(driver.stream_create(&p->streams[i].native, 0) == 0);
-  }
-  if (posix_memalign((void**)&p->results, 4096, USES * slice_bytes()) != 0) abort();
-  CHECK(driver.host_register(p->results, USES * slice_bytes(), 0) == 0);
+  for (i = 0; i < STREAMS; ++i) p->streams[i] = make_stream();
+  p->results = make_results(USES * slice_bytes());
   p->version = 0;
 }
 
@@ -108,21 +62,15 @@ static void close_program(struct program* p) {
   int i;
   sluice_pager_destroy(p->pager);
   sluice_engine_destroy(p->engine);
-  CHECK(driver.host_unregister(p->results) == 0);
-  for (i = 0; i < STREAMS; ++i) CHECK(driver.stream_destroy(p->streams[i].native) == 0);
-  free(p->results);
+  destroy_results(p->results);
+  for (i = 0; i < STREAMS; ++i) destroy_stream(p->streams[i]);
 }
 
-/* Queues the read of a window behind some other work of the stream. */
 static void read_window(struct program* p, int unit, int stream, int use) {
   void* window = NULL;
   unsigned char* slice = p->results + (uint64_t)use * slice_bytes();
-  int i;
   EXPECT(SLUICE_OK, sluice_pager_window(p->pager, p->weights[unit], &window));
-  for (i = 0; i < 3; ++i) {
-    CHECK(driver.to_host(slice, (device_pointer)(uintptr_t)window, bytes_of(unit),
-                         p->streams[stream].native) == 0);
-  }
+  queue_read(slice, window, bytes_of(unit), p->streams[stream]);
 }
 
 static void check_result_of(struct program* p, int unit, int use) {
@@ -148,16 +96,14 @@ static void pass(struct program* p, int steady) {
       EXPECT(SLUICE_OK, sluice_pager_acquire(p->pager, (sluice_unit)unit, &p->streams[other]));
       units[++use] = unit;
       EXPECT(SLUICE_OK, sluice_pager_release(p->pager, (sluice_unit)unit, &p->streams[stream]));
-      CHECK(driver.stream_synchronize(p->streams[other].native) == 0);
+      finish_stream(p->streams[other]);
       read_window(p, unit, other, use);
-      CHECK(driver.stream_synchronize(p->streams[other].native) == 0);
+      finish_stream(p->streams[other]);
       stream = other;
     }
     EXPECT(SLUICE_OK, sluice_pager_release(p->pager, (sluice_unit)unit, &p->streams[stream]));
   }
-  for (stream = 0; stream < STREAMS; ++stream) {
-    CHECK(driver.stream_synchronize(p->streams[stream].native) == 0);
-  }
+  for (stream = 0; stream < STREAMS; ++stream) finish_stream(p->streams[stream]);
   for (use = 0; use < USES; ++use) check_result_of(p, units[use], use);
 }
 
@@ -177,10 +123,8 @@ int main(void) {
   struct program program;
   sluice_stream wrong = {SLUICE_DEVICE_CPU, 0, NULL};
   sluice_pager_stats stats = SLUICE_PAGER_STATS_INIT;
-  void* context = NULL;
   int i;
-  if (!load_driver()) return check_result();
-  CHECK(driver.init(0) == 0 && driver.retain(&context, 0) == 0 && driver.push(context) == 0);
+  if (!open_device()) return check_result();
   open_program(&program);
   EXPECT(SLUICE_OK, sluice_pager_begin_pass(program.pager));
   EXPECT(SLUICE_E_INPUT, sluice_pager_acquire(program.pager, 0, &wrong));
@@ -191,6 +135,6 @@ int main(void) {
   EXPECT(SLUICE_OK, sluice_pager_get_stats(program.pager, &stats));
   CHECK(stats.plans > 0 && stats.prefetches > 0 && stats.deviations > 0);
   close_program(&program);
-  CHECK(driver.pop(&context) == 0 && driver.release(0) == 0);
+  close_device();
   return check_result();
 }

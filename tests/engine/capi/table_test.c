@@ -1,7 +1,7 @@
 /* Every function of the header in one table. A row says what the function takes; the checks follow
  * from that: NULL for each pointer, each wrong struct_size, a handle in another state, an update
  * under way, a poisoned session, handles destroyed in each order, and a forked child. capi_symbols
- * fails if an exported function has no row. */
+ * fails if an exported function has no row. Compiled again for the simulated CUDA driver. */
 #define _POSIX_C_SOURCE 200809L
 #include <errno.h>
 #include <sys/stat.h>
@@ -10,9 +10,10 @@
 #include <unistd.h>
 
 #include "tests/engine/capi/structs.h"
+#include "tests/engine/capi/tested_device.h"
 
 #define MIB ((uint64_t)1 << 20)
-enum { ELEMS = 100, MOST_ARGUMENTS = 4 };
+enum { ELEMS = 100, MOST_ARGUMENTS = 4, MOST_STREAMS = 100 };
 
 struct world {
   sluice_engine* engine;
@@ -27,6 +28,9 @@ struct world {
   const char* folder; /* of storage and commits */
 };
 static struct world world;
+static sluice_stream pinned_streams[MOST_STREAMS];
+static int pinned_stream_count;
+static int is_forked_child; /* where CUDA must not be called */
 
 /* One letter for each pointer that a call passes, in order.
  *   E A        an engine, an allocator
@@ -130,10 +134,12 @@ static sluice_status call_allocator_step(void** a) {
   return sluice_allocator_step(a[0]);
 }
 static sluice_status call_pin_stream(void** a) {
-  static uintptr_t fresh = 1000;
-  sluice_stream stream = {SLUICE_DEVICE_CPU, 0, NULL};
-  stream.native = (void*)fresh++;
-  return sluice_allocator_pin_stream(a[0], &stream);
+  /* Before its first allocation, so each call has a stream of its own. */
+  if (!is_forked_child) {
+    CHECK(pinned_stream_count < MOST_STREAMS);
+    pinned_streams[pinned_stream_count++] = make_stream();
+  }
+  return sluice_allocator_pin_stream(a[0], &pinned_streams[pinned_stream_count - 1]);
 }
 static sluice_status call_site(void** a) {
   return sluice_allocator_site(a[0], a[1], a[2]);
@@ -699,6 +705,7 @@ static void check_forked(void) {
   unsigned char scratch[2048] = {0};
   void* a[MOST_ARGUMENTS];
   int i;
+  is_forked_child = 1;
   for (i = 0; i < ROWS; ++i) {
     const int served =
         strstr("sluice_version sluice_status_name sluice_error", rows[i].name) != NULL;
@@ -748,11 +755,15 @@ int main(int argc, char** argv) {
   CHECK(mkdir(commits, 0700) == 0 || errno == EEXIST);
   world.folder = commits;
   snprintf(world.path, sizeof(world.path), "%s/capi_table.safetensors", argc > 1 ? argv[1] : ".");
+  if (!open_device()) return check_result();
+  engine_options.device_type = TESTED_DEVICE;
   engine_options.device_bytes = engine_options.pinned_bytes = 16 * MIB;
   engine_options.threads = 1;
   test_arguments();
   test_states();
   test_orders();
   test_fork();
+  while (pinned_stream_count > 0) destroy_stream(pinned_streams[--pinned_stream_count]);
+  close_device();
   return check_result();
 }
