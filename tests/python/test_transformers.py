@@ -120,6 +120,7 @@ class Bits(unittest.TestCase):
         for case in cases:
             with self.subTest(**case):
                 self.compare(20, **case)
+        print(f"{len(cases)} runs of 20 steps")
 
     def test_generation_in_between(self):
         for weights in ("pinned", "storage"):
