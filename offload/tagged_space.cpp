@@ -109,10 +109,9 @@ class TaggedSpace::Verifier {
       ++under_way_;
     }
     return [this, read = std::move(read)](std::exception_ptr error) mutable {
-      {
-        const MutexLock lock(mutex_);
-        ended_.push_back({std::move(read), std::move(error)});
-      }
+      // Under the lock: once the verifier has the read, the destructor may go on and end `changed_`.
+      const MutexLock lock(mutex_);
+      ended_.push_back({std::move(read), std::move(error)});
       changed_.notify_all();
     };
   }
