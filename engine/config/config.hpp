@@ -173,6 +173,7 @@ struct Config {
 
   struct {
     std::int64_t data = 1, tensor = 1, pipeline = 1, context = 1;
+    bool sequence = false;        // the ranks of a tensor group also divide the rows
     std::int64_t zero = 0;        // ZeRO stage
     bool server = false;          // rank 0 keeps all optimizer state and updates for all
     std::int64_t node_ranks = 0;  // that sum among themselves first; 0: none do

@@ -122,6 +122,9 @@ std::optional<RanksProblem> tensor_share_problem(const Config& config) {
   if (config.model.ffn % ranks != 0) {
     return refuse("model.ffn", config.model.ffn, ": each rank has as many columns of the MLP");
   }
+  if (config.parallel.sequence && config.train.seq % ranks != 0) {
+    return refuse("train.seq", config.train.seq, ": each rank has its part of the rows");
+  }
   if (config.model.vocab < ranks) {
     return RanksProblem{"parallel.tensor", tensor_text(config) +
                                                " needs a token for each rank, and "
@@ -153,7 +156,11 @@ std::optional<RanksProblem> tensor_sum_problem(const Config& config) {
 
 // Refuses settings that go with no tensor-parallel ranks yet.
 std::optional<RanksProblem> tensor_problem(const Config& config) {
-  if (config.parallel.tensor == 1) return std::nullopt;
+  if (config.parallel.tensor == 1) {
+    if (!config.parallel.sequence) return std::nullopt;
+    return RanksProblem{"parallel.sequence",
+                        "parallel.sequence is true, which needs parallel.tensor above 1"};
+  }
   if (const auto problem = tensor_share_problem(config)) return problem;
   const auto refuse = [&](const std::string& key, const std::string& value) {
     return RanksProblem{

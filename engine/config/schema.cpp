@@ -458,6 +458,11 @@ void add_run(Keys& keys) {
   add(integer("parallel.tensor", SLUICE_FIELD(parallel.tensor), 1, kMaxRanks,
               "ranks that have parts of each layer and compute each micro-batch together (docs/"
               "guide/tensor.md)"));
+  add(make_key(
+      "parallel.sequence", ConfigKind::kBool,
+      "tensor-parallel ranks keep activations outside of the products for their own rows of "
+      "a micro-batch; needs parallel.tensor above 1",
+      SLUICE_FIELD(parallel.sequence)));
   add(integer("parallel.pipeline", SLUICE_FIELD(parallel.pipeline), 1, kMaxRanks,
               "ranks of a pipeline, each with a part of the layers"));
   add(integer("parallel.context", SLUICE_FIELD(parallel.context), 1, kMaxRanks,

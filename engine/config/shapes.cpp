@@ -20,7 +20,7 @@ model::ModelShape model_shape(const Config& config) {
 }
 
 model::TensorShare tensor_share(const Config& config, int rank) {
-  return {rank % config.parallel.tensor, config.parallel.tensor};
+  return {rank % config.parallel.tensor, config.parallel.tensor, config.parallel.sequence};
 }
 
 model::BatchShape batch_shape(const Config& config) {

@@ -1,4 +1,4 @@
-// 520 lines because a block's passes share the cut of its buffers.
+// 630 lines because a block's passes share the cut of its buffers.
 //
 // A transformer block, pre-norm: x + attention(norm(x)), then r + mlp(norm(r)).
 //
@@ -9,6 +9,10 @@
 // column-parallel, those of output and down row-parallel. So a pass has two sums over the ranks:
 // forward behind the row-parallel products, backward behind the gradients of the column-parallel
 // ones' inputs. The weight gradients need no other rank.
+//
+// A rank that has only its part of the rows gathers all of them in front of each product, and gets its
+// part of each sum. It gathers the norms' outputs once more for the weight gradients, and adds the
+// gradients of the norms' weights with the other ranks.
 #include <cmath>
 #include <initializer_list>
 
@@ -115,7 +119,7 @@ class BlockLayer final : public Layer {
       : Layer(UnitLayout(std::move(plan.tensors))),
         shape_(shape),
         index_(plan.at),
-        adds_biases_(share.is_first()),
+        share_(share),
         heads_(share.part(shape.heads)),
         kv_heads_(share.part(shape.kv_heads)),
         ffn_(share.part(shape.ffn)) {}
@@ -153,7 +157,7 @@ class BlockLayer final : public Layer {
 
   PassNeeds needs(const BatchShape& batch, const kernels::Kernels& kernels) const override {
     PassNeeds needs;
-    needs.output_bytes = act(batch, shape_.hidden);
+    needs.output_bytes = own_act(batch, shape_.hidden);
     needs.saved_bytes = saved_bytes(declared_parts(batch));
     Region context;
     needs.segments = declared_segments(batch, cut_context(batch, context));
@@ -166,7 +170,7 @@ class BlockLayer final : public Layer {
       return other;
     };
     needs.forward_workspace_bytes =
-        needs.output_bytes + kTensorAlignmentBytes +
+        act(batch, shape_.hidden) + kTensorAlignmentBytes +
         largest({linear(batch, qkv_cols(), shape_.hidden),
                  linear(batch, shape_.hidden, attention_cols()),
                  linear(batch, up_cols(), shape_.hidden), linear(batch, shape_.hidden, ffn_)},
@@ -178,11 +182,14 @@ class BlockLayer final : public Layer {
                  linear_input(batch, up_cols(), shape_.hidden),
                  linear_input(batch, shape_.hidden, ffn_)},
                 attention);
-    needs.backward_weight_workspace_bytes = largest(
-        {linear_weight(batch, qkv_cols(), shape_.hidden),
-         linear_weight(batch, shape_.hidden, attention_cols()),
-         linear_weight(batch, up_cols(), shape_.hidden), linear_weight(batch, shape_.hidden, ffn_)},
-        0);
+    Region gathered;
+    cut_gathered(batch, gathered);
+    needs.backward_weight_workspace_bytes =
+        gathered.used_bytes() + largest({linear_weight(batch, qkv_cols(), shape_.hidden),
+                                         linear_weight(batch, shape_.hidden, attention_cols()),
+                                         linear_weight(batch, up_cols(), shape_.hidden),
+                                         linear_weight(batch, shape_.hidden, ffn_)},
+                                        0);
     return needs;
   }
 
@@ -199,7 +206,7 @@ class BlockLayer final : public Layer {
                    projected, scratch);
     }
     if (!at.segments.has(kEnd)) return;
-    kernels.add(saved.residual, projected, at.output, batch.rows() * shape_.hidden, batch.dtype);
+    kernels.add(saved.residual, own(batch, projected), at.output, own_elems(batch), batch.dtype);
   }
 
   void recompute(kernels::Kernels& kernels, const BatchShape& batch,
@@ -221,22 +228,28 @@ class BlockLayer final : public Layer {
     std::byte* scratch = workspace.take(0);
     const DType dtype = batch.dtype;
 
+    if (at.segments.has(kOutputBackward) && share_.cuts_rows()) {
+      copy_own(kernels, batch, at.grad_output, context.output);
+    }
     if (at.segments.has(kMlpBackward)) {
       const kernels::GemmShape down = linear_input(batch, shape_.hidden, ffn_);
+      const std::byte* output = output_gradient(at, context);
       if (shape_.is_llama()) {
-        kernels.gemm(down, at.grad_output, weight(at, index_.down, dtype), nullptr, wide, scratch);
+        kernels.gemm(down, output, weight(at, index_.down, dtype), nullptr, wide, scratch);
         kernels.swiglu_backward(wide, saved.up, context.up, batch.rows(), ffn_, dtype);
       } else {
-        kernels.gemm_gelu_backward(down, at.grad_output, weight(at, index_.down, dtype), saved.up,
+        kernels.gemm_gelu_backward(down, output, weight(at, index_.down, dtype), saved.up,
                                    context.up, scratch);
       }
       kernels.gemm(linear_input(batch, up_cols(), shape_.hidden), context.up,
                    weight(at, index_.up, dtype), nullptr, context.normed2, scratch);
     }
-    if (at.segments.has(kAttentionBackward)) {
-      kernels.norm_backward_input(norm_shape(batch), context.normed2, saved.residual,
+    if (at.segments.has(kNorm2Backward)) {
+      kernels.norm_backward_input(norm_shape(batch), own(batch, context.normed2), saved.residual,
                                   weight(at, index_.norm2, dtype), saved.mean2, saved.rstd2,
-                                  at.grad_output, context.residual);
+                                  at.grad_output, own(batch, context.residual));
+    }
+    if (at.segments.has(kAttentionBackward)) {
       kernels.gemm(linear_input(batch, shape_.hidden, attention_cols()), context.residual,
                    weight(at, index_.output, dtype), nullptr, wide, scratch);
       kernels.attention_backward(attention_shape(batch), wide, saved.qkv, saved.attention,
@@ -246,9 +259,9 @@ class BlockLayer final : public Layer {
                    weight(at, index_.qkv, dtype), nullptr, context.normed1, scratch);
     }
     if (!at.segments.has(kEndBackward)) return;
-    kernels.norm_backward_input(norm_shape(batch), context.normed1, at.input,
+    kernels.norm_backward_input(norm_shape(batch), own(batch, context.normed1), at.input,
                                 weight(at, index_.norm1, dtype), saved.mean1, saved.rstd1,
-                                context.residual, at.grad_input);
+                                own(batch, context.residual), at.grad_input);
   }
 
   void backward_weight(kernels::Kernels& kernels, const BatchShape& batch,
@@ -256,44 +269,71 @@ class BlockLayer final : public Layer {
     const Saved saved = cut_saved(batch, at.saved);
     Region context_region(at.context);
     const Context context = cut_context(batch, context_region);
+    Region workspace(at.workspace);
+    const Gathered gathered = cut_gathered(batch, workspace);
+    std::byte* scratch = workspace.take(0);
+    if (at.segments.has(kInputs) && share_.cuts_rows()) {
+      copy_own(kernels, batch, saved.normed1, gathered.normed1);
+      copy_own(kernels, batch, saved.normed2, gathered.normed2);
+    }
+    if (!at.segments.has(kProducts)) return;
     const DType dtype = batch.dtype;
     clear_gaps(kernels, at.grad_weights, dtype);
 
-    linear_gradient(kernels, batch, at, shape_.hidden, ffn_, at.grad_output, saved.activated,
-                    index_.down, index_.down_bias);
-    linear_gradient(kernels, batch, at, up_cols(), shape_.hidden, context.up, saved.normed2,
-                    index_.up, index_.up_bias);
-    linear_gradient(kernels, batch, at, shape_.hidden, attention_cols(), context.residual,
-                    saved.attention, index_.output, index_.output_bias);
-    linear_gradient(kernels, batch, at, qkv_cols(), shape_.hidden, context.qkv, saved.normed1,
-                    index_.qkv, index_.qkv_bias);
-    kernels.norm_backward_weight(norm_shape(batch), context.normed2, saved.residual, saved.mean2,
-                                 saved.rstd2, tensor(at.grad_weights, index_.norm2, dtype),
-                                 bias_gradient(at, index_.norm2_bias, dtype));
-    kernels.norm_backward_weight(norm_shape(batch), context.normed1, at.input, saved.mean1,
-                                 saved.rstd1, tensor(at.grad_weights, index_.norm1, dtype),
-                                 bias_gradient(at, index_.norm1_bias, dtype));
+    const auto gradient = [&](std::int64_t out, std::int64_t in, const std::byte* dy,
+                              const std::byte* x, std::size_t of, std::size_t of_bias) {
+      linear_gradient(kernels, batch, at, out, in, dy, x, of, of_bias, scratch);
+    };
+    const bool cut = share_.cuts_rows();
+    gradient(shape_.hidden, ffn_, output_gradient(at, context), saved.activated, index_.down,
+             index_.down_bias);
+    gradient(up_cols(), shape_.hidden, context.up, cut ? gathered.normed2 : saved.normed2,
+             index_.up, index_.up_bias);
+    gradient(shape_.hidden, attention_cols(), context.residual, saved.attention, index_.output,
+             index_.output_bias);
+    gradient(qkv_cols(), shape_.hidden, context.qkv, cut ? gathered.normed1 : saved.normed1,
+             index_.qkv, index_.qkv_bias);
+    kernels.norm_backward_weight(
+        norm_shape(batch), own(batch, context.normed2), saved.residual, saved.mean2, saved.rstd2,
+        tensor(at.grad_weights, index_.norm2, dtype), bias_gradient(at, index_.norm2_bias, dtype));
+    kernels.norm_backward_weight(
+        norm_shape(batch), own(batch, context.normed1), at.input, saved.mean1, saved.rstd1,
+        tensor(at.grad_weights, index_.norm1, dtype), bias_gradient(at, index_.norm1_bias, dtype));
   }
 
  private:
-  // The segments of a forward pass, and of BackwardInput.
-  enum Segment : std::int32_t { kAttentionHalf, kMlp, kEnd };
-  enum BackwardSegment : std::int32_t { kMlpBackward, kAttentionBackward, kEndBackward };
+  // The segments of a forward pass, of BackwardInput, and of BackwardWeight.
+  enum Segment : std::int32_t { kNorm1, kAttentionHalf, kNorm2, kMlp, kEnd };
+  enum BackwardSegment : std::int32_t {
+    kOutputBackward,
+    kMlpBackward,
+    kNorm2Backward,
+    kAttentionBackward,
+    kEndBackward
+  };
+  enum WeightSegment : std::int32_t { kInputs, kProducts };
 
   struct Saved {
     std::byte *normed1, *qkv, *attention, *residual, *normed2, *up, *activated;
     float *mean1, *rstd1, *log_sum_exp, *mean2, *rstd2;
   };
   // The gradients that BackwardWeight needs: those of each linear layer's and each norm's output.
+  // Of cut rows also that of the output, of all rows.
   struct Context {
-    std::byte *up, *normed2, *residual, *qkv, *normed1;
-    std::uint64_t normed2_begin, normed1_begin;  // in the region
+    std::byte *up, *normed2, *residual, *qkv, *normed1, *output;
+    std::uint64_t normed2_begin, residual_begin, normed1_begin, output_begin;  // in the region
+  };
+  // Of BackwardWeight's workspace: the norms' outputs of all rows, if rows are cut.
+  struct Gathered {
+    std::byte *normed1, *normed2;
+    std::uint64_t normed1_begin, normed2_begin;
   };
 
   std::vector<schedule::SavedPart> declared_parts(const BatchShape& batch) const {
     const auto padded = [](std::uint64_t bytes) { return round_up(bytes, kTensorAlignmentBytes); };
     const auto wide = [&](std::int64_t cols) { return padded(act(batch, cols)); };
-    const std::uint64_t stats = padded(rows(batch) * sizeof(float));
+    const auto narrow = padded(own_act(batch, shape_.hidden));
+    const std::uint64_t stats = padded(static_cast<std::uint64_t>(own_rows(batch)) * sizeof(float));
     const std::uint64_t by_head = rows(batch) * sizeof(float) * static_cast<std::uint64_t>(heads_);
     constexpr schedule::SavedFor kInput = schedule::SavedFor::kBackwardInput;
     constexpr schedule::SavedFor kWeight = schedule::SavedFor::kBackwardWeight;
@@ -302,38 +342,64 @@ class BlockLayer final : public Layer {
     parts[kLogSumExp] = {"log_sum_exp", padded(by_head), kInput};
     parts[kMlpUp] = {"mlp_up", wide(up_cols()), kInput};
     parts[kAttention] = {"attention", wide(attention_cols())};
-    parts[kResidual] = {"residual", wide(shape_.hidden)};
+    parts[kResidual] = {"residual", narrow};
     parts[kNorm1Mean] = {"norm1_mean", stats};
     parts[kNorm1Rstd] = {"norm1_rstd", stats};
     parts[kNorm2Mean] = {"norm2_mean", stats};
     parts[kNorm2Rstd] = {"norm2_rstd", stats};
-    parts[kNormed1] = {"normed1", wide(shape_.hidden), kWeight};
-    parts[kNormed2] = {"normed2", wide(shape_.hidden), kWeight};
+    parts[kNormed1] = {"normed1", narrow, kWeight};
+    parts[kNormed2] = {"normed2", narrow, kWeight};
     parts[kMlpHidden] = {"mlp_hidden", wide(ffn_), kWeight};
     return parts;
   }
 
-  // Each sum is of [rows, hidden] elements: the outputs of the row-parallel products, which lie at
-  // the start of the workspace, and the gradients of the column-parallel products' inputs. context:
-  // with a null base.
+  // All cuts but those of the norms' gradients are of [rows, hidden] elements. Outputs of the
+  // row-parallel products and inputs of the column-parallel ones lie at the start of the workspace, the
+  // gradients of these in the context. context: with a null base.
   schedule::UnitSegments declared_segments(const BatchShape& batch, const Context& context) const {
-    schedule::Cut sum;
-    sum.elems = rows(batch) * static_cast<std::uint64_t>(shape_.hidden);
-    sum.dtype = batch.dtype;
-    sum.value = schedule::CutValue::kWorkspace;
-    schedule::Cut residual = sum;
-    residual.parts = mask_of({kResidual});
-    const auto of_context = [&](std::uint64_t begin_bytes) {
-      schedule::Cut cut = sum;
-      cut.value = schedule::CutValue::kContext;
-      cut.begin_bytes = begin_bytes;
-      return cut;
+    const auto cut = [&](schedule::CutKind kind, schedule::CutValue value, std::uint64_t begin,
+                         schedule::PartMask parts) {
+      return schedule::Cut{kind, value, begin, rows(batch) * width(), batch.dtype, parts};
     };
+    using schedule::CutValue;
+    const auto gather = [&](CutValue value, std::uint64_t begin, schedule::PartMask parts) {
+      std::vector<schedule::Cut> cuts;
+      if (share_.cuts_rows()) cuts.push_back(cut(schedule::CutKind::kGather, value, begin, parts));
+      return cuts;
+    };
+    const auto sum = [&](CutValue value, std::uint64_t begin, schedule::PartMask parts) {
+      return std::vector{cut(share_.sum(), value, begin, parts)};
+    };
+    Region workspace;
+    const Gathered gathered = cut_gathered(batch, workspace);
+    std::vector<schedule::Cut> inputs = gather(CutValue::kWorkspace, gathered.normed1_begin, 0);
+    for (const schedule::Cut& other : gather(CutValue::kWorkspace, gathered.normed2_begin, 0)) {
+      inputs.push_back(other);
+    }
     schedule::UnitSegments segments;
-    segments.forward = {{residual}, {sum}, {}};
-    segments.backward_input = {
-        {of_context(context.normed2_begin)}, {of_context(context.normed1_begin)}, {}};
+    segments.forward = {gather(CutValue::kWorkspace, 0, mask_of({kQkv})),
+                        sum(CutValue::kWorkspace, 0, mask_of({kResidual})),
+                        gather(CutValue::kWorkspace, 0, mask_of({kMlpUp})),
+                        sum(CutValue::kWorkspace, 0, 0),
+                        {}};
+    segments.backward_input = {gather(CutValue::kContext, context.output_begin, 0),
+                               sum(CutValue::kContext, context.normed2_begin, 0),
+                               gather(CutValue::kContext, context.residual_begin, 0),
+                               sum(CutValue::kContext, context.normed1_begin, 0),
+                               {}};
+    segments.backward_weight = {std::move(inputs), norm_sums(batch)};
     return segments;
+  }
+  // The gradients of the norms' weights, which the ranks of cut rows have of their rows.
+  std::vector<schedule::Cut> norm_sums(const BatchShape& batch) const {
+    std::vector<schedule::Cut> sums;
+    for (const PlacedTensor& norm : layout().tensors()) {
+      if (!share_.cuts_rows() || norm.spec.name.find(".norm") == std::string::npos) continue;
+      sums.push_back({schedule::CutKind::kSum, schedule::CutValue::kGradient,
+                      norm.first_elem * dtype_bytes(batch.dtype), norm.spec.elems(), batch.dtype,
+                      0});
+    }
+    return sums;
   }
 
   // Makes the wanted parts, each from the parts before it. The others are there already, as far as
@@ -345,36 +411,45 @@ class BlockLayer final : public Layer {
     std::byte* projected = workspace.take(act(batch, shape_.hidden));
     std::byte* scratch = workspace.take(0);
     const DType dtype = batch.dtype;
+    const bool cut = share_.cuts_rows();
+    if (at.segments.has(kNorm1)) {
+      if (wants(kNormed1)) {
+        kernels.norm_forward(norm_shape(batch), at.input, weight(at, index_.norm1, dtype),
+                             bias(at, index_.norm1_bias, dtype), saved.normed1, saved.mean1,
+                             saved.rstd1);
+      }
+      if (cut && wants(kQkv)) copy_own(kernels, batch, saved.normed1, projected);
+    }
     if (at.segments.has(kAttentionHalf)) {
       make_attention(kernels, batch, at, saved, wanted, projected, scratch);
     }
+    if (at.segments.has(kNorm2)) {
+      if (wants(kResidual)) {
+        kernels.add(at.input, own(batch, projected), saved.residual, own_elems(batch), dtype);
+      }
+      if (wants(kNormed2)) {
+        kernels.norm_forward(norm_shape(batch), saved.residual, weight(at, index_.norm2, dtype),
+                             bias(at, index_.norm2_bias, dtype), saved.normed2, saved.mean2,
+                             saved.rstd2);
+      }
+      if (cut && wants(kMlpUp)) copy_own(kernels, batch, saved.normed2, projected);
+    }
     if (!at.segments.has(kMlp)) return;
-    if (wants(kResidual)) {
-      kernels.add(at.input, projected, saved.residual, batch.rows() * shape_.hidden, dtype);
-    }
-    if (wants(kNormed2)) {
-      kernels.norm_forward(norm_shape(batch), saved.residual, weight(at, index_.norm2, dtype),
-                           bias(at, index_.norm2_bias, dtype), saved.normed2, saved.mean2,
-                           saved.rstd2);
-    }
-    make_mlp(kernels, batch, at, saved, wants(kMlpUp), wants(kMlpHidden), scratch);
+    make_mlp(kernels, batch, at, saved, cut ? projected : saved.normed2, wants(kMlpUp),
+             wants(kMlpHidden), scratch);
   }
 
-  // The parts up to the product of the residual, which stays in `projected`.
+  // The parts from qkv to the product of the residual, which stays in `projected`. Gathered rows lie
+  // there before.
   void make_attention(kernels::Kernels& kernels, const BatchShape& batch, const PassBuffers& at,
                       const Saved& saved, schedule::PartMask wanted, std::byte* projected,
                       std::byte* scratch) const {
     const auto wants = [&](BlockPart part) { return (wanted & schedule::part_bit(part)) != 0; };
     const DType dtype = batch.dtype;
-    if (wants(kNormed1)) {
-      kernels.norm_forward(norm_shape(batch), at.input, weight(at, index_.norm1, dtype),
-                           bias(at, index_.norm1_bias, dtype), saved.normed1, saved.mean1,
-                           saved.rstd1);
-    }
     if (wants(kQkv)) {
-      kernels.gemm(linear(batch, qkv_cols(), shape_.hidden), saved.normed1,
-                   weight(at, index_.qkv, dtype), bias(at, index_.qkv_bias, dtype), saved.qkv,
-                   scratch);
+      kernels.gemm(linear(batch, qkv_cols(), shape_.hidden),
+                   share_.cuts_rows() ? projected : saved.normed1, weight(at, index_.qkv, dtype),
+                   bias(at, index_.qkv_bias, dtype), saved.qkv, scratch);
       if (shape_.is_llama()) kernels.rope(attention_shape(batch), kRopeBase, false, saved.qkv);
     }
     if (wants(kAttention)) {
@@ -388,19 +463,20 @@ class BlockLayer final : public Layer {
   }
 
   void make_mlp(kernels::Kernels& kernels, const BatchShape& batch, const PassBuffers& at,
-                const Saved& saved, bool wants_up, bool wants_hidden, std::byte* scratch) const {
+                const Saved& saved, const std::byte* input, bool wants_up, bool wants_hidden,
+                std::byte* scratch) const {
     const DType dtype = batch.dtype;
     const kernels::GemmShape up = linear(batch, up_cols(), shape_.hidden);
     if (shape_.is_llama()) {
       if (wants_up) {
-        kernels.gemm(up, saved.normed2, weight(at, index_.up, dtype), nullptr, saved.up, scratch);
+        kernels.gemm(up, input, weight(at, index_.up, dtype), nullptr, saved.up, scratch);
       }
       if (wants_hidden) {
         kernels.swiglu_forward(saved.up, saved.activated, batch.rows(), ffn_, dtype);
       }
     } else if (wants_up) {
-      kernels.gemm_gelu(up, saved.normed2, weight(at, index_.up, dtype),
-                        bias(at, index_.up_bias, dtype), saved.up, saved.activated, scratch);
+      kernels.gemm_gelu(up, input, weight(at, index_.up, dtype), bias(at, index_.up_bias, dtype),
+                        saved.up, saved.activated, scratch);
     } else if (wants_hidden) {
       SLUICE_CHECK(kernels.gelu_reads_rounded(dtype));
       kernels.gelu_forward(saved.up, saved.activated, batch.rows() * ffn_, dtype);
@@ -412,6 +488,24 @@ class BlockLayer final : public Layer {
   }
   std::uint64_t act(const BatchShape& batch, std::int64_t cols) const {
     return rows(batch) * static_cast<std::uint64_t>(cols) * dtype_bytes(batch.dtype);
+  }
+  // Rows of this rank, outside of the products.
+  std::int64_t own_rows(const BatchShape& batch) const { return share_.own_rows(batch.rows()); }
+  std::int64_t own_elems(const BatchShape& batch) const { return own_rows(batch) * shape_.hidden; }
+  std::uint64_t own_act(const BatchShape& batch, std::int64_t cols) const {
+    return static_cast<std::uint64_t>(own_rows(batch) * cols) * dtype_bytes(batch.dtype);
+  }
+  std::uint64_t width() const { return static_cast<std::uint64_t>(shape_.hidden); }
+  std::byte* own(const BatchShape& batch, std::byte* all) const {
+    return share_.own_part(all, batch.rows(), shape_.hidden, batch.dtype);
+  }
+  // Puts this rank's rows into their place among all rows.
+  void copy_own(kernels::Kernels& kernels, const BatchShape& batch, const std::byte* rows,
+                std::byte* all) const {
+    kernels.cast(rows, batch.dtype, own(batch, all), batch.dtype, false, own_elems(batch));
+  }
+  const std::byte* output_gradient(const PassBuffers& at, const Context& context) const {
+    return share_.cuts_rows() ? context.output : at.grad_output;
   }
   // Columns of this rank.
   std::int64_t up_cols() const { return shape_.is_llama() ? 2 * ffn_ : ffn_; }
@@ -448,15 +542,28 @@ class BlockLayer final : public Layer {
     context.up = region.take(act(batch, up_cols()));
     context.normed2_begin = region.used_bytes();
     context.normed2 = region.take(act(batch, shape_.hidden));
+    context.residual_begin = region.used_bytes();
     context.residual = region.take(act(batch, shape_.hidden));
     context.qkv = region.take(act(batch, qkv_cols()));
     context.normed1_begin = region.used_bytes();
     context.normed1 = region.take(act(batch, shape_.hidden));
+    context.output_begin = region.used_bytes();
+    if (share_.cuts_rows()) context.output = region.take(act(batch, shape_.hidden));
     return context;
   }
 
+  Gathered cut_gathered(const BatchShape& batch, Region& region) const {
+    Gathered gathered{};
+    if (!share_.cuts_rows()) return gathered;
+    gathered.normed1_begin = region.used_bytes();
+    gathered.normed1 = region.take(act(batch, shape_.hidden));
+    gathered.normed2_begin = region.used_bytes();
+    gathered.normed2 = region.take(act(batch, shape_.hidden));
+    return gathered;
+  }
+
   kernels::NormShape norm_shape(const BatchShape& batch) const {
-    return {batch.rows(), shape_.hidden, shape_.is_llama(), kNormEpsilon, batch.dtype};
+    return {own_rows(batch), shape_.hidden, shape_.is_llama(), kNormEpsilon, batch.dtype};
   }
   kernels::AttentionShape attention_shape(const BatchShape& batch) const {
     return {batch.micro_batch, batch.seq, heads_, kv_heads_, shape_.head_dim(), batch.dtype};
@@ -484,7 +591,7 @@ class BlockLayer final : public Layer {
   // The bias behind a sum over the ranks, which one of them adds.
   const std::byte* summed_bias(const PassBuffers& at, std::size_t index,
                                const BatchShape& batch) const {
-    return adds_biases_ ? bias(at, index, batch.dtype) : nullptr;
+    return share_.is_first() ? bias(at, index, batch.dtype) : nullptr;
   }
   std::byte* bias_gradient(const PassBuffers& at, std::size_t index, DType dtype) const {
     return shape_.is_llama() ? nullptr : tensor(at.grad_weights, index, dtype);
@@ -492,10 +599,10 @@ class BlockLayer final : public Layer {
 
   void linear_gradient(kernels::Kernels& kernels, const BatchShape& batch, const PassBuffers& at,
                        std::int64_t out, std::int64_t in, const std::byte* grad_output,
-                       const std::byte* input, std::size_t weight_index,
-                       std::size_t bias_index) const {
+                       const std::byte* input, std::size_t weight_index, std::size_t bias_index,
+                       std::byte* scratch) const {
     kernels.gemm(linear_weight(batch, out, in), grad_output, input, nullptr,
-                 tensor(at.grad_weights, weight_index, batch.dtype), at.workspace);
+                 tensor(at.grad_weights, weight_index, batch.dtype), scratch);
     if (std::byte* grad = bias_gradient(at, bias_index, batch.dtype); grad != nullptr) {
       kernels.column_sum(grad_output, grad, batch.rows(), out, batch.dtype);
     }
@@ -503,7 +610,7 @@ class BlockLayer final : public Layer {
 
   ModelShape shape_;  // of the whole model
   BlockTensors index_;
-  bool adds_biases_;
+  TensorShare share_;
   std::int64_t heads_, kv_heads_, ffn_;  // of this rank
 };
 

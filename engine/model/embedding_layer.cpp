@@ -1,7 +1,8 @@
 // Token embedding, with learned positions for GPT-2.
 //
 // A rank of a tensor group holds a run of the tokens. It writes zeros for all others, so that the sum
-// over the ranks has every row; the first rank adds the positions.
+// over the ranks has every row; the first rank adds the positions. A rank that keeps only its part of the
+// rows makes all of them first, and gathers their gradients.
 #include "base/error.hpp"
 #include "engine/model/model.hpp"
 #include "engine/model/region.hpp"
@@ -33,24 +34,42 @@ class EmbeddingLayer final : public Layer {
 
   PassNeeds needs(const BatchShape& batch, const kernels::Kernels& kernels) const override {
     PassNeeds needs;
-    needs.output_bytes =
-        static_cast<std::uint64_t>(batch.rows() * shape_.hidden) * dtype_bytes(batch.dtype);
+    const std::uint64_t all = all_rows_bytes(batch);
+    needs.output_bytes = share_.cuts_rows() ? all / static_cast<std::uint64_t>(share_.ranks) : all;
+    Region rows;
+    if (share_.cuts_rows()) rows.take(all);
+    needs.forward_workspace_bytes = rows.used_bytes();
     needs.backward_weight_workspace_bytes =
+        rows.used_bytes() +
         kernels.embedding_backward_workspace_bytes(batch.rows(), share_.most_tokens(shape_.vocab));
     schedule::Cut sum;
+    sum.kind = share_.sum();
     sum.value = schedule::CutValue::kOutput;
     sum.elems = static_cast<std::uint64_t>(batch.rows() * shape_.hidden);
     sum.dtype = batch.dtype;
     needs.segments.forward = {{sum}};
+    if (share_.cuts_rows()) {
+      sum.value = schedule::CutValue::kWorkspace;
+      schedule::Cut gather = sum;
+      gather.kind = schedule::CutKind::kGather;
+      needs.segments.forward = {{sum}, {}};
+      needs.segments.backward_weight = {{gather}, {}};
+    }
     return needs;
   }
 
   void forward(kernels::Kernels& kernels, const BatchShape& batch,
                const PassBuffers& at) const override {
     const bool adds_positions = has_positions() && share_.is_first();
+    const bool cut = share_.cuts_rows();
+    std::byte* const all = cut ? at.workspace : at.output;
+    if (at.segments.has(kEnd) && !at.segments.has(kRows)) {
+      return kernels.cast(own(batch, all), batch.dtype, at.output, batch.dtype, false,
+                          share_.own_rows(batch.rows()) * shape_.hidden);
+    }
     kernels.embedding_forward(at.tokens, tokens(), tensor(at.weights, 0, batch.dtype),
-                              adds_positions ? tensor(at.weights, 1, batch.dtype) : nullptr,
-                              at.output, batch.rows(), batch.seq, shape_.hidden, batch.dtype);
+                              adds_positions ? tensor(at.weights, 1, batch.dtype) : nullptr, all,
+                              batch.rows(), batch.seq, shape_.hidden, batch.dtype);
   }
 
   void backward_input(kernels::Kernels&, const BatchShape&, const PassBuffers&) const override {
@@ -59,14 +78,34 @@ class EmbeddingLayer final : public Layer {
 
   void backward_weight(kernels::Kernels& kernels, const BatchShape& batch,
                        const PassBuffers& at) const override {
+    Region workspace(at.workspace);
+    const std::byte* grad_output = at.grad_output;
+    if (share_.cuts_rows()) {
+      std::byte* const all = workspace.take(all_rows_bytes(batch));
+      if (at.segments.has(kRows)) {
+        kernels.cast(at.grad_output, batch.dtype, own(batch, all), batch.dtype, false,
+                     share_.own_rows(batch.rows()) * shape_.hidden);
+      }
+      grad_output = all;
+    }
+    if (!at.segments.has(kEnd)) return;
     clear_gaps(kernels, at.grad_weights, batch.dtype);
     kernels.embedding_backward(
-        at.tokens, tokens(), at.grad_output, tensor(at.grad_weights, 0, batch.dtype),
+        at.tokens, tokens(), grad_output, tensor(at.grad_weights, 0, batch.dtype),
         has_positions() ? tensor(at.grad_weights, 1, batch.dtype) : nullptr, batch.rows(),
-        batch.seq, shape_.max_seq, shape_.hidden, batch.dtype, at.workspace);
+        batch.seq, shape_.max_seq, shape_.hidden, batch.dtype, workspace.take(0));
   }
 
  private:
+  // Of cut rows: the segments of both passes.
+  enum Segment : std::int32_t { kRows, kEnd };
+
+  std::uint64_t all_rows_bytes(const BatchShape& batch) const {
+    return static_cast<std::uint64_t>(batch.rows() * shape_.hidden) * dtype_bytes(batch.dtype);
+  }
+  std::byte* own(const BatchShape& batch, std::byte* all) const {
+    return share_.own_part(all, batch.rows(), shape_.hidden, batch.dtype);
+  }
   bool has_positions() const { return !shape_.is_llama(); }
   kernels::TokenRange tokens() const {
     return {share_.first_token(shape_.vocab), share_.tokens(shape_.vocab), shape_.vocab};

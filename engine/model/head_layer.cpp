@@ -3,7 +3,8 @@
 // A rank of a tensor group has the logits of its run of tokens, and never gathers the others'. The
 // ranks take the maximum of each row, then sum its exponentials and its target's logit, rows elements
 // each. Every rank then knows the loss, and adds its part of the gradient of the normed input.
-// Logits are made again for that part, as they are for the weight gradient.
+// Logits are made again for that part, as they are for the weight gradient. A rank that has only its
+// part of the rows gathers the normed input of all.
 #include "engine/model/constants.hpp"
 #include "engine/model/model.hpp"
 #include "engine/model/region.hpp"
@@ -43,7 +44,9 @@ class HeadLayer final : public Layer {
     cut_statistics(batch, statistics);
     // A pass that runs as one has no statistics.
     needs.forward_workspace_bytes = head + (share_.is_whole() ? 0 : statistics.used_bytes());
-    needs.backward_weight_workspace_bytes = head;
+    Region gathered;
+    if (share_.cuts_rows()) gathered.take(all_rows_bytes(batch));
+    needs.backward_weight_workspace_bytes = head + gathered.used_bytes();
     needs.segments = declared_segments(batch);
     return needs;
   }
@@ -69,6 +72,14 @@ class HeadLayer final : public Layer {
   void backward_weight(kernels::Kernels& kernels, const BatchShape& batch,
                        const PassBuffers& at) const override {
     const Saved saved = cut(batch, at.saved);
+    Region workspace(at.workspace);
+    const std::byte* normed = saved.normed;
+    if (share_.cuts_rows()) {
+      std::byte* const all = workspace.take(all_rows_bytes(batch));
+      if (at.segments.has(kInput)) copy_own(kernels, batch, saved.normed, all);
+      normed = all;
+    }
+    if (!at.segments.has(kProducts)) return;
     clear_gaps(kernels, at.grad_weights, batch.dtype);
     kernels.norm_backward_weight(
         norm_shape(batch), saved.normed_grad, at.input, saved.mean, saved.rstd,
@@ -85,13 +96,15 @@ class HeadLayer final : public Layer {
       const std::uint64_t elem_bytes = dtype_bytes(batch.dtype);
       if (gap > 0) kernels.zero(table_grad + elems * elem_bytes, gap * elem_bytes);
     }
-    kernels.head_backward_weight(head_shape(batch), saved.normed, table(batch, at), at.targets,
-                                 at.loss_scale, saved.log_sum_exp, table_grad, at.workspace);
+    kernels.head_backward_weight(head_shape(batch), normed, table(batch, at), at.targets,
+                                 at.loss_scale, saved.log_sum_exp, table_grad, workspace.take(0));
   }
 
  private:
   // The segments of a forward pass and of the loss.
-  enum Segment : std::int32_t { kLogits, kExponentials, kGradient };
+  enum Segment : std::int32_t { kNorm, kLogits, kExponentials, kGradient, kEnd };
+  // And of BackwardWeight.
+  enum WeightSegment : std::int32_t { kInput, kProducts };
 
   struct Saved {
     std::byte* normed;
@@ -103,23 +116,27 @@ class HeadLayer final : public Layer {
 
   std::vector<schedule::SavedPart> declared_parts(const BatchShape& batch) const {
     const auto rows = static_cast<std::uint64_t>(batch.rows());
+    const auto own_rows = static_cast<std::uint64_t>(share_.own_rows(batch.rows()));
     const std::uint64_t hidden =
-        round_up(rows * static_cast<std::uint64_t>(shape_.hidden) * dtype_bytes(batch.dtype),
+        round_up(own_rows * static_cast<std::uint64_t>(shape_.hidden) * dtype_bytes(batch.dtype),
                  kTensorAlignmentBytes);
+    const std::uint64_t own_stats = round_up(own_rows * sizeof(float), kTensorAlignmentBytes);
     const std::uint64_t stats = round_up(rows * sizeof(float), kTensorAlignmentBytes);
     constexpr schedule::SavedFor kWeight = schedule::SavedFor::kBackwardWeight;
-    return {{"head_mean", stats},
-            {"head_rstd", stats},
+    return {{"head_mean", own_stats},
+            {"head_rstd", own_stats},
             {"head_normed_grad", hidden},
             {"head_normed", hidden, kWeight},
             {"head_log_sum_exp", stats, kWeight}};
   }
 
   // The rank's maximum of each row and that of all ranks, the sum of exponentials, and the target's
-  // logit: fp32 [rows] each, in front of the head's own workspace.
+  // logit: fp32 [rows] each, in front of the head's own workspace. Of cut rows also the normed input of
+  // all rows and its gradient.
   struct Statistics {
-    std::byte *own_max, *max, *sum, *target, *scratch;
-    std::uint64_t max_begin, sum_begin, target_begin;  // in the workspace
+    std::byte *own_max, *max, *sum, *target, *normed, *normed_grad, *scratch;
+    // In the workspace.
+    std::uint64_t max_begin, sum_begin, target_begin, normed_begin, normed_grad_begin;
   };
   Statistics cut_statistics(const BatchShape& batch, Region& region) const {
     const std::uint64_t bytes = static_cast<std::uint64_t>(batch.rows()) * sizeof(float);
@@ -131,6 +148,10 @@ class HeadLayer final : public Layer {
     statistics.sum = region.take(bytes);
     statistics.target_begin = region.used_bytes();
     statistics.target = region.take(bytes);
+    statistics.normed_begin = region.used_bytes();
+    if (share_.cuts_rows()) statistics.normed = region.take(all_rows_bytes(batch));
+    statistics.normed_grad_begin = region.used_bytes();
+    if (share_.cuts_rows()) statistics.normed_grad = region.take(all_rows_bytes(batch));
     statistics.scratch = region.take(0);
     return statistics;
   }
@@ -142,20 +163,44 @@ class HeadLayer final : public Layer {
       return schedule::Cut{kind, schedule::CutValue::kWorkspace, begin_bytes,
                            static_cast<std::uint64_t>(batch.rows()), DType::kF32};
     };
-    const auto parts = declared_parts(batch);
-    schedule::Cut gradient;
-    gradient.value = schedule::CutValue::kSaved;
-    gradient.begin_bytes = parts[0].bytes + parts[1].bytes;  // head_normed_grad
-    gradient.elems = static_cast<std::uint64_t>(batch.rows() * shape_.hidden);
-    gradient.dtype = batch.dtype;
+    const auto of_inputs = [&](schedule::CutKind kind, std::uint64_t begin_bytes) {
+      return schedule::Cut{kind, schedule::CutValue::kWorkspace, begin_bytes,
+                           static_cast<std::uint64_t>(batch.rows() * shape_.hidden), batch.dtype};
+    };
+    using schedule::CutKind;
     schedule::UnitSegments segments;
-    segments.forward = {{of_rows(schedule::CutKind::kMax, statistics.max_begin)},
-                        {of_rows(schedule::CutKind::kSum, statistics.sum_begin),
-                         of_rows(schedule::CutKind::kSum, statistics.target_begin)},
+    segments.forward = {{},
+                        {of_rows(CutKind::kMax, statistics.max_begin)},
+                        {of_rows(CutKind::kSum, statistics.sum_begin),
+                         of_rows(CutKind::kSum, statistics.target_begin)},
                         {}};
+    const bool cut = share_.cuts_rows();
+    if (cut) segments.forward[kNorm] = {of_inputs(CutKind::kGather, statistics.normed_begin)};
     segments.loss = segments.forward;
-    segments.loss.back() = {gradient};
+    segments.backward_weight = {{}, {}};
+    if (cut) {
+      segments.loss[kGradient] = {of_inputs(CutKind::kScatter, statistics.normed_grad_begin)};
+      segments.loss.emplace_back();
+      segments.backward_weight[kInput] = {of_inputs(CutKind::kGather, 0)};
+      segments.backward_weight[kProducts] = norm_sums(batch);
+    } else {
+      schedule::Cut gradient = of_inputs(CutKind::kSum, 0);
+      const auto parts = declared_parts(batch);
+      gradient.value = schedule::CutValue::kSaved;
+      gradient.begin_bytes = parts[0].bytes + parts[1].bytes;  // head_normed_grad
+      segments.loss[kGradient] = {gradient};
+    }
     return segments;
+  }
+  // The gradients of the norm's weights, which the ranks of cut rows have of their rows.
+  std::vector<schedule::Cut> norm_sums(const BatchShape& batch) const {
+    std::vector<schedule::Cut> sums;
+    for (std::size_t i = 0; i < (shape_.is_llama() ? 1u : 2u); ++i) {
+      const PlacedTensor& norm = layout().tensors()[i];
+      sums.push_back({schedule::CutKind::kSum, schedule::CutValue::kGradient,
+                      norm.first_elem * dtype_bytes(batch.dtype), norm.spec.elems(), batch.dtype});
+    }
+    return sums;
   }
 
   Saved cut(const BatchShape& batch, const SavedRanges& ranges) const {
@@ -177,7 +222,8 @@ class HeadLayer final : public Layer {
   }
 
   kernels::NormShape norm_shape(const BatchShape& batch) const {
-    return {batch.rows(), shape_.hidden, shape_.is_llama(), kNormEpsilon, batch.dtype};
+    return {share_.own_rows(batch.rows()), shape_.hidden, shape_.is_llama(), kNormEpsilon,
+            batch.dtype};
   }
   kernels::HeadShape head_shape(const BatchShape& batch) const {
     return {batch.rows(), shape_.hidden, share_.tokens(shape_.vocab), batch.dtype,
@@ -191,7 +237,7 @@ class HeadLayer final : public Layer {
   void run(kernels::Kernels& kernels, const BatchShape& batch, const PassBuffers& at,
            bool train) const {
     const Saved saved = cut(batch, at.saved);
-    if (at.segments.has(kLogits)) {
+    if (at.segments.has(kNorm)) {
       kernels.norm_forward(norm_shape(batch), at.input, tensor(at.weights, 0, batch.dtype),
                            shape_.is_llama() ? nullptr : tensor(at.weights, 1, batch.dtype),
                            saved.normed, saved.mean, saved.rstd);
@@ -213,16 +259,36 @@ class HeadLayer final : public Layer {
     const kernels::HeadShape shape = head_shape(batch);
     const kernels::RowStatistics rows{floats(statistics.own_max), floats(statistics.max),
                                       floats(statistics.sum), floats(statistics.target)};
+    const bool cut = share_.cuts_rows();
+    const std::byte* normed = cut ? statistics.normed : saved.normed;
+    std::byte* normed_grad = cut ? statistics.normed_grad : saved.normed_grad;
+    if (at.segments.has(kNorm) && cut) copy_own(kernels, batch, saved.normed, statistics.normed);
     if (at.segments.has(kLogits)) {
-      kernels.head_statistics(shape, saved.normed, table(batch, at), at.targets, rows,
+      kernels.head_statistics(shape, normed, table(batch, at), at.targets, rows,
                               statistics.scratch);
     }
     if (at.segments.has(kExponentials)) kernels.head_rescale(batch.rows(), rows);
-    if (!at.segments.has(kGradient)) return;
-    kernels.head_loss(batch.rows(), rows, at.loss, saved.log_sum_exp);
-    if (!train) return;
-    kernels.head_input_gradient(shape, saved.normed, table(batch, at), at.targets, at.loss_scale,
-                                saved.log_sum_exp, saved.normed_grad, statistics.scratch);
+    if (at.segments.has(kGradient)) {
+      kernels.head_loss(batch.rows(), rows, at.loss, saved.log_sum_exp);
+      if (train) {
+        kernels.head_input_gradient(shape, normed, table(batch, at), at.targets, at.loss_scale,
+                                    saved.log_sum_exp, normed_grad, statistics.scratch);
+      }
+    }
+    if (!at.segments.has(kEnd) || !cut || !train) return;
+    kernels.cast(share_.own_part(normed_grad, batch.rows(), shape_.hidden, batch.dtype),
+                 batch.dtype, saved.normed_grad, batch.dtype, false,
+                 share_.own_rows(batch.rows()) * shape_.hidden);
+  }
+
+  std::uint64_t all_rows_bytes(const BatchShape& batch) const {
+    return static_cast<std::uint64_t>(batch.rows() * shape_.hidden) * dtype_bytes(batch.dtype);
+  }
+  // Puts this rank's rows into their place among all rows.
+  void copy_own(kernels::Kernels& kernels, const BatchShape& batch, const std::byte* rows,
+                std::byte* all) const {
+    kernels.cast(rows, batch.dtype, share_.own_part(all, batch.rows(), shape_.hidden, batch.dtype),
+                 batch.dtype, false, share_.own_rows(batch.rows()) * shape_.hidden);
   }
 
   ModelShape shape_;  // of the whole model

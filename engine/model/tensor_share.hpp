@@ -5,24 +5,43 @@
 // some of the outputs; row-parallel ones by columns, so that a rank adds its part to every output.
 // Attention is cut by heads, and each rank has as many key/value heads as its query heads use. The
 // vocabulary is cut into runs of tokens that differ by one at most. Norms, the biases behind a sum
-// and positions are on every rank, with the same bits.
+// and positions are on every rank, with the same bits. With `sequence` a rank computes norms and sums of
+// its own rows of each micro-batch, and all rows are gathered for the products.
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
+#include "base/dtype.hpp"
 #include "engine/model/unit_layout.hpp"
+#include "engine/schedule/pass_segments.hpp"
 
 namespace sluice::model {
 
 struct TensorShare {
   std::int64_t rank = 0;
   std::int64_t ranks = 1;
+  // Between the sums each rank has some of the rows of a micro-batch (Korthikanti et al., "Reducing
+  // activation recomputation in large transformer models", 2022). The ranks divide the rows.
+  bool sequence = false;
 
   bool is_whole() const { return ranks == 1; }
   // Its part of `count` things that divide evenly.
   std::int64_t part(std::int64_t count) const { return count / ranks; }
+  // Whether a rank has only its part of the rows outside of the products.
+  bool cuts_rows() const { return sequence && ranks > 1; }
+  std::int64_t own_rows(std::int64_t rows) const { return cuts_rows() ? rows / ranks : rows; }
+  // The rank's rows in a buffer of all rows, of `cols` elements each.
+  std::byte* own_part(std::byte* all, std::int64_t rows, std::int64_t cols, DType dtype) const {
+    if (!cuts_rows()) return all;
+    return all + static_cast<std::uint64_t>(rank * own_rows(rows) * cols) * dtype_bytes(dtype);
+  }
+  // How a product that every rank has a part of becomes a value of the ranks' rows.
+  schedule::CutKind sum() const {
+    return cuts_rows() ? schedule::CutKind::kScatter : schedule::CutKind::kSum;
+  }
   // A vector behind a sum over the ranks is added by the first of them.
   bool is_first() const { return rank == 0; }
   // The tokens of a vocabulary: the first of them, and their number.

@@ -161,47 +161,71 @@ void CollectiveRunner::reduce(const Program& program, const schedule::Instructio
   const std::vector<Place>& writes = program.writes(instruction.id);
   const std::vector<std::int32_t>& members =
       program.schedule().groups[static_cast<std::size_t>(instruction.group)].ranks;
-  const auto ranks = static_cast<std::int32_t>(members.size());
-  const auto own = static_cast<std::int32_t>(
-      std::find(members.begin(), members.end(), groups_.inner.rank()) - members.begin());
-  SLUICE_CHECK(own < ranks && instruction.op == schedule::Op::kAllReduce);
+  SLUICE_CHECK(instruction.op == schedule::Op::kAllReduce);
   const std::size_t values = instruction.reads.size();
   std::byte* const others = values < writes.size() ? writes[values].data : nullptr;
-  const DType dtype = instruction.reduced;
   for (std::size_t i = 0; i < values; ++i) {
-    const std::uint64_t elems = elems_in(dtype, writes[i].bytes);
-    const auto part_at = [&](std::int32_t rank) {
-      const schedule::ElemRange part = schedule::even_part(elems, ranks, rank);
-      return std::span(writes[i].data + bytes_of(dtype, part.begin), bytes_of(dtype, part.elems()));
-    };
-    const std::span<std::byte> mine = part_at(own);
-    std::vector<collectives::Outgoing> outgoing;
-    std::vector<collectives::Incoming> incoming;
-    std::vector<const void*> parts;
-    std::byte* next = others;
-    for (std::int32_t rank = 0; rank < ranks; ++rank) {
-      parts.push_back(rank == own ? mine.data() : next);
-      if (rank == own) continue;
-      const std::span<std::byte> theirs = part_at(rank);
-      outgoing.push_back({members[static_cast<std::size_t>(rank)], theirs.data(), theirs.size()});
-      incoming.push_back({members[static_cast<std::size_t>(rank)], next, mine.size()});
-      next += mine.size();
-    }
-    groups_.inner.exchange("AllReduce", outgoing, incoming);
-    const std::uint64_t own_elems = elems_in(dtype, mine.size());
-    if (instruction.reduction == schedule::CutKind::kMax) {
-      SLUICE_CHECK(dtype == DType::kF32);
-      take_largest(parts, reinterpret_cast<float*>(mine.data()), own_elems);
-    } else {
-      collectives::fold_tree(parts, dtype, mine.data(), dtype, own_elems);
-    }
-    for (std::size_t peer = 0; peer < outgoing.size(); ++peer) {
-      incoming[peer] = {outgoing[peer].peer, const_cast<void*>(outgoing[peer].data),
-                        outgoing[peer].bytes};
-      outgoing[peer] = {incoming[peer].peer, mine.data(), mine.size()};
-    }
-    groups_.inner.exchange("AllReduce", outgoing, incoming);
+    const InnerValue value{instruction.reduction, instruction.reduced, writes[i].data,
+                           writes[i].bytes, others};
+    if (schedule::adds(value.kind)) add_own_part(members, value);
+    if (schedule::spreads(value.kind)) spread_own_part(members, value);
   }
+}
+
+// A rank's even part of a value.
+std::span<std::byte> CollectiveRunner::part_of(const InnerValue& value, std::size_t ranks,
+                                               std::size_t rank) {
+  const schedule::ElemRange part =
+      schedule::even_part(elems_in(value.dtype, value.bytes), static_cast<std::int32_t>(ranks),
+                          static_cast<std::int32_t>(rank));
+  return {value.data + bytes_of(value.dtype, part.begin), bytes_of(value.dtype, part.elems())};
+}
+
+void CollectiveRunner::add_own_part(const std::vector<std::int32_t>& members,
+                                    const InnerValue& value) {
+  const std::size_t own = place_in(members);
+  const std::span<std::byte> mine = part_of(value, members.size(), own);
+  std::vector<collectives::Outgoing> outgoing;
+  std::vector<collectives::Incoming> incoming;
+  std::vector<const void*> parts;
+  std::byte* next = value.others;
+  for (std::size_t rank = 0; rank < members.size(); ++rank) {
+    parts.push_back(rank == own ? mine.data() : next);
+    if (rank == own) continue;
+    const std::span<std::byte> theirs = part_of(value, members.size(), rank);
+    outgoing.push_back({members[rank], theirs.data(), theirs.size()});
+    incoming.push_back({members[rank], next, mine.size()});
+    next += mine.size();
+  }
+  groups_.inner.exchange("AllReduce", outgoing, incoming);
+  const std::uint64_t elems = elems_in(value.dtype, mine.size());
+  if (value.kind == schedule::CutKind::kMax) {
+    SLUICE_CHECK(value.dtype == DType::kF32);
+    take_largest(parts, reinterpret_cast<float*>(mine.data()), elems);
+  } else {
+    collectives::fold_tree(parts, value.dtype, mine.data(), value.dtype, elems);
+  }
+}
+
+void CollectiveRunner::spread_own_part(const std::vector<std::int32_t>& members,
+                                       const InnerValue& value) {
+  const std::size_t own = place_in(members);
+  const std::span<std::byte> mine = part_of(value, members.size(), own);
+  std::vector<collectives::Outgoing> outgoing;
+  std::vector<collectives::Incoming> incoming;
+  for (std::size_t rank = 0; rank < members.size(); ++rank) {
+    if (rank == own) continue;
+    const std::span<std::byte> theirs = part_of(value, members.size(), rank);
+    outgoing.push_back({members[rank], mine.data(), mine.size()});
+    incoming.push_back({members[rank], theirs.data(), theirs.size()});
+  }
+  groups_.inner.exchange("AllReduce", outgoing, incoming);
+}
+
+std::size_t CollectiveRunner::place_in(const std::vector<std::int32_t>& members) const {
+  const auto at = std::find(members.begin(), members.end(), groups_.inner.rank());
+  SLUICE_CHECK(at != members.end());
+  return static_cast<std::size_t>(at - members.begin());
 }
 
 // Messages of one pair and tag match in the order of the lists.

@@ -7,6 +7,7 @@
 //
 // An AllReduce names no ranks: the parts of the group's members are even. A part goes to its owner, who
 // folds all of them by the tree of law 2 and sends the result back, so every member has the same bits.
+// A scatter ends before that, and a gather is no more than that.
 //
 // The groups of the host cannot read a GPU's memory. A part that lies there passes through pinned
 // memory, in pieces: a copy down, the exchange, and a copy up. With a group of the GPUs themselves
@@ -77,7 +78,19 @@ class CollectiveRunner {
  private:
   struct Parts;
   Parts parts_of(const Program& program, const schedule::Instruction& instruction) const;
+  // A value that crosses a cut, and room for the others' parts of it.
+  struct InnerValue {
+    schedule::CutKind kind;
+    DType dtype;
+    std::byte* data;
+    std::uint64_t bytes;
+    std::byte* others;
+  };
   void reduce(const Program& program, const schedule::Instruction& instruction);
+  static std::span<std::byte> part_of(const InnerValue& value, std::size_t ranks, std::size_t rank);
+  void add_own_part(const std::vector<std::int32_t>& members, const InnerValue& value);
+  void spread_own_part(const std::vector<std::int32_t>& members, const InnerValue& value);
+  std::size_t place_in(const std::vector<std::int32_t>& members) const;
   void pass_on(const Program& program, const schedule::Instruction& instruction);
   void pass_on_staged(const Program& program, const schedule::Instruction& instruction,
                       device::Stream& stream);

@@ -16,12 +16,26 @@
 
 namespace sluice::schedule {
 
-// The operation that makes one value of the ranks' parts, elementwise. Every rank gets it, with the
-// same bits.
-enum class CutKind : std::uint8_t { kSum, kMax };
+// What happens to the ranks' values at a cut, in place. kSum and kMax make one of them, elementwise, which
+// every rank gets with the same bits. kScatter makes the sum, too, but each rank gets its own even part of
+// it; kGather gives every rank the parts of all.
+enum class CutKind : std::uint8_t { kSum, kMax, kScatter, kGather };
+
+// Whether parts go to their owner, who adds them, and whether the owner's part goes to all others.
+constexpr bool adds(CutKind kind) {
+  return kind != CutKind::kGather;
+}
+constexpr bool spreads(CutKind kind) {
+  return kind != CutKind::kScatter;
+}
+// The bytes that a rank sends of a value of `bytes` bytes, of which `own` are its part.
+constexpr std::uint64_t inner_bytes(CutKind kind, std::uint64_t bytes, std::uint64_t own,
+                                    std::uint64_t ranks) {
+  return (adds(kind) ? bytes - own : 0) + (spreads(kind) ? (ranks - 1) * own : 0);
+}
 
 // The buffer of a pass that a cut lies in.
-enum class CutValue : std::uint8_t { kOutput, kSaved, kContext, kWorkspace };
+enum class CutValue : std::uint8_t { kOutput, kSaved, kContext, kWorkspace, kGradient };
 
 struct Cut {
   CutKind kind = CutKind::kSum;
@@ -43,6 +57,7 @@ struct UnitSegments {
   PassSegments forward{{}};  // and of a Recompute
   PassSegments loss{{}};
   PassSegments backward_input{{}};
+  PassSegments backward_weight{{}};
   bool operator==(const UnitSegments&) const = default;
 };
 

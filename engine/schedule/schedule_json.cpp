@@ -27,6 +27,8 @@ constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 56;
 constexpr std::array<std::string_view, 10> kDTypeNames{"F64", "F32", "BF16", "F16", "I64",
                                                        "I32", "I16", "U16",  "U8",  "BLOCK8"};
 
+constexpr std::array<std::string_view, 4> kCutKinds{"sum", "max", "scatter", "gather"};
+
 // The names of an enumeration in order of its values.
 template <typename Enum, std::size_t kCount, typename NameOf>
 std::array<std::string_view, kCount> names_of(NameOf name_of) {
@@ -109,7 +111,9 @@ json instruction_to_json(const Instruction& instruction) {
   put(object, "update", instruction.update, 0);
   put(object, "segment_begin", instruction.segments.begin, SegmentRange().begin);
   put(object, "segment_end", instruction.segments.end, SegmentRange().end);
-  put(object, "maximum", instruction.reduction == CutKind::kMax, false);
+  if (instruction.reduction != CutKind::kSum) {
+    object["cut"] = kCutKinds[static_cast<std::size_t>(instruction.reduction)];
+  }
   if (instruction.reduced != DType::kU8) object["reduced"] = dtype_name(instruction.reduced);
   put(object, "chunk", instruction.chunk, -1);
   if (!instruction.reads.empty()) object["reads"] = uses_to_json(instruction.reads);
@@ -341,12 +345,11 @@ std::vector<Use> uses_from_json(Fields& fields, const char* key, const Schedule&
 
 Instruction instruction_from_json(const json& object, InstructionId id, const Schedule& schedule) {
   const std::string where = "instruction " + std::to_string(id);
-  Fields fields(
-      object, where,
-      " op lane rank unit layer microbatch update segment_begin segment_end maximum reduced "
-      "chunk reads writes deps guard peer "
-      "group tag bytes "
-      "cost_s ");
+  Fields fields(object, where,
+                " op lane rank unit layer microbatch update segment_begin segment_end cut reduced "
+                "chunk reads writes deps guard peer "
+                "group tag bytes "
+                "cost_s ");
   Instruction instruction;
   instruction.id = id;
   instruction.op = fields.word<Op>("op", kOpNames());
@@ -359,7 +362,9 @@ Instruction instruction_from_json(const json& object, InstructionId id, const Sc
   SegmentRange& segments = instruction.segments;
   segments.begin = fields.integer("segment_begin", segments.begin, 0, segments.end);
   segments.end = fields.integer("segment_end", segments.end, segments.begin, segments.end);
-  if (fields.flag("maximum")) instruction.reduction = CutKind::kMax;
+  if (const json* cut = fields.find("cut")) {
+    instruction.reduction = fields.word<CutKind>("cut", kCutKinds, cut);
+  }
   if (const json* reduced = fields.find("reduced")) {
     instruction.reduced = fields.word<DType>("reduced", kDTypeNames, reduced);
   }

@@ -50,6 +50,21 @@ TEST(Tensor, RanksTrainAsOneRankDoes) {
   expect_near_one_rank({"model.family=llama", "model.kv_heads=2", "model.vocab=256"}, 2);
 }
 
+// Ranks that divide the rows have the sums of those that do not, but for the norms' gradients.
+TEST(Tensor, RanksThatDivideTheRowsTrainAsOneRankDoes) {
+  for (const char* family : {"model.family=gpt2", "model.family=llama"}) {
+    for (const int ranks : {2, 4}) {
+      const Overrides settings{family, "model.vocab=277"};
+      const Overrides rows = settings + Overrides{"parallel.sequence=true"};
+      expect_near_one_rank(rows, ranks);
+      const TrainingBench bench;
+      const RanksRecord whole = train_group(config_of_group(bench, settings, ranks));
+      EXPECT_EQ(train_group(config_of_group(bench, rows, ranks)).losses.front(),
+                whole.losses.front());
+    }
+  }
+}
+
 // Everything that a checkpoint, an export or a hash sees is the whole tensor.
 TEST(Tensor, InitialWeightsDoNotDependOnTheRanks) {
   for (const char* family : {"model.family=gpt2", "model.family=llama"}) {
@@ -78,7 +93,9 @@ Overrides memory_options(std::size_t i) {
 TEST(Tensor, MemoryOptionsNeverChangeTheBits) {
   const TrainingBench bench;
   for (const char* family : {"model.family=gpt2", "model.family=llama"}) {
-    const Overrides settings{family, "model.vocab=277", "model.layers=3"};
+    const Overrides settings{
+        family, "model.vocab=277", "model.layers=3",
+        family[13] == 'l' ? "parallel.sequence=true" : "parallel.sequence=false"};
     const RanksRecord plain = train_group(config_of_group(
         bench, settings + Overrides{"recompute.policy=none"} + places("device", "device", "device"),
         2));
@@ -95,30 +112,38 @@ TEST(Tensor, MemoryOptionsNeverChangeTheBits) {
 // docs/design/tensor.md derives the terms. Phi = rows * hidden.
 TEST(Tensor, SendAsManyElementsAsTheFormulaSays) {
   const std::uint64_t layers = 2, microbatches = 2, rows = 2 * 16, phi = rows * 64;
-  for (const std::uint64_t ranks : {2, 4}) {
-    for (const bool recomputes : {false, true}) {
-      const TrainingBench bench;
-      const config::Config config =
-          config_of_group(bench,
-                          {"model.family=gpt2", "model.vocab=277",
-                           recomputes ? "recompute.policy=unit" : "recompute.policy=none"},
-                          static_cast<int>(ranks));
-      const planner::Plan plan = plan_of_world(config);
-      // Embedding; two of each layer in each pass, one more to make a layer again; head.
-      const std::uint64_t sums =
-          microbatches * (phi + layers * (recomputes ? 5 : 4) * phi + phi + 3 * rows);
-      const model::Model model(config::model_shape(config), config::tensor_share(config, 0));
-      std::uint64_t blocks = 0;
-      for (std::size_t unit = 0; unit < model.unit_count(); ++unit) {
-        for (const model::PlacedTensor& tensor : model.layout(unit).tensors()) {
-          if (tensor.spec.is_part()) blocks += ceil_div(tensor.spec.place_elems(), kLawBlockElems);
-        }
-      }
-      std::uint64_t sent = 0;
-      for (const planner::RankFigures& rank : plan.ranks) sent += rank.sent.inner;
-      const std::uint64_t each = 2 * (ranks - 1);  // of all ranks together, for each element
-      EXPECT_EQ(sent, each * (sums * sizeof(float) + blocks * sizeof(double)));
+  for (std::size_t i = 0; i < 8; ++i) {
+    const std::uint64_t ranks = i % 2 == 0 ? 2 : 4;
+    const bool recomputes = i / 2 % 2 == 1, sequence = i / 4 == 1;
+    const TrainingBench bench;
+    const config::Config config =
+        config_of_group(bench,
+                        {"model.family=gpt2", "model.vocab=277",
+                         recomputes ? "recompute.policy=unit" : "recompute.policy=none",
+                         sequence ? "parallel.sequence=true" : "parallel.sequence=false"},
+                        static_cast<int>(ranks));
+    const planner::Plan plan = plan_of_world(config);
+    // Embedding; two of each layer in each pass, one more to make a layer again; head.
+    std::uint64_t sums = phi + layers * (recomputes ? 5 : 4) * phi + phi + 3 * rows;
+    std::uint64_t halves = 0;  // scatters and gathers
+    if (sequence) {
+      const std::uint64_t norms = (2 * layers + 1) * 2 * 64;
+      sums = 3 * rows + norms;
+      halves = phi * (2 + layers * (recomputes ? 13 : 10) + 3);
     }
+    const model::Model model(config::model_shape(config), config::tensor_share(config, 0));
+    std::uint64_t blocks = 0;
+    for (std::size_t unit = 0; unit < model.unit_count(); ++unit) {
+      for (const model::PlacedTensor& tensor : model.layout(unit).tensors()) {
+        if (tensor.spec.is_part()) blocks += ceil_div(tensor.spec.place_elems(), kLawBlockElems);
+      }
+    }
+    std::uint64_t sent = 0;
+    for (const planner::RankFigures& rank : plan.ranks) sent += rank.sent.inner;
+    // Of all ranks together: a half sends each element to all others of its rank, or from them.
+    EXPECT_EQ(sent, (ranks - 1) * (microbatches * (2 * sums + halves) * sizeof(float) +
+                                   2 * blocks * sizeof(double)))
+        << i;
   }
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -15,10 +16,10 @@ namespace sluice::testing {
 class TensorGroup {
  public:
   TensorGroup(const model::ModelShape& shape, std::int64_t micro_batch, std::int64_t seq,
-              std::int64_t ranks) {
+              std::int64_t ranks, bool sequence = false) {
     for (std::int64_t rank = 0; rank < ranks; ++rank) {
       ranks_.push_back(std::make_unique<WholeModel>(shape, micro_batch, seq, 1,
-                                                    model::TensorShare{rank, ranks}));
+                                                    model::TensorShare{rank, ranks, sequence}));
     }
   }
   std::size_t size() const { return ranks_.size(); }
@@ -74,7 +75,7 @@ class TensorGroup {
       if (units[unit].has_input) {
         run(unit, &model::Layer::backward_input, needs(unit).segments.backward_input);
       }
-      run(unit, &model::Layer::backward_weight, {{}});
+      run(unit, &model::Layer::backward_weight, needs(unit).segments.backward_weight);
     }
     for (const auto& rank : ranks_) rank->fold_tied_gradient();
   }
@@ -107,8 +108,19 @@ class TensorGroup {
       std::byte* base = at.workspace;
       if (cut.value == schedule::CutValue::kOutput) base = at.output;
       if (cut.value == schedule::CutValue::kContext) base = at.context;
+      if (cut.value == schedule::CutValue::kGradient) base = at.grad_weights;
       if (cut.value == schedule::CutValue::kSaved) base = at.saved.at(0, 1);
       parts.push_back(reinterpret_cast<float*>(base + cut.begin_bytes));
+    }
+    // The ranks have even parts of what is scattered and gathered.
+    const std::uint64_t part = cut.elems / parts.size();
+    if (cut.kind == schedule::CutKind::kGather) {
+      for (std::size_t from = 0; from < parts.size(); ++from) {
+        for (float* to : parts) {
+          if (to != parts[from]) std::copy_n(parts[from] + from * part, part, to + from * part);
+        }
+      }
+      return;
     }
     for (std::uint64_t i = 0; i < cut.elems; ++i) {
       float made = parts.front()[i];
@@ -116,7 +128,11 @@ class TensorGroup {
         const float part = parts[rank][i];
         made = cut.kind == schedule::CutKind::kMax ? std::max(made, part) : made + part;
       }
-      for (float* part : parts) part[i] = made;
+      for (std::size_t rank = 0; rank < parts.size(); ++rank) {
+        const bool scatters = cut.kind == schedule::CutKind::kScatter;
+        // What another rank owns is no more than a part of a sum, which nothing may read.
+        parts[rank][i] = scatters && i / part != rank ? std::nanf("") : made;
+      }
     }
   }
 

@@ -74,6 +74,7 @@ inline TensorMesh tensor_mesh(std::size_t i) {
   pick(at.settings, 4, {"train.fold_groups=1", "train.fold_groups=4"});
   pick(at.settings, 5, {"model.tie_embeddings=true", "model.tie_embeddings=false"});
   if (i % 4 != 3) at.settings.push_back("model.vocab=277");
+  pick(at.settings, 7, {"parallel.sequence=true", "parallel.sequence=false"});
   pick(at.memory, 2,
        {"recompute.policy=none", "recompute.policy=unit", "recompute.policy=selective",
         "recompute.policy=every:2"});

@@ -143,10 +143,10 @@ class ContentCheck {
           for (const auto& [use, content] : copied(*from, write)) {
             stored.push_back({member, use, content});
           }
-        } else if (is_gradient(buffer_of(write))) {
+        } else if (is_gradient(buffer_of(write)) && instruction.lane != Lane::kInner) {
           stored.push_back({member, write, reduced(members, instruction, write)});
         } else {
-          // Values between segments, and partials of the norm: every member has the same.
+          // Values between segments, and partials of the norm.
           stored.push_back({member,
                             write,
                             {true, version_to_make(instruction), instruction.microbatch,

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "engine/schedule/check/validation.hpp"
+#include "engine/schedule/even_parts.hpp"
 
 namespace sluice::schedule::validation {
 namespace {
@@ -313,8 +314,11 @@ class PartsCheck {
               read.offset_bytes == first.reads[i].offset_bytes && read.bytes > 0 &&
               read.bytes == first.reads[i].bytes && write.buffer == read.buffer &&
               write.offset_bytes == read.offset_bytes && write.bytes == read.bytes;
-      sent_bytes += reduced_bytes(read.bytes, dtype_bytes(instruction.reduced), members.size(),
-                                  static_cast<std::size_t>(own));
+      const std::uint64_t elems = elems_in(instruction.reduced, read.bytes);
+      const auto ranks = static_cast<std::int32_t>(members.size());
+      const ElemRange part = even_part(elems, ranks, static_cast<std::int32_t>(own));
+      sent_bytes += inner_bytes(instruction.reduction, read.bytes,
+                                bytes_of(instruction.reduced, part.elems()), members.size());
     }
     if (!alike) {
       problems_.add(describe(instruction) + " reduces another value than " + describe(first));
@@ -322,12 +326,6 @@ class PartsCheck {
       problems_.add(describe(instruction) + " sends " + std::to_string(sent_bytes) +
                     " bytes and is said to send " + std::to_string(instruction.bytes));
     }
-  }
-  static std::uint64_t reduced_bytes(std::uint64_t bytes, std::uint64_t elem_bytes,
-                                     std::size_t ranks, std::size_t rank) {
-    const std::uint64_t elems = bytes / elem_bytes;
-    const std::uint64_t own = elems / ranks + (rank < elems % ranks ? 1 : 0);
-    return (elems - own + (ranks - 1) * own) * elem_bytes;
   }
 
   // No rank overwrites a part that it brings.

@@ -535,7 +535,7 @@ class StepGenerator {
   }
   static bool is_output(BufferRole role) {
     return role == BufferRole::kActivation || role == BufferRole::kGradOut ||
-           role == BufferRole::kLoss || role == BufferRole::kState;
+           role == BufferRole::kState;
   }
   const PassSegments& segments_of(const ComputeItem& item) const {
     static const PassSegments whole{{}};
@@ -548,14 +548,17 @@ class StepGenerator {
         return segments.loss;
       case Op::kBackwardInput:
         return segments.backward_input;
+      case Op::kBackwardWeight:
+        return segments.backward_weight;
       default:
         return whole;
     }
   }
   // The bytes that cross a cut, in the buffer of the pass that they lie in.
   Use use_of(const Cut& cut, const PassUses& uses) const {
-    constexpr std::array<BufferRole, 4> kRoles{BufferRole::kActivation, BufferRole::kSaved,
-                                               BufferRole::kWeightContext, BufferRole::kWorkspace};
+    constexpr std::array<BufferRole, 5> kRoles{BufferRole::kActivation, BufferRole::kSaved,
+                                               BufferRole::kWeightContext, BufferRole::kWorkspace,
+                                               BufferRole::kState};
     for (const BufferId id : uses.writes) {
       const Buffer& buffer = builder_.buffer(id);
       // Saved values are ranges of the unit's saved region.

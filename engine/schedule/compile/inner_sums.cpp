@@ -16,18 +16,19 @@ struct Sizes {
   std::uint64_t workspace = 0;
 };
 
-Sizes sizes_of(const TensorView& tensor, std::uint64_t bytes, DType dtype) {
+Sizes sizes_of(const TensorView& tensor, CutKind kind, std::uint64_t bytes, DType dtype) {
   const std::uint64_t elems = elems_in(dtype, bytes);
   const std::uint64_t own = bytes_of(dtype, even_part(elems, tensor.ranks, tensor.rank).elems());
-  const auto others = static_cast<std::uint64_t>(tensor.ranks - 1);
-  return {bytes - own + others * own, others * own};
+  const std::uint64_t others = static_cast<std::uint64_t>(tensor.ranks - 1) * own;
+  return {inner_bytes(kind, bytes, own, static_cast<std::uint64_t>(tensor.ranks)),
+          adds(kind) ? others : 0};
 }
 
 Instruction& emit_reduction(StepBuilder& builder, CutKind kind, std::int32_t unit,
                             std::int32_t microbatch, const std::vector<Use>& values, DType dtype) {
   std::uint64_t sent = 0, workspace = 0;
   for (const Use& value : values) {
-    const Sizes sizes = sizes_of(builder.tensor(), value.bytes, dtype);
+    const Sizes sizes = sizes_of(builder.tensor(), kind, value.bytes, dtype);
     sent += sizes.sent;
     workspace = std::max(workspace, sizes.workspace);
   }

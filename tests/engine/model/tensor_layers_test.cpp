@@ -18,12 +18,13 @@ namespace {
 
 using namespace testing;
 
-constexpr std::int64_t kMicroBatch = 2, kSeq = 5;
+constexpr std::int64_t kMicroBatch = 2, kSeq = 6;
 
 struct Case {
   ModelFamily family;
   std::int64_t ranks, kv_heads, vocab;
   bool tied;
+  bool sequence = false;
 };
 
 ModelShape shape_of(const Case& c) {
@@ -36,9 +37,11 @@ std::vector<Case> cases() {
   for (const ModelFamily family : {ModelFamily::kGpt2, ModelFamily::kLlama}) {
     for (const bool tied : {false, true}) {
       for (const std::int64_t vocab : {256, 37}) {
-        list.push_back({family, 2, 4, vocab, tied});
-        list.push_back({family, 2, 2, vocab, tied});
-        list.push_back({family, 4, 4, vocab, tied});
+        for (const bool sequence : {false, true}) {
+          list.push_back({family, 2, 4, vocab, tied, sequence});
+          list.push_back({family, 2, 2, vocab, tied, sequence});
+          list.push_back({family, 4, 4, vocab, tied, sequence});
+        }
       }
     }
   }
@@ -48,7 +51,7 @@ std::vector<Case> cases() {
 std::string name_of(const Case& c) {
   return (c.family == ModelFamily::kGpt2 ? "gpt2, " : "llama, ") + std::to_string(c.ranks) +
          " ranks, " + std::to_string(c.kv_heads) + " kv heads, " + std::to_string(c.vocab) +
-         " tokens, " + (c.tied ? "tied" : "untied");
+         " tokens, " + (c.tied ? "tied" : "untied") + (c.sequence ? ", rows cut" : "");
 }
 
 void randomize(WholeModel& whole) {
@@ -109,7 +112,7 @@ TEST(TensorLayers, HaveTheLossAndTheGradientsOfTheWhole) {
     SCOPED_TRACE(name_of(c));
     WholeModel whole(shape_of(c), kMicroBatch, kSeq);
     randomize(whole);
-    TensorGroup group(shape_of(c), kMicroBatch, kSeq, c.ranks);
+    TensorGroup group(shape_of(c), kMicroBatch, kSeq, c.ranks, c.sequence);
     group.take(whole);
     const double expected = whole.loss();
     whole.backward();
@@ -165,17 +168,23 @@ TEST(TensorLayers, CrossAsManyElementsAsTheFormulaSays) {
   for (const Case& c : cases()) {
     SCOPED_TRACE(name_of(c));
     const ModelShape shape = shape_of(c);
-    TensorGroup group(shape, kMicroBatch, kSeq, c.ranks);
+    TensorGroup group(shape, kMicroBatch, kSeq, c.ranks, c.sequence);
     WholeModel whole(shape, kMicroBatch, kSeq);
     randomize(whole);
     group.take(whole);
     group.loss();
     const std::uint64_t rows = kMicroBatch * kSeq, phi = rows * 24;
     const auto layers = static_cast<std::uint64_t>(shape.layers);
-    EXPECT_EQ(group.crossed_elems(), phi + layers * 2 * phi + 3 * rows + phi);
+    // Of cut rows each sum is a scatter, and there are as many gathers: one for each of them, and two
+    // more of each layer, of the head and of the embedding for the weight gradients.
+    const std::uint64_t forward = phi + layers * 2 * phi + phi;
+    EXPECT_EQ(group.crossed_elems(),
+              forward + 3 * rows + (c.sequence ? layers * 2 * phi + phi : 0));
     group.clear_crossed_elems();
     group.backward();
-    EXPECT_EQ(group.crossed_elems(), layers * 2 * phi);
+    const std::uint64_t norms = (2 * layers + 1) * 24 * (c.family == ModelFamily::kGpt2 ? 2 : 1);
+    EXPECT_EQ(group.crossed_elems(),
+              layers * 2 * phi + (c.sequence ? layers * 4 * phi + 2 * phi + norms : 0));
   }
 }
 
@@ -184,7 +193,7 @@ TEST(TensorLayers, HaveTheDerivativeOfTheSharedLoss) {
   const Case c{ModelFamily::kLlama, 4, 4, 37, false};
   WholeModel whole(shape_of(c), kMicroBatch, kSeq);
   randomize(whole);
-  TensorGroup group(shape_of(c), kMicroBatch, kSeq, c.ranks);
+  TensorGroup group(shape_of(c), kMicroBatch, kSeq, c.ranks, c.sequence);
   group.take(whole);
   group.loss();
   group.backward();
