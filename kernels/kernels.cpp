@@ -12,6 +12,11 @@ namespace {
 
 }  // namespace
 
+void Kernels::copy_columns(const void*, Columns, void*, Columns, std::int64_t, std::int64_t,
+                           DType) {
+  refuse();
+}
+
 void Kernels::head_statistics(const HeadShape&, const void*, const void*, const std::int32_t*,
                               const RowStatistics&, void*) {
   refuse();

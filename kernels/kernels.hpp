@@ -213,6 +213,14 @@ class Kernels : public StateKernels {
                                     const std::int32_t* targets, float loss_scale, const float* lse,
                                     void* dw, void* workspace) = 0;
 
+  // Copies columns [from.first, from.first + cols) of a matrix to those of another from to.first on. A
+  // backend without it throws InternalError; its device is refused before.
+  struct Columns {
+    std::int64_t first = 0, width = 0;  // width: of all columns of the matrix
+  };
+  virtual void copy_columns(const void* in, Columns from, void* out, Columns to, std::int64_t rows,
+                            std::int64_t cols, DType dtype);
+
   // The head of ranks that have runs of tokens each, in steps between which the ranks combine the
   // statistics. A backend without them throws InternalError; its device is refused before.
   //

@@ -88,6 +88,7 @@ void check_settings(const CheckpointManifest& manifest, const std::string& where
   }
   keys.erase(kDataKey);
   keys.erase(kStepsKey);
+  for (const char* key : config::kGroupKeys) keys.erase(key);
   for (const std::string& key : keys) {
     const std::string before = value_in(manifest.settings, key);
     if (before == value_in(now, key)) continue;
@@ -180,6 +181,18 @@ void check_manifest(const CheckpointManifest& manifest, const std::string& where
   }
   check_steps(manifest, where, config);
   check_data(manifest, where, config, data_fingerprint);
+}
+
+void check_groups(const CheckpointManifest& manifest, const std::string& where,
+                  const config::Config& config) {
+  const std::map<std::string, std::string> now = config::durable_settings(config);
+  for (const char* path : config::kGroupKeys) {
+    const std::string before = value_in(manifest.settings, path);
+    if (before == now.at(path)) continue;
+    throw InputError(where + ": is a durable commit of ranks with " + path + " = " + before +
+                     ", which those with " + path + " = " + now.at(path) +
+                     " cannot go on from in this version; set " + path + " = " + before);
+  }
 }
 
 void check_arithmetic(const CheckpointManifest& manifest, const std::string& where,

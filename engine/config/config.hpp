@@ -9,6 +9,7 @@
 // file. Thread rule: everything is a pure function; a Config is a value.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <limits>
 #include <map>
@@ -187,6 +188,9 @@ struct Config {
     std::int64_t updates = 1;         // of one schedule; derived from the schedule and train.steps
 
     // Whether micro-batches read weights that lack updates of earlier ones.
+    // The ranks that compute each micro-batch together: a tensor group or a context group.
+    std::int64_t inner_ranks() const { return tensor * context; }
+    std::int64_t ranks() const { return data * pipeline * inner_ranks(); }
     bool delays_updates() const {
       return schedule == PipelineSchedule::kPipeDream ||
              schedule == PipelineSchedule::kPipeDreamVsync || schedule == PipelineSchedule::kTwoBw;
@@ -246,5 +250,9 @@ inline constexpr std::string_view kMatricesSetting = "optimizer.matrices";
 // often things are logged, train.steps under the constant schedule (under cosine it shapes the
 // learning rate), and the keys of loss scaling where none takes place.
 std::map<std::string, std::string> result_settings(const Config& config);
+// A durable commit has the parts of tensors that its ranks have, so its settings name the tensor and
+// context groups, too.
+inline constexpr std::array<const char*, 2> kGroupKeys{"parallel.tensor", "parallel.context"};
+std::map<std::string, std::string> durable_settings(const Config& config);
 
 }  // namespace sluice::config

@@ -149,4 +149,13 @@ std::map<std::string, std::string> result_settings(const Config& config) {
   return settings;
 }
 
+std::map<std::string, std::string> durable_settings(const Config& config) {
+  std::map<std::string, std::string> settings = result_settings(config);
+  for (const char* path : kGroupKeys) {
+    const ConfigKey& key = *find_config_key(path);
+    settings[path] = format_value(key, key.read(config));
+  }
+  return settings;
+}
+
 }  // namespace sluice::config

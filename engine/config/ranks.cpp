@@ -134,10 +134,10 @@ std::optional<RanksProblem> tensor_share_problem(const Config& config) {
   return std::nullopt;
 }
 
-// The lists of these ways to sum and to update know no parts of tensors.
-std::optional<RanksProblem> tensor_sum_problem(const Config& config) {
+// The lists of these ways to sum and to update know no parts of tensors or sequences.
+std::optional<RanksProblem> sum_problem(const Config& config, const std::string& ranks) {
   const auto& parallel = config.parallel;
-  const std::string with = ", which does not go with " + tensor_text(config) + " in this version";
+  const std::string with = ", which does not go with " + ranks + " in this version";
   if (parallel.server) {
     return RanksProblem{"parallel.server", "parallel.server is true" + with};
   }
@@ -154,6 +154,34 @@ std::optional<RanksProblem> tensor_sum_problem(const Config& config) {
   return std::nullopt;
 }
 
+// Refuses counts that context-parallel ranks cannot divide, and settings that go with none yet.
+std::optional<RanksProblem> context_problem(const Config& config) {
+  const std::int64_t ranks = config.parallel.context;
+  if (ranks == 1) return std::nullopt;
+  const std::string text = "parallel.context = " + std::to_string(ranks);
+  const auto divides = [&](const char* key, std::int64_t value) -> std::optional<RanksProblem> {
+    if (value % ranks == 0) return std::nullopt;
+    return RanksProblem{"parallel.context",
+                        text + " must divide " + key + " = " + std::to_string(value)};
+  };
+  if (const auto problem = divides("model.heads", config.model.heads)) return problem;
+  if (const auto problem = divides("model.kv_heads", config.model.kv_heads)) return problem;
+  if (const auto problem = divides("train.seq", config.train.seq)) return problem;
+  const auto refuse = [&](const std::string& key, const std::string& value) {
+    return RanksProblem{key,
+                        key + " = " + value + " does not go with " + text + " in this version"};
+  };
+  if (config.train.micro_batch != 1) {
+    return RanksProblem{"train.micro_batch", "train.micro_batch must be 1 with " + text +
+                                                 ", whose ranks have parts of one sequence each"};
+  }
+  if (config.parallel.tensor > 1) {
+    return refuse("parallel.tensor", std::to_string(config.parallel.tensor));
+  }
+  if (config.memory.backend == Config::Backend::kCuda) return refuse("memory.backend", "\"cuda\"");
+  return sum_problem(config, text);
+}
+
 // Refuses settings that go with no tensor-parallel ranks yet.
 std::optional<RanksProblem> tensor_problem(const Config& config) {
   if (config.parallel.tensor == 1) {
@@ -166,11 +194,8 @@ std::optional<RanksProblem> tensor_problem(const Config& config) {
     return RanksProblem{
         key, key + " = " + value + " does not go with " + tensor_text(config) + " in this version"};
   };
-  if (const auto problem = tensor_sum_problem(config)) return problem;
+  if (const auto problem = sum_problem(config, tensor_text(config))) return problem;
   if (config.memory.backend == Config::Backend::kCuda) return refuse("memory.backend", "\"cuda\"");
-  if (config.checkpoint.mode == Config::CheckpointMode::kDurable) {
-    return refuse("checkpoint.mode", "\"durable\"");
-  }
   kernels::OptimizerOptions rule;
   rule.rule = config.optimizer.name;
   if (kernels::needs_whole_tensors(rule)) {
@@ -188,6 +213,7 @@ std::optional<RanksProblem> tensor_problem(const Config& config) {
 
 std::optional<RanksProblem> ranks_problem(const Config& config) {
   if (const auto problem = tensor_problem(config)) return problem;
+  if (const auto problem = context_problem(config)) return problem;
   if (const auto problem = pipeline_problem(config)) return problem;
   const std::int64_t ranks = config.parallel.data;
   if (ranks == 1) return std::nullopt;

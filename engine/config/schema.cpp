@@ -465,8 +465,10 @@ void add_run(Keys& keys) {
       SLUICE_FIELD(parallel.sequence)));
   add(integer("parallel.pipeline", SLUICE_FIELD(parallel.pipeline), 1, kMaxRanks,
               "ranks of a pipeline, each with a part of the layers"));
-  add(integer("parallel.context", SLUICE_FIELD(parallel.context), 1, kMaxRanks,
-              "context-parallel ranks"));
+  add(integer(
+      "parallel.context", SLUICE_FIELD(parallel.context), 1, kMaxRanks,
+      "ranks that have parts of each sequence, and all heads' attention of them by exchange (docs/"
+      "guide/tensor.md)"));
   add(integer("parallel.zero", SLUICE_FIELD(parallel.zero), 0, 3, "ZeRO stage"));
   add(make_key("parallel.server", ConfigKind::kBool,
                "rank 0 is a parameter server: it sums all gradients, keeps all optimizer state, "

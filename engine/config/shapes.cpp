@@ -20,7 +20,11 @@ model::ModelShape model_shape(const Config& config) {
 }
 
 model::TensorShare tensor_share(const Config& config, int rank) {
-  return {rank % config.parallel.tensor, config.parallel.tensor, config.parallel.sequence};
+  model::TensorShare share{rank % config.parallel.tensor, config.parallel.tensor,
+                           config.parallel.sequence};
+  share.contexts = config.parallel.context;
+  share.context_rank = rank % config.parallel.context;
+  return share;
 }
 
 model::BatchShape batch_shape(const Config& config) {

@@ -22,7 +22,6 @@ const std::vector<Unavailable>& unavailable() {
       {"data.format", "= \"megatron\"", [](C c) { return c.data.format == DataFormat::kMegatron; }},
       {"train.reduction", "= \"sequential\"",
        [](C c) { return c.train.reduction == Config::Reduction::kSequential; }},
-      {"parallel.context", "above 1", [](C c) { return c.parallel.context > 1; }},
   };
   return table;
 }

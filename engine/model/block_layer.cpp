@@ -13,6 +13,9 @@
 // A rank that has only its part of the rows gathers all of them in front of each product, and gets its
 // part of each sum. It gathers the norms' outputs once more for the weight gradients, and adds the
 // gradients of the norms' weights with the other ranks.
+//
+// A rank of a context group has all weights and a part of each sequence. For attention the ranks
+// exchange rows of some heads for heads of their rows, and back; gradients are summed over them.
 #include <cmath>
 #include <initializer_list>
 
@@ -124,8 +127,9 @@ class BlockLayer final : public Layer {
         kv_heads_(share.part(shape.kv_heads)),
         ffn_(share.part(shape.ffn)) {}
 
-  std::vector<schedule::SavedPart> saves(const BatchShape& batch,
+  std::vector<schedule::SavedPart> saves(const BatchShape& whole,
                                          const kernels::Kernels& kernels) const override {
+    const BatchShape batch = share_.own_batch(whole);
     std::vector<schedule::SavedPart> saved = declared_parts(batch);
     const auto made = [&](std::initializer_list<BlockPart> made_parts, schedule::MadeBy made_by,
                           schedule::PartMask from) {
@@ -155,7 +159,8 @@ class BlockLayer final : public Layer {
     return saved;
   }
 
-  PassNeeds needs(const BatchShape& batch, const kernels::Kernels& kernels) const override {
+  PassNeeds needs(const BatchShape& whole, const kernels::Kernels& kernels) const override {
+    const BatchShape batch = share_.own_batch(whole);
     PassNeeds needs;
     needs.output_bytes = own_act(batch, shape_.hidden);
     needs.saved_bytes = saved_bytes(declared_parts(batch));
@@ -170,7 +175,7 @@ class BlockLayer final : public Layer {
       return other;
     };
     needs.forward_workspace_bytes =
-        act(batch, shape_.hidden) + kTensorAlignmentBytes +
+        act(batch, shape_.hidden) + kTensorAlignmentBytes + rows_bytes(batch) +
         largest({linear(batch, qkv_cols(), shape_.hidden),
                  linear(batch, shape_.hidden, attention_cols()),
                  linear(batch, up_cols(), shape_.hidden), linear(batch, shape_.hidden, ffn_)},
@@ -193,13 +198,14 @@ class BlockLayer final : public Layer {
     return needs;
   }
 
-  void forward(kernels::Kernels& kernels, const BatchShape& batch,
+  void forward(kernels::Kernels& kernels, const BatchShape& whole,
                const PassBuffers& at) const override {
+    const BatchShape batch = share_.own_batch(whole);
     const Saved saved = cut_saved(batch, at.saved);
     make_parts(kernels, batch, at, saved, (schedule::PartMask{1} << kBlockPartCount) - 1);
     Region workspace(at.workspace);
     std::byte* projected = workspace.take(act(batch, shape_.hidden));
-    std::byte* scratch = workspace.take(0);
+    std::byte* scratch = take_rows(batch, workspace).scratch;
     if (at.segments.has(kMlp)) {
       kernels.gemm(linear(batch, shape_.hidden, ffn_), saved.activated,
                    weight(at, index_.down, batch.dtype), summed_bias(at, index_.down_bias, batch),
@@ -209,17 +215,19 @@ class BlockLayer final : public Layer {
     kernels.add(saved.residual, own(batch, projected), at.output, own_elems(batch), batch.dtype);
   }
 
-  void recompute(kernels::Kernels& kernels, const BatchShape& batch,
+  void recompute(kernels::Kernels& kernels, const BatchShape& whole,
                  const PassBuffers& at) const override {
+    const BatchShape batch = share_.own_batch(whole);
     // With its output, a recompute is the forward pass. Only the last segment has the output; one that
     // ends before it stands before the sum that the output is made of.
     const bool makes_output = at.output != nullptr || at.segments.end == kEnd;
-    if (makes_output) return forward(kernels, batch, at);
+    if (makes_output) return forward(kernels, whole, at);
     make_parts(kernels, batch, at, cut_saved(batch, at.saved), at.remade);
   }
 
-  void backward_input(kernels::Kernels& kernels, const BatchShape& batch,
+  void backward_input(kernels::Kernels& kernels, const BatchShape& whole,
                       const PassBuffers& at) const override {
+    const BatchShape batch = share_.own_batch(whole);
     const Saved saved = cut_saved(batch, at.saved);
     Region context_region(at.context);
     const Context context = cut_context(batch, context_region);
@@ -252,10 +260,21 @@ class BlockLayer final : public Layer {
     if (at.segments.has(kAttentionBackward)) {
       kernels.gemm(linear_input(batch, shape_.hidden, attention_cols()), context.residual,
                    weight(at, index_.output, dtype), nullptr, wide, scratch);
-      kernels.attention_backward(attention_shape(batch), wide, saved.qkv, saved.attention,
-                                 saved.log_sum_exp, context.qkv, scratch);
+      if (share_.cuts_sequences()) {
+        to_heads(kernels, batch, {shape_.heads}, wide, context.attention);
+      }
+    }
+    if (at.segments.has(kHeadsBackward)) {
+      kernels.attention_backward(attention_shape(batch),
+                                 share_.cuts_sequences() ? context.attention : wide, saved.qkv,
+                                 saved.attention, saved.log_sum_exp, context.qkv, scratch);
       if (shape_.is_llama()) kernels.rope(attention_shape(batch), kRopeBase, true, context.qkv);
-      kernels.gemm(linear_input(batch, qkv_cols(), shape_.hidden), context.qkv,
+    }
+    if (at.segments.has(kQkvBackward)) {
+      if (share_.cuts_sequences()) {
+        to_rows(kernels, batch, qkv_heads(), context.qkv, context.qkv_rows);
+      }
+      kernels.gemm(linear_input(batch, qkv_cols(), shape_.hidden), qkv_gradient(context),
                    weight(at, index_.qkv, dtype), nullptr, context.normed1, scratch);
     }
     if (!at.segments.has(kEndBackward)) return;
@@ -264,8 +283,9 @@ class BlockLayer final : public Layer {
                                 own(batch, context.residual), at.grad_input);
   }
 
-  void backward_weight(kernels::Kernels& kernels, const BatchShape& batch,
+  void backward_weight(kernels::Kernels& kernels, const BatchShape& whole,
                        const PassBuffers& at) const override {
+    const BatchShape batch = share_.own_batch(whole);
     const Saved saved = cut_saved(batch, at.saved);
     Region context_region(at.context);
     const Context context = cut_context(batch, context_region);
@@ -289,10 +309,14 @@ class BlockLayer final : public Layer {
              index_.down_bias);
     gradient(up_cols(), shape_.hidden, context.up, cut ? gathered.normed2 : saved.normed2,
              index_.up, index_.up_bias);
-    gradient(shape_.hidden, attention_cols(), context.residual, saved.attention, index_.output,
+    if (share_.cuts_sequences()) {
+      to_rows(kernels, batch, {shape_.heads}, heads_of_rows(batch, saved), gathered.attention);
+    }
+    gradient(shape_.hidden, attention_cols(), context.residual,
+             share_.cuts_sequences() ? gathered.attention : saved.attention, index_.output,
              index_.output_bias);
-    gradient(qkv_cols(), shape_.hidden, context.qkv, cut ? gathered.normed1 : saved.normed1,
-             index_.qkv, index_.qkv_bias);
+    gradient(qkv_cols(), shape_.hidden, qkv_gradient(context),
+             cut ? gathered.normed1 : saved.normed1, index_.qkv, index_.qkv_bias);
     kernels.norm_backward_weight(
         norm_shape(batch), own(batch, context.normed2), saved.residual, saved.mean2, saved.rstd2,
         tensor(at.grad_weights, index_.norm2, dtype), bias_gradient(at, index_.norm2_bias, dtype));
@@ -303,12 +327,14 @@ class BlockLayer final : public Layer {
 
  private:
   // The segments of a forward pass, of BackwardInput, and of BackwardWeight.
-  enum Segment : std::int32_t { kNorm1, kAttentionHalf, kNorm2, kMlp, kEnd };
+  enum Segment : std::int32_t { kNorm1, kQkvProduct, kHeads, kOutputProduct, kNorm2, kMlp, kEnd };
   enum BackwardSegment : std::int32_t {
     kOutputBackward,
     kMlpBackward,
     kNorm2Backward,
     kAttentionBackward,
+    kHeadsBackward,
+    kQkvBackward,
     kEndBackward
   };
   enum WeightSegment : std::int32_t { kInputs, kProducts };
@@ -318,16 +344,34 @@ class BlockLayer final : public Layer {
     float *mean1, *rstd1, *log_sum_exp, *mean2, *rstd2;
   };
   // The gradients that BackwardWeight needs: those of each linear layer's and each norm's output.
-  // Of cut rows also that of the output, of all rows.
+  // If rows are cut, also that of the output, of all rows.
   struct Context {
-    std::byte *up, *normed2, *residual, *qkv, *normed1, *output;
-    std::uint64_t normed2_begin, residual_begin, normed1_begin, output_begin;  // in the region
+    std::byte *up, *normed2, *residual, *qkv, *normed1, *output, *attention, *qkv_rows;
+    // In the region.
+    std::uint64_t normed2_begin, residual_begin, qkv_begin, normed1_begin, output_begin,
+        attention_begin;
   };
-  // Of BackwardWeight's workspace: the norms' outputs of all rows, if rows are cut.
+  // In BackwardWeight's workspace: the norms' outputs of all rows, if rows are cut.
   struct Gathered {
-    std::byte *normed1, *normed2;
+    std::byte *normed1, *normed2, *attention;
     std::uint64_t normed1_begin, normed2_begin;
   };
+  // In a forward pass's workspace behind the product: qkv or attention's output of the rank's rows, if
+  // sequences are cut.
+  struct Rows {
+    std::byte *rows, *scratch;
+  };
+  Rows take_rows(const BatchShape& batch, Region& workspace) const {
+    Rows taken{};
+    if (share_.cuts_sequences()) taken.rows = workspace.take(act(batch, qkv_cols()));
+    taken.scratch = workspace.take(0);
+    return taken;
+  }
+  std::uint64_t rows_bytes(const BatchShape& batch) const {
+    Region workspace;
+    take_rows(batch, workspace);
+    return workspace.used_bytes();
+  }
 
   std::vector<schedule::SavedPart> declared_parts(const BatchShape& batch) const {
     const auto padded = [](std::uint64_t bytes) { return round_up(bytes, kTensorAlignmentBytes); };
@@ -341,7 +385,8 @@ class BlockLayer final : public Layer {
     parts[kQkv] = {"qkv", wide(qkv_cols()), kInput};
     parts[kLogSumExp] = {"log_sum_exp", padded(by_head), kInput};
     parts[kMlpUp] = {"mlp_up", wide(up_cols()), kInput};
-    parts[kAttention] = {"attention", wide(attention_cols())};
+    // If sequences are cut: the heads' output of all rows, then all heads' of the rank's rows.
+    parts[kAttention] = {"attention", (share_.cuts_sequences() ? 2 : 1) * wide(attention_cols())};
     parts[kResidual] = {"residual", narrow};
     parts[kNorm1Mean] = {"norm1_mean", stats};
     parts[kNorm1Rstd] = {"norm1_rstd", stats};
@@ -368,8 +413,21 @@ class BlockLayer final : public Layer {
       return cuts;
     };
     const auto sum = [&](CutValue value, std::uint64_t begin, schedule::PartMask parts) {
-      return std::vector{cut(share_.sum(), value, begin, parts)};
+      std::vector<schedule::Cut> cuts;
+      if (!share_.cuts_sequences()) cuts.push_back(cut(share_.sum(), value, begin, parts));
+      return cuts;
     };
+    const auto exchange = [&](CutValue value, std::uint64_t begin, std::int64_t cols,
+                              schedule::PartMask parts) {
+      std::vector<schedule::Cut> cuts;
+      if (!share_.cuts_sequences()) return cuts;
+      cuts.push_back({schedule::CutKind::kExchange, value, begin,
+                      rows(batch) * static_cast<std::uint64_t>(cols), batch.dtype, parts});
+      return cuts;
+    };
+    const std::vector<schedule::SavedPart> saved = declared_parts(batch);
+    const std::uint64_t attention_begin =
+        saved_begin(saved, kAttention) + saved[kAttention].bytes / 2;
     Region workspace;
     const Gathered gathered = cut_gathered(batch, workspace);
     std::vector<schedule::Cut> inputs = gather(CutValue::kWorkspace, gathered.normed1_begin, 0);
@@ -377,18 +435,32 @@ class BlockLayer final : public Layer {
       inputs.push_back(other);
     }
     schedule::UnitSegments segments;
-    segments.forward = {gather(CutValue::kWorkspace, 0, mask_of({kQkv})),
-                        sum(CutValue::kWorkspace, 0, mask_of({kResidual})),
-                        gather(CutValue::kWorkspace, 0, mask_of({kMlpUp})),
-                        sum(CutValue::kWorkspace, 0, 0),
-                        {}};
-    segments.backward_input = {gather(CutValue::kContext, context.output_begin, 0),
-                               sum(CutValue::kContext, context.normed2_begin, 0),
-                               gather(CutValue::kContext, context.residual_begin, 0),
-                               sum(CutValue::kContext, context.normed1_begin, 0),
-                               {}};
+    segments.forward = {
+        gather(CutValue::kWorkspace, 0, mask_of({kQkv})),
+        exchange(CutValue::kSaved, saved_begin(saved, kQkv), qkv_cols(), mask_of({kQkv})),
+        exchange(CutValue::kSaved, attention_begin, attention_cols(), mask_of({kAttention})),
+        sum(CutValue::kWorkspace, 0, mask_of({kResidual})),
+        gather(CutValue::kWorkspace, 0, mask_of({kMlpUp})),
+        sum(CutValue::kWorkspace, 0, 0),
+        {}};
+    segments.backward_input = {
+        gather(CutValue::kContext, context.output_begin, 0),
+        sum(CutValue::kContext, context.normed2_begin, 0),
+        gather(CutValue::kContext, context.residual_begin, 0),
+        exchange(CutValue::kContext, context.attention_begin, attention_cols(), 0),
+        exchange(CutValue::kContext, context.qkv_begin, qkv_cols(), 0),
+        sum(CutValue::kContext, context.normed1_begin, 0),
+        {}};
     segments.backward_weight = {std::move(inputs), norm_sums(batch)};
+    for (const schedule::Cut& sum_of_all : share_.gradient_sum(layout(), batch.dtype)) {
+      segments.backward_weight.back().push_back(sum_of_all);
+    }
     return segments;
+  }
+  static std::uint64_t saved_begin(const std::vector<schedule::SavedPart>& parts, BlockPart part) {
+    std::uint64_t begin = 0;
+    for (std::size_t before = 0; before < part; ++before) begin += parts[before].bytes;
+    return begin;
   }
   // The gradients of the norms' weights, which the ranks of cut rows have of their rows.
   std::vector<schedule::Cut> norm_sums(const BatchShape& batch) const {
@@ -409,7 +481,8 @@ class BlockLayer final : public Layer {
     const auto wants = [&](BlockPart part) { return (wanted & schedule::part_bit(part)) != 0; };
     Region workspace(at.workspace);
     std::byte* projected = workspace.take(act(batch, shape_.hidden));
-    std::byte* scratch = workspace.take(0);
+    const Rows rows = take_rows(batch, workspace);
+    std::byte* const scratch = rows.scratch;
     const DType dtype = batch.dtype;
     const bool cut = share_.cuts_rows();
     if (at.segments.has(kNorm1)) {
@@ -420,9 +493,7 @@ class BlockLayer final : public Layer {
       }
       if (cut && wants(kQkv)) copy_own(kernels, batch, saved.normed1, projected);
     }
-    if (at.segments.has(kAttentionHalf)) {
-      make_attention(kernels, batch, at, saved, wanted, projected, scratch);
-    }
+    make_attention(kernels, batch, at, saved, wanted, projected, rows.rows, scratch);
     if (at.segments.has(kNorm2)) {
       if (wants(kResidual)) {
         kernels.add(at.input, own(batch, projected), saved.residual, own_elems(batch), dtype);
@@ -440,26 +511,86 @@ class BlockLayer final : public Layer {
   }
 
   // The parts from qkv to the product of the residual, which stays in `projected`. Gathered rows lie
-  // there before.
+  // there before. own: room for rows of cut sequences.
   void make_attention(kernels::Kernels& kernels, const BatchShape& batch, const PassBuffers& at,
                       const Saved& saved, schedule::PartMask wanted, std::byte* projected,
-                      std::byte* scratch) const {
+                      std::byte* own, std::byte* scratch) const {
     const auto wants = [&](BlockPart part) { return (wanted & schedule::part_bit(part)) != 0; };
     const DType dtype = batch.dtype;
-    if (wants(kQkv)) {
+    const bool cut = share_.cuts_sequences();
+    if (at.segments.has(kQkvProduct) && wants(kQkv)) {
       kernels.gemm(linear(batch, qkv_cols(), shape_.hidden),
                    share_.cuts_rows() ? projected : saved.normed1, weight(at, index_.qkv, dtype),
-                   bias(at, index_.qkv_bias, dtype), saved.qkv, scratch);
-      if (shape_.is_llama()) kernels.rope(attention_shape(batch), kRopeBase, false, saved.qkv);
+                   bias(at, index_.qkv_bias, dtype), cut ? own : saved.qkv, scratch);
+      if (cut) to_heads(kernels, batch, qkv_heads(), own, saved.qkv);
     }
-    if (wants(kAttention)) {
+    if (at.segments.has(kHeads) && wants(kQkv) && shape_.is_llama()) {
+      kernels.rope(attention_shape(batch), kRopeBase, false, saved.qkv);
+    }
+    if (at.segments.has(kHeads) && wants(kAttention)) {
       kernels.attention_forward(attention_shape(batch), saved.qkv, saved.attention,
                                 saved.log_sum_exp, scratch);
+      if (cut) {
+        kernels.cast(saved.attention, dtype, heads_of_rows(batch, saved), dtype, false,
+                     batch.rows() * attention_cols());
+      }
     }
-    if (!wants(kResidual)) return;
-    kernels.gemm(linear(batch, shape_.hidden, attention_cols()), saved.attention,
+    if (!at.segments.has(kOutputProduct) || !wants(kResidual)) return;
+    if (cut) to_rows(kernels, batch, {shape_.heads}, heads_of_rows(batch, saved), own);
+    kernels.gemm(linear(batch, shape_.hidden, attention_cols()), cut ? own : saved.attention,
                  weight(at, index_.output, dtype), summed_bias(at, index_.output_bias, batch),
                  projected, scratch);
+  }
+
+  // Heads of each section of a row: q, k and v, or attention's output.
+  std::vector<std::int64_t> qkv_heads() const {
+    return {shape_.heads, shape_.kv_heads, shape_.kv_heads};
+  }
+  // All heads of the rank's rows, from or to the parts that the context ranks exchange: part r has the
+  // heads of rank r.
+  void to_heads(kernels::Kernels& kernels, const BatchShape& batch,
+                const std::vector<std::int64_t>& sections, const std::byte* rows,
+                std::byte* parts) const {
+    for_sections(batch, sections,
+                 [&](std::uint64_t part, kernels::Kernels::Columns of_rows,
+                     kernels::Kernels::Columns of_part, std::int64_t cols) {
+                   kernels.copy_columns(rows, of_rows, parts + part, of_part, batch.rows(), cols,
+                                        batch.dtype);
+                 });
+  }
+  void to_rows(kernels::Kernels& kernels, const BatchShape& batch,
+               const std::vector<std::int64_t>& sections, const std::byte* parts,
+               std::byte* rows) const {
+    for_sections(batch, sections,
+                 [&](std::uint64_t part, kernels::Kernels::Columns of_rows,
+                     kernels::Kernels::Columns of_part, std::int64_t cols) {
+                   kernels.copy_columns(parts + part, of_part, rows, of_rows, batch.rows(), cols,
+                                        batch.dtype);
+                 });
+  }
+  // Calls f(first byte of the part, columns of the rows, of the part, number) for each section.
+  template <typename F>
+  void for_sections(const BatchShape& batch, const std::vector<std::int64_t>& sections, F f) const {
+    std::int64_t heads = 0;
+    for (const std::int64_t section : sections) heads += section;
+    const std::int64_t width = heads * shape_.head_dim(), ranks = share_.contexts;
+    for (std::int64_t rank = 0; rank < ranks; ++rank) {
+      const std::uint64_t part = act(batch, width / ranks) * static_cast<std::uint64_t>(rank);
+      std::int64_t in_rows = 0, in_part = 0;
+      for (const std::int64_t section : sections) {
+        const std::int64_t cols = section / ranks * shape_.head_dim();
+        f(part, {in_rows + rank * cols, width}, {in_part, width / ranks}, cols);
+        in_rows += section * shape_.head_dim();
+        in_part += cols;
+      }
+    }
+  }
+  // The second half of the saved attention.
+  std::byte* heads_of_rows(const BatchShape& batch, const Saved& saved) const {
+    return saved.attention + round_up(act(batch, attention_cols()), kTensorAlignmentBytes);
+  }
+  const std::byte* qkv_gradient(const Context& context) const {
+    return share_.cuts_sequences() ? context.qkv_rows : context.qkv;
   }
 
   void make_mlp(kernels::Kernels& kernels, const BatchShape& batch, const PassBuffers& at,
@@ -544,16 +675,23 @@ class BlockLayer final : public Layer {
     context.normed2 = region.take(act(batch, shape_.hidden));
     context.residual_begin = region.used_bytes();
     context.residual = region.take(act(batch, shape_.hidden));
+    context.qkv_begin = region.used_bytes();
     context.qkv = region.take(act(batch, qkv_cols()));
     context.normed1_begin = region.used_bytes();
     context.normed1 = region.take(act(batch, shape_.hidden));
     context.output_begin = region.used_bytes();
     if (share_.cuts_rows()) context.output = region.take(act(batch, shape_.hidden));
+    context.attention_begin = region.used_bytes();
+    if (share_.cuts_sequences()) {
+      context.attention = region.take(act(batch, attention_cols()));
+      context.qkv_rows = region.take(act(batch, qkv_cols()));
+    }
     return context;
   }
 
   Gathered cut_gathered(const BatchShape& batch, Region& region) const {
     Gathered gathered{};
+    if (share_.cuts_sequences()) gathered.attention = region.take(act(batch, attention_cols()));
     if (!share_.cuts_rows()) return gathered;
     gathered.normed1_begin = region.used_bytes();
     gathered.normed1 = region.take(act(batch, shape_.hidden));
@@ -566,7 +704,9 @@ class BlockLayer final : public Layer {
     return {own_rows(batch), shape_.hidden, shape_.is_llama(), kNormEpsilon, batch.dtype};
   }
   kernels::AttentionShape attention_shape(const BatchShape& batch) const {
-    return {batch.micro_batch, batch.seq, heads_, kv_heads_, shape_.head_dim(), batch.dtype};
+    const std::int64_t ranks = share_.contexts;
+    return {batch.micro_batch, batch.seq * ranks, heads_ / ranks,
+            kv_heads_ / ranks, shape_.head_dim(), batch.dtype};
   }
 
   // A linear layer with weight [out, in]: y = x w^T; dx = dy w; dw = dy^T x.

@@ -32,7 +32,8 @@ class EmbeddingLayer final : public Layer {
     return {};
   }
 
-  PassNeeds needs(const BatchShape& batch, const kernels::Kernels& kernels) const override {
+  PassNeeds needs(const BatchShape& whole, const kernels::Kernels& kernels) const override {
+    const BatchShape batch = share_.own_batch(whole);
     PassNeeds needs;
     const std::uint64_t all = all_rows_bytes(batch);
     needs.output_bytes = share_.cuts_rows() ? all / static_cast<std::uint64_t>(share_.ranks) : all;
@@ -48,6 +49,7 @@ class EmbeddingLayer final : public Layer {
     sum.elems = static_cast<std::uint64_t>(batch.rows() * shape_.hidden);
     sum.dtype = batch.dtype;
     needs.segments.forward = {{sum}};
+    needs.segments.backward_weight = {{}, {}};
     if (share_.cuts_rows()) {
       sum.value = schedule::CutValue::kWorkspace;
       schedule::Cut gather = sum;
@@ -55,11 +57,16 @@ class EmbeddingLayer final : public Layer {
       needs.segments.forward = {{sum}, {}};
       needs.segments.backward_weight = {{gather}, {}};
     }
+    if (share_.cuts_sequences()) {
+      needs.segments.forward = {{}};
+      needs.segments.backward_weight = {{}, share_.gradient_sum(layout(), batch.dtype)};
+    }
     return needs;
   }
 
-  void forward(kernels::Kernels& kernels, const BatchShape& batch,
+  void forward(kernels::Kernels& kernels, const BatchShape& whole,
                const PassBuffers& at) const override {
+    const BatchShape batch = share_.own_batch(whole);
     const bool adds_positions = has_positions() && share_.is_first();
     const bool cut = share_.cuts_rows();
     std::byte* const all = cut ? at.workspace : at.output;
@@ -67,8 +74,9 @@ class EmbeddingLayer final : public Layer {
       return kernels.cast(own(batch, all), batch.dtype, at.output, batch.dtype, false,
                           share_.own_rows(batch.rows()) * shape_.hidden);
     }
-    kernels.embedding_forward(at.tokens, tokens(), tensor(at.weights, 0, batch.dtype),
-                              adds_positions ? tensor(at.weights, 1, batch.dtype) : nullptr, all,
+    kernels.embedding_forward(at.tokens + share_.first_row(batch), tokens(),
+                              tensor(at.weights, 0, batch.dtype),
+                              adds_positions ? positions(batch, at.weights) : nullptr, all,
                               batch.rows(), batch.seq, shape_.hidden, batch.dtype);
   }
 
@@ -76,8 +84,9 @@ class EmbeddingLayer final : public Layer {
     throw InternalError("the embedding has no input gradient");
   }
 
-  void backward_weight(kernels::Kernels& kernels, const BatchShape& batch,
+  void backward_weight(kernels::Kernels& kernels, const BatchShape& whole,
                        const PassBuffers& at) const override {
+    const BatchShape batch = share_.own_batch(whole);
     Region workspace(at.workspace);
     const std::byte* grad_output = at.grad_output;
     if (share_.cuts_rows()) {
@@ -90,14 +99,21 @@ class EmbeddingLayer final : public Layer {
     }
     if (!at.segments.has(kEnd)) return;
     clear_gaps(kernels, at.grad_weights, batch.dtype);
-    kernels.embedding_backward(
-        at.tokens, tokens(), grad_output, tensor(at.grad_weights, 0, batch.dtype),
-        has_positions() ? tensor(at.grad_weights, 1, batch.dtype) : nullptr, batch.rows(),
-        batch.seq, shape_.max_seq, shape_.hidden, batch.dtype, workspace.take(0));
+    std::byte* const positions_gradient =
+        has_positions() ? positions(batch, at.grad_weights) : nullptr;
+    const std::int64_t first = share_.first_row(batch);
+    if (has_positions() && first > 0) {  // those of the ranks before
+      kernels.zero(tensor(at.grad_weights, 1, batch.dtype),
+                   static_cast<std::uint64_t>(first * shape_.hidden) * dtype_bytes(batch.dtype));
+    }
+    kernels.embedding_backward(at.tokens + first, tokens(), grad_output,
+                               tensor(at.grad_weights, 0, batch.dtype), positions_gradient,
+                               batch.rows(), batch.seq, shape_.max_seq - first, shape_.hidden,
+                               batch.dtype, workspace.take(0));
   }
 
  private:
-  // Of cut rows: the segments of both passes.
+  // If rows are cut: the segments of both passes.
   enum Segment : std::int32_t { kRows, kEnd };
 
   std::uint64_t all_rows_bytes(const BatchShape& batch) const {
@@ -105,6 +121,13 @@ class EmbeddingLayer final : public Layer {
   }
   std::byte* own(const BatchShape& batch, std::byte* all) const {
     return share_.own_part(all, batch.rows(), shape_.hidden, batch.dtype);
+  }
+  // The positions of the rank's part of a sequence, and those behind them.
+  template <typename Byte>
+  Byte* positions(const BatchShape& batch, Byte* window) const {
+    return tensor(window, 1, batch.dtype) +
+           static_cast<std::uint64_t>(share_.first_row(batch) * shape_.hidden) *
+               dtype_bytes(batch.dtype);
   }
   bool has_positions() const { return !shape_.is_llama(); }
   kernels::TokenRange tokens() const {

@@ -4,7 +4,8 @@
 // ranks take the maximum of each row, then sum its exponentials and its target's logit, rows elements
 // each. Every rank then knows the loss, and adds its part of the gradient of the normed input.
 // Logits are made again for that part, as they are for the weight gradient. A rank that has only its
-// part of the rows gathers the normed input of all.
+// part of the rows gathers the normed input of all. A rank with a part of each sequence has all logits of
+// its rows, and adds its loss.
 #include "engine/model/constants.hpp"
 #include "engine/model/model.hpp"
 #include "engine/model/region.hpp"
@@ -31,12 +32,14 @@ class HeadLayer final : public Layer {
   HeadLayer(const ModelShape& shape, const TensorShare& share)
       : Layer(UnitLayout(head_tensors(shape, share))), shape_(shape), share_(share) {}
 
-  std::vector<schedule::SavedPart> saves(const BatchShape& batch,
+  std::vector<schedule::SavedPart> saves(const BatchShape& whole,
                                          const kernels::Kernels&) const override {
+    const BatchShape batch = share_.own_batch(whole);
     return declared_parts(batch);
   }
 
-  PassNeeds needs(const BatchShape& batch, const kernels::Kernels& kernels) const override {
+  PassNeeds needs(const BatchShape& whole, const kernels::Kernels& kernels) const override {
+    const BatchShape batch = share_.own_batch(whole);
     PassNeeds needs;
     needs.saved_bytes = saved_bytes(declared_parts(batch));
     const std::uint64_t head = kernels.head_workspace_bytes(largest_shape(batch));
@@ -52,25 +55,29 @@ class HeadLayer final : public Layer {
   }
 
   // Evaluation: the loss alone.
-  void forward(kernels::Kernels& kernels, const BatchShape& batch,
+  void forward(kernels::Kernels& kernels, const BatchShape& whole,
                const PassBuffers& at) const override {
+    const BatchShape batch = share_.own_batch(whole);
     run(kernels, batch, at, false);
   }
-  void loss(kernels::Kernels& kernels, const BatchShape& batch,
+  void loss(kernels::Kernels& kernels, const BatchShape& whole,
             const PassBuffers& at) const override {
+    const BatchShape batch = share_.own_batch(whole);
     run(kernels, batch, at, true);
   }
 
-  void backward_input(kernels::Kernels& kernels, const BatchShape& batch,
+  void backward_input(kernels::Kernels& kernels, const BatchShape& whole,
                       const PassBuffers& at) const override {
+    const BatchShape batch = share_.own_batch(whole);
     const Saved saved = cut(batch, at.saved);
     kernels.norm_backward_input(norm_shape(batch), saved.normed_grad, at.input,
                                 tensor(at.weights, 0, batch.dtype), saved.mean, saved.rstd, nullptr,
                                 at.grad_input);
   }
 
-  void backward_weight(kernels::Kernels& kernels, const BatchShape& batch,
+  void backward_weight(kernels::Kernels& kernels, const BatchShape& whole,
                        const PassBuffers& at) const override {
+    const BatchShape batch = share_.own_batch(whole);
     const Saved saved = cut(batch, at.saved);
     Region workspace(at.workspace);
     const std::byte* normed = saved.normed;
@@ -96,7 +103,7 @@ class HeadLayer final : public Layer {
       const std::uint64_t elem_bytes = dtype_bytes(batch.dtype);
       if (gap > 0) kernels.zero(table_grad + elems * elem_bytes, gap * elem_bytes);
     }
-    kernels.head_backward_weight(head_shape(batch), normed, table(batch, at), at.targets,
+    kernels.head_backward_weight(head_shape(batch), normed, table(batch, at), targets(batch, at),
                                  at.loss_scale, saved.log_sum_exp, table_grad, workspace.take(0));
   }
 
@@ -176,6 +183,7 @@ class HeadLayer final : public Layer {
                         {}};
     const bool cut = share_.cuts_rows();
     if (cut) segments.forward[kNorm] = {of_inputs(CutKind::kGather, statistics.normed_begin)};
+    if (share_.cuts_sequences()) return context_segments(batch);
     segments.loss = segments.forward;
     segments.backward_weight = {{}, {}};
     if (cut) {
@@ -191,6 +199,26 @@ class HeadLayer final : public Layer {
       segments.loss[kGradient] = {gradient};
     }
     return segments;
+  }
+  // The ranks of a context group add the losses of their rows, and their gradients.
+  schedule::UnitSegments context_segments(const BatchShape& batch) const {
+    schedule::Cut loss;
+    loss.value = schedule::CutValue::kLoss;
+    loss.elems = 1;
+    loss.dtype = DType::kF64;
+    schedule::UnitSegments segments;
+    segments.forward = segments.loss = {{loss}};
+    segments.backward_weight = {{}, share_.gradient_sum(layout(), batch.dtype)};
+    if (shape_.tie_embeddings) {
+      schedule::Cut table = segments.backward_weight.back().front();
+      table.value = schedule::CutValue::kTiedGradient;
+      table.elems = static_cast<std::uint64_t>(shape_.vocab * shape_.hidden);
+      segments.backward_weight.back().push_back(table);
+    }
+    return segments;
+  }
+  const std::int32_t* targets(const BatchShape& batch, const PassBuffers& at) const {
+    return at.targets + share_.first_row(batch);
   }
   // The gradients of the norm's weights, which the ranks of cut rows have of their rows.
   std::vector<schedule::Cut> norm_sums(const BatchShape& batch) const {
@@ -243,9 +271,9 @@ class HeadLayer final : public Layer {
                            saved.normed, saved.mean, saved.rstd);
     }
     // One call makes all segments, where no cut lies between them.
-    if (at.segments.is_all()) {
-      return kernels.head_forward(head_shape(batch), saved.normed, table(batch, at), at.targets,
-                                  at.loss_scale, at.loss, saved.log_sum_exp,
+    if (share_.is_whole()) {
+      return kernels.head_forward(head_shape(batch), saved.normed, table(batch, at),
+                                  targets(batch, at), at.loss_scale, at.loss, saved.log_sum_exp,
                                   train ? saved.normed_grad : nullptr, at.workspace);
     }
     run_segments(kernels, batch, at, saved, train);
@@ -264,15 +292,16 @@ class HeadLayer final : public Layer {
     std::byte* normed_grad = cut ? statistics.normed_grad : saved.normed_grad;
     if (at.segments.has(kNorm) && cut) copy_own(kernels, batch, saved.normed, statistics.normed);
     if (at.segments.has(kLogits)) {
-      kernels.head_statistics(shape, normed, table(batch, at), at.targets, rows,
+      kernels.head_statistics(shape, normed, table(batch, at), targets(batch, at), rows,
                               statistics.scratch);
     }
     if (at.segments.has(kExponentials)) kernels.head_rescale(batch.rows(), rows);
     if (at.segments.has(kGradient)) {
       kernels.head_loss(batch.rows(), rows, at.loss, saved.log_sum_exp);
       if (train) {
-        kernels.head_input_gradient(shape, normed, table(batch, at), at.targets, at.loss_scale,
-                                    saved.log_sum_exp, normed_grad, statistics.scratch);
+        kernels.head_input_gradient(shape, normed, table(batch, at), targets(batch, at),
+                                    at.loss_scale, saved.log_sum_exp, normed_grad,
+                                    statistics.scratch);
       }
     }
     if (!at.segments.has(kEnd) || !cut || !train) return;

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/dtype.hpp"
+#include "engine/model/layer.hpp"
 #include "engine/model/unit_layout.hpp"
 #include "engine/schedule/pass_segments.hpp"
 
@@ -27,7 +28,13 @@ struct TensorShare {
   // activation recomputation in large transformer models", 2022). The ranks divide the rows.
   bool sequence = false;
 
+  // Ranks that hold whole layers and parts of each sequence instead: `rank` of `contexts`, ranks = 1
+  // (Jacobs et al., "DeepSpeed Ulysses", 2023).
+  std::int64_t contexts = 1;
+  std::int64_t context_rank = 0;
+
   bool is_whole() const { return ranks == 1; }
+  bool cuts_sequences() const { return contexts > 1; }
   // Its part of `count` things that divide evenly.
   std::int64_t part(std::int64_t count) const { return count / ranks; }
   // Whether a rank has only its part of the rows outside of the products.
@@ -41,6 +48,18 @@ struct TensorShare {
   // How a product that every rank has a part of becomes a value of the ranks' rows.
   schedule::CutKind sum() const {
     return cuts_rows() ? schedule::CutKind::kScatter : schedule::CutKind::kSum;
+  }
+  // The rank's part of a batch's sequences. Of several sequences parts would not lie together.
+  BatchShape own_batch(BatchShape batch) const {
+    batch.seq /= contexts;
+    return batch;
+  }
+  // The first of the rank's tokens. batch: its part.
+  std::int64_t first_row(const BatchShape& batch) const { return context_rank * batch.seq; }
+  // The gradients of whole tensors that context ranks have of their rows.
+  std::vector<schedule::Cut> gradient_sum(const UnitLayout& layout, DType dtype) const {
+    if (!cuts_sequences()) return {};
+    return {{schedule::CutKind::kSum, schedule::CutValue::kGradient, 0, layout.elems(), dtype, 0}};
   }
   // A vector behind a sum over the ranks is added by the first of them.
   bool is_first() const { return rank == 0; }

@@ -37,8 +37,7 @@ std::int64_t elems_of(const schedule::Schedule& schedule, const schedule::Use& u
 }
 
 std::int32_t ranks_of(const config::Config& config) {
-  return static_cast<std::int32_t>(config.parallel.data * config.parallel.pipeline *
-                                   config.parallel.tensor);
+  return static_cast<std::int32_t>(config.parallel.ranks());
 }
 
 // Ranks of one node keep no more cores busy than there are, so each gets its share of them.

@@ -46,7 +46,7 @@ std::uint64_t log_bytes(const config::Config& config, const schedule::StepModel&
   // Homes of shards have a line more.
   const std::size_t lines = ranks_of(model) == 1 ? 1 : 2;
   return offload::StateLog::file_bytes(runtime::state_record_bytes(
-      lines * model.units.size() * kStateKindCount, config::result_settings(config), paths));
+      lines * model.units.size() * kStateKindCount, config::durable_settings(config), paths));
 }
 
 // Messages of a GPU's memory pass through pinned memory, unless NCCL brings them.
@@ -166,7 +166,8 @@ schedule::StepModel step_model_of(const config::Config& config, const model::Mod
                   ? parallel::make_server_view(step, 0, ranks)
                   : parallel::make_rank_view(step, 0, ranks,
                                              static_cast<std::int32_t>(config.parallel.zero));
-  step.view.tensor.ranks = static_cast<std::int32_t>(config.parallel.tensor);
+  step.view.tensor.ranks = static_cast<std::int32_t>(config.parallel.inner_ranks());
+  step.view.tensor.of_context = config.parallel.context > 1;
   return step;
 }
 

@@ -199,6 +199,12 @@ void PricedKernels::head_statistics(const kernels::HeadShape& shape, const void*
   charge(TimedOperation::kHeadForward, shape.dtype, size, plain_head_s(size, shape.dtype), 0.5);
 }
 
+void PricedKernels::copy_columns(const void*, Columns, void*, Columns, std::int64_t rows,
+                                 std::int64_t cols, DType dtype) {
+  charge_plain(
+      stream_s(2.0 * static_cast<double>(bytes_of(dtype, 1)) * static_cast<double>(rows * cols)));
+}
+
 void PricedKernels::head_rescale(std::int64_t rows, const kernels::RowStatistics&) {
   charge_plain(stream_s(4.0 * sizeof(float) * static_cast<double>(rows)));
 }

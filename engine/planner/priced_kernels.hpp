@@ -70,6 +70,8 @@ class PricedKernels : public kernels::Kernels {
   void head_statistics(const kernels::HeadShape& shape, const void* x, const void* w,
                        const std::int32_t* targets, const kernels::RowStatistics& statistics,
                        void* workspace) override;
+  void copy_columns(const void*, Columns, void*, Columns, std::int64_t rows, std::int64_t cols,
+                    DType dtype) override;
   void head_rescale(std::int64_t rows, const kernels::RowStatistics& statistics) override;
   void head_loss(std::int64_t rows, const kernels::RowStatistics& statistics, double* loss_sum,
                  float* lse) override;

@@ -22,12 +22,13 @@ bool all_on_device(const std::vector<Tier>& tiers) {
 
 void check_rank_counts(const config::Config& config) {
   const auto& parallel = config.parallel;
-  if (parallel.data * parallel.pipeline * parallel.tensor > kMostPlannedRanks) {
+  if (parallel.ranks() > kMostPlannedRanks) {
     std::string others;
     if (parallel.pipeline > 1) {
       others = " and parallel.pipeline " + std::to_string(parallel.pipeline);
     }
     if (parallel.tensor > 1) others += " and parallel.tensor " + std::to_string(parallel.tensor);
+    if (parallel.context > 1) others += " and parallel.context " + std::to_string(parallel.context);
     throw InputError("parallel.data is " + std::to_string(parallel.data) + others +
                      ", and a plan proves the steps of at most " +
                      std::to_string(kMostPlannedRanks) + " ranks in this version");

@@ -1,6 +1,7 @@
-// The parts of a collective differ from rank to rank, so the digest takes only its op, group, tag
-// and unit. Ranks with equal sequences of these meet in every collective. The program is known by
-// its bytes, since two builds of one version may differ in arithmetic.
+// The parts of a collective differ from rank to rank, and so does its group among several of a
+// dimension. So the digest takes its op, dimension, tag and unit, and the table of groups. Ranks with
+// equal sequences of these meet in every collective. The program is known by its bytes, since two
+// builds of one version may differ in arithmetic.
 #include "engine/planner/world_digest.hpp"
 
 #include "base/digest.hpp"
@@ -33,7 +34,8 @@ void add_collectives(Digest& digest, const schedule::Schedule& list) {
   for (const schedule::Instruction& instruction : list.instructions) {
     if (!is_collective(instruction.op)) continue;
     digest.update_u64(static_cast<std::uint64_t>(instruction.op));
-    add_signed(digest, instruction.group);
+    const auto group = static_cast<std::size_t>(instruction.group);
+    digest.update_u64(static_cast<std::uint64_t>(list.groups[group].dimension));
     add_signed(digest, instruction.tag);
     add_signed(digest, instruction.unit);
   }

@@ -89,7 +89,9 @@ void check_resume_point(const ResumePoint& point, const config::Config& config,
     return checkpoint::check_checkpoint(*point.checkpoint, config, model, data_fingerprint);
   }
   checkpoint::check_manifest(point.manifest(), point.where(), config, data_fingerprint);
-  checkpoint::check_homes(*point.durable, homes, is_alone);
+  checkpoint::check_groups(point.manifest(), point.where(), config);
+  checkpoint::check_homes(checkpoint::parts_of_place(*point.durable, model.share()), homes,
+                          is_alone);
 }
 
 }  // namespace sluice::run

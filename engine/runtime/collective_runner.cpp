@@ -169,6 +169,7 @@ void CollectiveRunner::reduce(const Program& program, const schedule::Instructio
                            writes[i].bytes, others};
     if (schedule::adds(value.kind)) add_own_part(members, value);
     if (schedule::spreads(value.kind)) spread_own_part(members, value);
+    if (value.kind == schedule::CutKind::kExchange) exchange_parts(members, value);
   }
 }
 
@@ -220,6 +221,27 @@ void CollectiveRunner::spread_own_part(const std::vector<std::int32_t>& members,
     incoming.push_back({members[rank], theirs.data(), theirs.size()});
   }
   groups_.inner.exchange("AllReduce", outgoing, incoming);
+}
+
+// The parts are equal.
+void CollectiveRunner::exchange_parts(const std::vector<std::int32_t>& members,
+                                      const InnerValue& value) {
+  const std::size_t own = place_in(members);
+  std::vector<collectives::Outgoing> outgoing;
+  std::vector<collectives::Incoming> incoming;
+  std::vector<std::span<std::byte>> places;
+  std::byte* next = value.others;
+  for (std::size_t rank = 0; rank < members.size(); ++rank) {
+    if (rank == own) continue;
+    places.push_back(part_of(value, members.size(), rank));
+    outgoing.push_back({members[rank], places.back().data(), places.back().size()});
+    incoming.push_back({members[rank], next, places.back().size()});
+    next += places.back().size();
+  }
+  groups_.inner.exchange("AllReduce", outgoing, incoming);
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    std::memcpy(places[i].data(), incoming[i].data, places[i].size());
+  }
 }
 
 std::size_t CollectiveRunner::place_in(const std::vector<std::int32_t>& members) const {

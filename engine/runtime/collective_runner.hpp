@@ -90,6 +90,7 @@ class CollectiveRunner {
   static std::span<std::byte> part_of(const InnerValue& value, std::size_t ranks, std::size_t rank);
   void add_own_part(const std::vector<std::int32_t>& members, const InnerValue& value);
   void spread_own_part(const std::vector<std::int32_t>& members, const InnerValue& value);
+  void exchange_parts(const std::vector<std::int32_t>& members, const InnerValue& value);
   std::size_t place_in(const std::vector<std::int32_t>& members) const;
   void pass_on(const Program& program, const schedule::Instruction& instruction);
   void pass_on_staged(const Program& program, const schedule::Instruction& instruction,

@@ -16,26 +16,36 @@
 
 namespace sluice::schedule {
 
-// What happens to the ranks' values at a cut, in place. kSum and kMax make one of them, elementwise, which
+// The operation on the ranks' values at a cut, in place. kSum and kMax make one of them, elementwise, which
 // every rank gets with the same bits. kScatter makes the sum, too, but each rank gets its own even part of
-// it; kGather gives every rank the parts of all.
-enum class CutKind : std::uint8_t { kSum, kMax, kScatter, kGather };
+// it; kGather gives every rank the parts of all. kExchange
+// sends each part to the rank of its number, and puts what comes from that rank into its place.
+enum class CutKind : std::uint8_t { kSum, kMax, kScatter, kGather, kExchange };
 
 // Whether parts go to their owner, who adds them, and whether the owner's part goes to all others.
 constexpr bool adds(CutKind kind) {
-  return kind != CutKind::kGather;
+  return kind == CutKind::kSum || kind == CutKind::kMax || kind == CutKind::kScatter;
 }
 constexpr bool spreads(CutKind kind) {
-  return kind != CutKind::kScatter;
+  return kind == CutKind::kSum || kind == CutKind::kMax || kind == CutKind::kGather;
 }
 // The bytes that a rank sends of a value of `bytes` bytes, of which `own` are its part.
 constexpr std::uint64_t inner_bytes(CutKind kind, std::uint64_t bytes, std::uint64_t own,
                                     std::uint64_t ranks) {
-  return (adds(kind) ? bytes - own : 0) + (spreads(kind) ? (ranks - 1) * own : 0);
+  return (adds(kind) || kind == CutKind::kExchange ? bytes - own : 0) +
+         (spreads(kind) ? (ranks - 1) * own : 0);
 }
 
 // The buffer of a pass that a cut lies in.
-enum class CutValue : std::uint8_t { kOutput, kSaved, kContext, kWorkspace, kGradient };
+enum class CutValue : std::uint8_t {
+  kOutput,
+  kSaved,
+  kContext,
+  kWorkspace,
+  kGradient,
+  kTiedGradient,
+  kLoss
+};
 
 struct Cut {
   CutKind kind = CutKind::kSum;
@@ -66,7 +76,6 @@ struct SegmentRange {
   std::int32_t begin = 0;
   std::int32_t end = std::numeric_limits<std::int32_t>::max();
   bool has(std::int32_t segment) const { return begin <= segment && segment < end; }
-  bool is_all() const { return *this == SegmentRange{}; }
   bool operator==(const SegmentRange&) const = default;
 };
 

@@ -31,6 +31,7 @@ namespace sluice::schedule {
 struct TensorView {
   std::int32_t rank = 0;
   std::int32_t ranks = 1;
+  bool of_context = false;  // they hold all of the units, and parts of each sequence
   bool is_alone() const { return ranks == 1; }
   bool operator==(const TensorView&) const = default;
 };

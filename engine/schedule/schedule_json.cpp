@@ -27,7 +27,7 @@ constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 56;
 constexpr std::array<std::string_view, 10> kDTypeNames{"F64", "F32", "BF16", "F16", "I64",
                                                        "I32", "I16", "U16",  "U8",  "BLOCK8"};
 
-constexpr std::array<std::string_view, 4> kCutKinds{"sum", "max", "scatter", "gather"};
+constexpr std::array<std::string_view, 5> kCutKinds{"sum", "max", "scatter", "gather", "exchange"};
 
 // The names of an enumeration in order of its values.
 template <typename Enum, std::size_t kCount, typename NameOf>

@@ -59,7 +59,7 @@ Trainer::Trainer(const TrainingContext& context)
 void Trainer::start(const std::optional<run::ResumePoint>& found) {
   if (found) {
     if (found->durable) {
-      session_.load(*found->durable);
+      session_.load(checkpoint::parts_of_place(*found->durable, context_.model.share()));
     } else {
       checkpoint::load_checkpoint(*found->checkpoint, session_.state());
     }
@@ -303,7 +303,8 @@ MessageCounts Trainer::message_counts(const collectives::ByteCounts& data,
                                       const collectives::ByteCounts& stages,
                                       const collectives::ByteCounts& inner) const {
   return {data, context_.plan.pipeline.is_alone() ? std::nullopt : std::optional(stages),
-          context_.plan.view.tensor.is_alone() ? std::nullopt : std::optional(inner)};
+          context_.plan.view.tensor.is_alone() ? std::nullopt : std::optional(inner),
+          context_.plan.view.tensor.of_context ? "context" : "tensor"};
 }
 
 void Trainer::evaluate() {
@@ -355,7 +356,8 @@ checkpoint::CheckpointManifest Trainer::manifest() {
   checkpoint::CheckpointManifest manifest;
   manifest.step = step_;
   manifest.run_id = context_.run_id.hex();
-  manifest.settings = config::result_settings(context_.config);
+  manifest.settings = durable() ? config::durable_settings(context_.config)
+                                : config::result_settings(context_.config);
   manifest.data_fingerprint = data_fingerprint_;
   manifest.arithmetic = arithmetic_;
   manifest.threads = context_.config.train.threads;

@@ -259,7 +259,7 @@ void Start::check_ranks_and_data() {
     check_last_step(given_, options_.stop_at_step);
   });
   if (!world_.alone()) world_.check_equal("the start", facts_of_start(given_), kOneStart);
-  world_.connect(given_.parallel.pipeline > 1, given_.parallel.tensor > 1);
+  world_.connect(given_.parallel.pipeline > 1, given_.parallel.inner_ranks() > 1);
   world_.agree("the directories", [&] {
     if (world_.is_first()) place();
   });
@@ -344,7 +344,7 @@ void Start::take_files_of_first(const std::string& message) {
   found_ = run::open_resume_point(found, first.memory.storage_paths);
   if (!found_->durable) return;
   const planner::Plan& plan = *prepared_->plan();
-  checkpoint::check_homes(*found_->durable,
+  checkpoint::check_homes(checkpoint::parts_of_place(*found_->durable, prepared_->model.share()),
                           Session::homes(plan.schedules[schedule::StepKind::kEvaluation]),
                           plan.is_alone());
 }

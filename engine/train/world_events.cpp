@@ -38,8 +38,8 @@ void add_messages(RunEvent& bytes_moved, const MessageCounts& counts) {
   bytes_moved["sent"] = {{"data", counts.data.sent}};
   bytes_moved["received"] = {{"data", counts.data.received}};
   if (counts.inner) {
-    bytes_moved["sent"]["tensor"] = counts.inner->sent;
-    bytes_moved["received"]["tensor"] = counts.inner->received;
+    bytes_moved["sent"][counts.inner_name] = counts.inner->sent;
+    bytes_moved["received"][counts.inner_name] = counts.inner->received;
   }
   if (!counts.stages) return;
   bytes_moved["sent"]["pipeline"] = counts.stages->sent;

@@ -19,7 +19,8 @@ std::string usable_processors();
 struct MessageCounts {
   collectives::ByteCounts data;
   std::optional<collectives::ByteCounts> stages;  // of a pipeline
-  std::optional<collectives::ByteCounts> inner;   // in a tensor group
+  std::optional<collectives::ByteCounts> inner;   // in a tensor or context group
+  std::string inner_name = "tensor";
 };
 void add_messages(RunEvent& bytes_moved, const MessageCounts& counts);
 

@@ -154,6 +154,18 @@ void HostKernels::head_statistics(const HeadShape& shape, const void* x, const v
   host::head_statistics(parallel_, gemm_, shape, x, w, targets, statistics, workspace);
 }
 
+void HostKernels::copy_columns(const void* in, Columns from, void* out, Columns to,
+                               std::int64_t rows, std::int64_t cols, DType dtype) {
+  const auto bytes = [&](std::int64_t elems) {
+    return static_cast<std::size_t>(elems) * dtype_bytes(dtype);
+  };
+  const auto* source = static_cast<const std::byte*>(in) + bytes(from.first);
+  auto* target = static_cast<std::byte*>(out) + bytes(to.first);
+  for (std::int64_t row = 0; row < rows; ++row) {
+    std::memcpy(target + bytes(row * to.width), source + bytes(row * from.width), bytes(cols));
+  }
+}
+
 void HostKernels::head_rescale(std::int64_t rows, const RowStatistics& statistics) {
   host::head_rescale(rows, statistics);
 }

@@ -67,6 +67,8 @@ class HostKernels final : public Kernels {
   void head_statistics(const HeadShape& shape, const void* x, const void* w,
                        const std::int32_t* targets, const RowStatistics& statistics,
                        void* workspace) override;
+  void copy_columns(const void* in, Columns from, void* out, Columns to, std::int64_t rows,
+                    std::int64_t cols, DType dtype) override;
   void head_rescale(std::int64_t rows, const RowStatistics& statistics) override;
   void head_loss(std::int64_t rows, const RowStatistics& statistics, double* loss_sum,
                  float* lse) override;

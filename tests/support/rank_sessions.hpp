@@ -96,8 +96,7 @@ inline RanksRun train_on_ranks(const config::Config& config, schedule::StepOptio
                                std::int64_t steps, const RankFailure& failure = {},
                                int failing_rank = -1, const RankDevices& devices = {},
                                const RankEnd& at_end = {}) {
-  const auto ranks =
-      static_cast<int>(config.parallel.data * config.parallel.pipeline * config.parallel.tensor);
+  const auto ranks = static_cast<int>(config.parallel.ranks());
   const std::int32_t stage =
       config.parallel.server ? kServerStage : static_cast<std::int32_t>(config.parallel.zero);
   if (config.parallel.data > 1) place_for_stage(options.placement, stage);

@@ -90,6 +90,10 @@ class StreamedKernels final : public kernels::Kernels {
                           const void* out, const float* lse, void* dqkv, void* workspace) override {
     queue([=, this] { inner_->attention_backward(shape, dout, qkv, out, lse, dqkv, workspace); });
   }
+  void copy_columns(const void* in, Columns from, void* out, Columns to, std::int64_t rows,
+                    std::int64_t cols, DType dtype) override {
+    queue([=, this] { inner_->copy_columns(in, from, out, to, rows, cols, dtype); });
+  }
   void embedding_forward(const std::int32_t* tokens, kernels::TokenRange range, const void* table,
                          const void* positions, void* out, std::int64_t rows, std::int64_t time,
                          std::int64_t hidden, DType dtype) override {

@@ -15,11 +15,13 @@ namespace sluice::testing {
 
 class TensorGroup {
  public:
+  // contexts: the ranks have parts of each sequence, and not of the layers.
   TensorGroup(const model::ModelShape& shape, std::int64_t micro_batch, std::int64_t seq,
-              std::int64_t ranks, bool sequence = false) {
+              std::int64_t ranks, bool sequence = false, bool contexts = false) {
     for (std::int64_t rank = 0; rank < ranks; ++rank) {
-      ranks_.push_back(std::make_unique<WholeModel>(shape, micro_batch, seq, 1,
-                                                    model::TensorShare{rank, ranks, sequence}));
+      model::TensorShare share{rank, ranks, sequence};
+      if (contexts) share = {0, 1, false, ranks, rank};
+      ranks_.push_back(std::make_unique<WholeModel>(shape, micro_batch, seq, 1, share));
     }
   }
   std::size_t size() const { return ranks_.size(); }
@@ -102,12 +104,14 @@ class TensorGroup {
 
   void combine(std::size_t unit, const schedule::Cut& cut) {
     crossed_elems_ += cut.elems;
+    if (cut.value == schedule::CutValue::kLoss) return add_losses(unit);
     std::vector<float*> parts;
     for (const auto& rank : ranks_) {
       const model::PassBuffers at = rank->buffers(unit);
       std::byte* base = at.workspace;
       if (cut.value == schedule::CutValue::kOutput) base = at.output;
       if (cut.value == schedule::CutValue::kContext) base = at.context;
+      if (cut.value == schedule::CutValue::kTiedGradient) base = at.tied_grad_weights;
       if (cut.value == schedule::CutValue::kGradient) base = at.grad_weights;
       if (cut.value == schedule::CutValue::kSaved) base = at.saved.at(0, 1);
       parts.push_back(reinterpret_cast<float*>(base + cut.begin_bytes));
@@ -122,6 +126,14 @@ class TensorGroup {
       }
       return;
     }
+    if (cut.kind == schedule::CutKind::kExchange) {
+      for (std::size_t a = 0; a < parts.size(); ++a) {
+        for (std::size_t b = 0; b < a; ++b) {
+          std::swap_ranges(parts[a] + b * part, parts[a] + (b + 1) * part, parts[b] + a * part);
+        }
+      }
+      return;
+    }
     for (std::uint64_t i = 0; i < cut.elems; ++i) {
       float made = parts.front()[i];
       for (std::size_t rank = 1; rank < parts.size(); ++rank) {
@@ -130,10 +142,16 @@ class TensorGroup {
       }
       for (std::size_t rank = 0; rank < parts.size(); ++rank) {
         const bool scatters = cut.kind == schedule::CutKind::kScatter;
-        // What another rank owns is no more than a part of a sum, which nothing may read.
+        // Parts that another rank owns are no whole sums, and nothing may read them.
         parts[rank][i] = scatters && i / part != rank ? std::nanf("") : made;
       }
     }
+  }
+
+  void add_losses(std::size_t unit) {
+    double sum = 0;
+    for (const auto& rank : ranks_) sum += *rank->buffers(unit).loss;
+    for (const auto& rank : ranks_) *rank->buffers(unit).loss = sum;
   }
 
   std::vector<std::unique_ptr<WholeModel>> ranks_;

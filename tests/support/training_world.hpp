@@ -54,8 +54,7 @@ class RankWorlds {
 // not read.
 inline TrainingRecord train_in_world(const config::Config& config,
                                      const train::TrainingOptions& options = {}) {
-  RankWorlds worlds(
-      static_cast<int>(config.parallel.data * config.parallel.pipeline * config.parallel.tensor));
+  RankWorlds worlds(static_cast<int>(config.parallel.ranks()));
   if (worlds.size() == 1) return TrainingBench::run(config, options);
   TrainingRecord record;
   run_in_threads(worlds.size(), [&](int rank) {

@@ -27,13 +27,14 @@ std::string data_ranks(const PlanArguments& arguments, const std::vector<std::st
   std::vector<std::string> overrides = arguments.config.overrides;
   overrides.emplace_back("parallel.data=1");
   const auto parallel = config::load_config(arguments.config.path, overrides, budgets).parallel;
-  const std::int64_t of_one = parallel.pipeline * parallel.tensor;
+  const std::int64_t of_one = parallel.pipeline * parallel.inner_ranks();
   if (arguments.world % of_one != 0) {
     throw InputError(
         "--world is " + std::to_string(arguments.world) +
         ", and must be a multiple of parallel.pipeline = " + std::to_string(parallel.pipeline) +
-        (parallel.tensor == 1 ? std::string()
-                              : " times parallel.tensor = " + std::to_string(parallel.tensor)));
+        (parallel.inner_ranks() == 1
+             ? std::string()
+             : " times those of a group, " + std::to_string(parallel.inner_ranks())));
   }
   return "parallel.data=" + std::to_string(arguments.world / of_one);
 }

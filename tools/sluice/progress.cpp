@@ -44,9 +44,15 @@ std::string homes_line(const train::RunEvent& kinds) {
 }
 
 std::string moved_line(const train::RunEvent& bytes) {
-  const std::string sent =
-      bytes.contains("sent") ? ", sent " + format_bytes(bytes["sent"]["data"].get<std::uint64_t>())
-                             : "";
+  std::string sent;
+  if (bytes.contains("sent")) {
+    sent = ", sent " + format_bytes(bytes["sent"]["data"].get<std::uint64_t>());
+    for (const char* group : {"tensor", "context"}) {
+      if (!bytes["sent"].contains(group)) continue;
+      sent += " and " + format_bytes(bytes["sent"][group].get<std::uint64_t>()) + " in its " +
+              group + " group";
+    }
+  }
   return "up " + format_bytes(bytes["upload"].get<std::uint64_t>()) + ", down " +
          format_bytes(bytes["download"].get<std::uint64_t>()) + ", storage read " +
          format_bytes(bytes["storage_read"].get<std::uint64_t>()) + ", written " +
@@ -206,6 +212,13 @@ void print_ranks(const train::RunEvent& plan) {
   std::fprintf(stderr, "sent     by each rank a step: gradients %s, weights %s, norm %s\n",
                range_text(sent["gradients"]).c_str(), range_text(sent["weights"]).c_str(),
                range_text(sent["norm"]).c_str());
+  for (const auto& [group, has] : {std::pair("tensor", "parts of each layer"),
+                                   std::pair("context", "parts of each sequence")}) {
+    if (!plan.contains(group)) continue;
+    std::fprintf(stderr,
+                 "%-8s groups of %d ranks, which have %s; each rank sends %s there a step\n", group,
+                 plan[group].get<int>(), has, range_text(sent["inner"]).c_str());
+  }
   if (plan["server"].get<bool>()) {
     std::fprintf(stderr, "server   rank 0 sums, keeps all optimizer state and updates for all\n");
   }

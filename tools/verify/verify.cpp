@@ -61,8 +61,7 @@ class StorageDirectories {
 
 std::vector<train::Prepared> prepare_ranks(const config::Config& config) {
   config::check_supported(config);
-  const auto ranks =
-      static_cast<int>(config.parallel.data * config.parallel.pipeline * config.parallel.tensor);
+  const auto ranks = static_cast<int>(config.parallel.ranks());
   train::check_ranks(config, ranks);
   std::vector<train::Prepared> prepared;
   prepared.push_back(

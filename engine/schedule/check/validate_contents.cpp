@@ -596,7 +596,9 @@ class ContentCheck {
   std::ptrdiff_t part_of(const Buffer& buffer) const {
     const std::int32_t rank = world_rank_of(schedule_, buffer.rank);
     for (const Group& group : schedule_.groups) {
-      if (group.dimension != Dimension::kTensor) continue;
+      if (group.dimension != Dimension::kTensor && group.dimension != Dimension::kContext) {
+        continue;
+      }
       const auto at = std::find(group.ranks.begin(), group.ranks.end(), rank);
       if (at != group.ranks.end()) return at - group.ranks.begin();
     }

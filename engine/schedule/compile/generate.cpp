@@ -528,8 +528,9 @@ class StepGenerator {
         if (last || !output) instruction.writes.push_back({id, 0, 0});
       }
       for (const Cut& cut : step.cuts) {
-        emit_inner_reduction(builder_, cut.kind, item.unit, item.microbatch, use_of(cut, uses),
-                             cut.dtype);
+        const bool tied = cut.value == CutValue::kTiedGradient;
+        emit_inner_reduction(builder_, cut.kind, tied ? builder_.tied_unit() : item.unit,
+                             item.microbatch, use_of(cut, uses), cut.dtype);
       }
     }
   }
@@ -556,11 +557,14 @@ class StepGenerator {
   }
   // The bytes that cross a cut, in the buffer of the pass that they lie in.
   Use use_of(const Cut& cut, const PassUses& uses) const {
-    constexpr std::array<BufferRole, 5> kRoles{BufferRole::kActivation, BufferRole::kSaved,
+    constexpr std::array<BufferRole, 7> kRoles{BufferRole::kActivation,    BufferRole::kSaved,
                                                BufferRole::kWeightContext, BufferRole::kWorkspace,
-                                               BufferRole::kState};
+                                               BufferRole::kState,         BufferRole::kState,
+                                               BufferRole::kLoss};
     for (const BufferId id : uses.writes) {
       const Buffer& buffer = builder_.buffer(id);
+      const bool tied = buffer.role == BufferRole::kState && buffer.unit == builder_.tied_unit();
+      if (tied != (cut.value == CutValue::kTiedGradient)) continue;
       // Saved values are ranges of the unit's saved region.
       const std::uint64_t base = buffer.role == BufferRole::kSaved ? buffer.first_elem : 0;
       if (buffer.role == kRoles[static_cast<std::size_t>(cut.value)] && base <= cut.begin_bytes &&

@@ -21,7 +21,7 @@ Sizes sizes_of(const TensorView& tensor, CutKind kind, std::uint64_t bytes, DTyp
   const std::uint64_t own = bytes_of(dtype, even_part(elems, tensor.ranks, tensor.rank).elems());
   const std::uint64_t others = static_cast<std::uint64_t>(tensor.ranks - 1) * own;
   return {inner_bytes(kind, bytes, own, static_cast<std::uint64_t>(tensor.ranks)),
-          adds(kind) ? others : 0};
+          adds(kind) || kind == CutKind::kExchange ? others : 0};
 }
 
 Instruction& emit_reduction(StepBuilder& builder, CutKind kind, std::int32_t unit,
@@ -88,6 +88,8 @@ void emit_inner_norm_sum(StepBuilder& builder) {
       }
     }
   }
+  // Ranks of a context group have whole tensors.
+  if (partials.empty()) return;
   emit_reduction(builder, CutKind::kSum, -1, -1, partials, DType::kF64);
 }
 

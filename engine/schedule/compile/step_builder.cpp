@@ -135,7 +135,8 @@ void StepBuilder::join_world() {
              [&](std::int32_t place, std::int32_t end) {
                return of_stage(pipeline().rank_of(end == 0 ? 0 : unit_count() - 1), place);
              });
-  add_groups(Dimension::kTensor, pipeline_ranks * data_ranks, tensor_ranks,
+  add_groups(tensor().of_context ? Dimension::kContext : Dimension::kTensor,
+             pipeline_ranks * data_ranks, tensor_ranks,
              [&](std::int32_t place, std::int32_t t) { return place * tensor_ranks + t; });
 }
 

@@ -154,13 +154,18 @@ RunEvent pipeline_json(const planner::Plan& plan) {
   return json;
 }
 
+// The mesh dimension of the ranks that compute each micro-batch together.
+const char* inner_name(const planner::Plan& plan) {
+  return plan.view.tensor.of_context ? "context" : "tensor";
+}
+
 // The ranks of the plan, and the bytes between them by mesh dimension.
 void add_ranks(const planner::Plan& plan, RunEvent& event) {
   if (plan.is_alone()) return;
   const bool has_stages = !plan.pipeline.is_alone();
   event["ranks"] = plan.world_ranks();
   if (has_stages) event["pipeline"] = pipeline_json(plan);
-  if (!plan.view.tensor.is_alone()) event["tensor"] = plan.view.tensor.ranks;
+  if (!plan.view.tensor.is_alone()) event[inner_name(plan)] = plan.view.tensor.ranks;
   event["zero"] = plan.view.zero_stage;
   event["fold_groups"] = plan.options.fold_groups;
   event["server"] = plan.view.has_server;
@@ -184,7 +189,7 @@ void add_ranks(const planner::Plan& plan, RunEvent& event) {
     moved["sent"] = {{"data", figures.sent.total()}};
     moved["received"] = {{"data", figures.received_bytes}};
     if (!plan.view.tensor.is_alone()) {
-      moved["sent"]["tensor"] = moved["received"]["tensor"] = figures.sent.inner;
+      moved["sent"][inner_name(plan)] = moved["received"][inner_name(plan)] = figures.sent.inner;
     }
     if (!has_stages) continue;
     moved["sent"]["pipeline"] = figures.sent.activations;

@@ -442,8 +442,8 @@ TEST(Config, EachChoiceComesBackAsItWasWritten) {
 
 TEST(Config, SettingsNotYetBuiltAreRefusedByName) {
   EXPECT_NO_THROW(check_supported(parse(kSmall)));
-  for (const std::string assignment : {"data.format=megatron", "parallel.context=2",
-                                       "model.from=somewhere", "train.reduction=sequential"}) {
+  for (const std::string assignment :
+       {"data.format=megatron", "model.from=somewhere", "train.reduction=sequential"}) {
     const Config config = parse(kSmall, {"train.accumulate=2", assignment});
     const std::string words = testing::message_of<InputError>([&] { check_supported(config); });
     const std::string path = assignment.substr(0, assignment.find('='));

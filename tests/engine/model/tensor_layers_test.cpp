@@ -126,6 +126,40 @@ TEST(TensorLayers, HaveTheLossAndTheGradientsOfTheWhole) {
   }
 }
 
+// Ranks with parts of each sequence, and all weights.
+TEST(ContextLayers, HaveTheLossAndTheGradientsOfTheWhole) {
+  for (const Case& c : cases()) {
+    if (c.sequence || c.kv_heads % c.ranks != 0) continue;
+    SCOPED_TRACE(name_of(c));
+    ModelShape shape = shape_of(c);
+    shape.max_seq = 13;
+    WholeModel whole(shape, 1, 12);
+    randomize(whole);
+    TensorGroup group(shape, 1, 12, c.ranks, false, true);
+    group.take(whole);
+    const double expected = whole.loss();
+    whole.backward();
+    EXPECT_NEAR(group.loss(), expected, 1e-5 * expected);
+    // docs/design/tensor.md: q, k and v of a rank's rows, attention's output, and the loss.
+    const auto layers = static_cast<std::uint64_t>(shape.layers);
+    const std::uint64_t rows = 12 / static_cast<std::uint64_t>(c.ranks);
+    const auto qkv = static_cast<std::uint64_t>(shape.qkv_cols());
+    EXPECT_EQ(group.crossed_elems(), layers * rows * (qkv + 24) + 1);
+    for (std::size_t rank = 1; rank < group.size(); ++rank) {
+      EXPECT_EQ(group.rank(rank).last_loss(), group.rank(0).last_loss());
+    }
+    group.clear_crossed_elems();
+    group.backward();
+    std::uint64_t gradients = c.tied ? static_cast<std::uint64_t>(shape.vocab * 24) : 0;
+    for (std::size_t unit = 0; unit < whole.model().unit_count(); ++unit) {
+      gradients += whole.model().layout(unit).elems();
+    }
+    EXPECT_EQ(group.crossed_elems(), layers * rows * (qkv + 24) + gradients);
+    expect_equal_gradients(group, whole);
+    EXPECT_NEAR(group.evaluate(), expected, 1e-5 * expected);
+  }
+}
+
 TEST(TensorLayers, HandleTheVocabularyOfGpt2) {
   for (const bool tied : {false, true}) {
     const Case c{ModelFamily::kGpt2, 4, 4, 50257, tied};
@@ -175,7 +209,7 @@ TEST(TensorLayers, CrossAsManyElementsAsTheFormulaSays) {
     group.loss();
     const std::uint64_t rows = kMicroBatch * kSeq, phi = rows * 24;
     const auto layers = static_cast<std::uint64_t>(shape.layers);
-    // Of cut rows each sum is a scatter, and there are as many gathers: one for each of them, and two
+    // With cut rows each sum is a scatter, and there are as many gathers: one for each of them, and two
     // more of each layer, of the head and of the embedding for the weight gradients.
     const std::uint64_t forward = phi + layers * 2 * phi + phi;
     EXPECT_EQ(group.crossed_elems(),

@@ -151,7 +151,7 @@ TEST_F(BadInput, BudgetsLargerThanTheMachineAreRefused) {
 }
 
 TEST_F(BadInput, FeaturesThatThisVersionLacksAreNamed) {
-  expect_set_refused("parallel.context=2", {"parallel.context", "this version"});
+  expect_set_refused("data.format=megatron", {"data.format", "this version"});
 }
 
 TEST_F(BadInput, RanksThatCannotDivideTheStepAreRefused) {
