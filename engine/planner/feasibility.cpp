@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "engine/planner/step_size.hpp"
 #include "engine/planner/unit_need.hpp"
 
 namespace sluice::planner {
@@ -19,8 +20,10 @@ namespace {
 
 // Exact needs exceed coarse ones by a few percent at most; this is much room.
 constexpr std::uint64_t kRoomyDivisor = 4;
-// And this is so much that the exact need is not asked for.
+// And this is so much that the exact need is not asked for: room for this many times the bytes above
+// the floor, which is exact, and for a little of all.
 constexpr std::uint64_t kAmpleTimes = 2;
+constexpr std::uint64_t kAmpleDivisor = 64;
 constexpr std::size_t kMostAmple = 2;  // groups that are looked at for it
 
 double share_of(std::uint64_t bytes, std::uint64_t budget) {
@@ -56,7 +59,10 @@ bool Feasibility::may_fit(std::size_t group) {
 bool Feasibility::fits_amply(std::size_t group) {
   if (!may_fit(group)) return false;
   TierBytes enough = coarse_need(group);
-  for (std::uint64_t& bytes : enough) bytes *= kAmpleTimes;
+  for (std::size_t tier = 0; tier < kTierCount; ++tier) {
+    const std::uint64_t moving = enough[tier] - std::min(enough[tier], floors_[group][tier]);
+    enough[tier] += (kAmpleTimes - 1) * moving + enough[tier] / kAmpleDivisor;
+  }
   return planner::fits(enough, budgets_);
 }
 
@@ -120,8 +126,18 @@ const schedule::StepOptions& Feasibility::frugal() const {
   return groups_[*fitting_].back();
 }
 
+// A long step's exact need takes as long as the rest of its plan, and coarse needs are packed as exact
+// ones are.
+bool Feasibility::long_step_fits(std::size_t group, const TierBytes& budgets) {
+  return step_size(model_, groups_[group].back()) > kSmallStepInstructions &&
+         planner::fits(floors_[group], budgets) && planner::fits(coarse_need(group), budgets);
+}
+
 // A refusal of budgets as large as `need` asks the same question.
 std::optional<TierBytes> Feasibility::nearest_need(const TierBytes& need) {
+  for (std::size_t group = 0; group < groups_.size(); ++group) {
+    if (long_step_fits(group, need)) return std::nullopt;
+  }
   const bool known = std::any_of(needs_.begin(), needs_.end(), [&](const auto& of_group) {
     return of_group && planner::fits(*of_group, need);
   });

@@ -32,7 +32,7 @@ class Feasibility {
   // The most frugal candidate of a group that fits. Precondition: fits() returned true.
   const schedule::StepOptions& frugal() const;
   // The need of a group that fits and adds the fewest bytes to `need`; nothing if some group needs
-  // no more. Precondition: fits() returned true.
+  // no more, by its coarse need if its step is long. Precondition: fits() returned true.
   std::optional<TierBytes> nearest_need(const TierBytes& need);
 
  private:
@@ -40,6 +40,7 @@ class Feasibility {
   const TierBytes& need(std::size_t group);
   bool may_fit(std::size_t group);
   bool fits_amply(std::size_t group);
+  bool long_step_fits(std::size_t group, const TierBytes& budgets);
   bool fits_with_room(std::size_t group);
   std::vector<std::size_t> roomiest() const;
 

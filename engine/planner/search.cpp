@@ -25,6 +25,7 @@ constexpr int kRounds = 5;  // for one shape
 constexpr int kDepth = 4;   // kinds of state with one tier each
 // Starts of the search: the fastest shapes, as far as they come near the first one.
 constexpr std::size_t kStarts = 2;
+constexpr std::size_t kSpilledStarts = 1;  // beside these, with all activations in pinned memory
 constexpr double kNearStart = 1.25;
 // No further start once trials have made so many instructions, a third of a second's worth, and as
 // many as the exact step: a long step takes longer to compile anyway.
@@ -261,8 +262,12 @@ void Search::search(std::vector<Start> starts) {
                    [](const Start& a, const Start& b) { return a.plan.seconds < b.plan.seconds; });
   const std::uint64_t most =
       trials_.instructions() + kTrialInstructions + step_size(model_, starts.front().plan.options);
-  for (std::size_t i = 0; i < std::min(starts.size(), kStarts); ++i) {
-    const Start& start = starts[i];
+  std::array<std::size_t, 2> left{kStarts, kSpilledStarts};
+  for (const Start& start : starts) {
+    const bool is_spilled = start.shape.places.activation != config_.memory.place.activation;
+    std::size_t& more = left[is_spilled ? 1 : 0];
+    if (more == 0) continue;
+    --more;
     if (start.plan.seconds > starts.front().plan.seconds * kNearStart) break;
     if (trials_.instructions() > most) break;
     improver_.improve(start.plan);
@@ -365,7 +370,7 @@ std::vector<Search::Start> Search::try_shapes(const std::vector<Shape>& shapes) 
       tried_.push_back({shape.text(), shape.least.seconds, std::nullopt});
       continue;
     }
-    if (const auto plan = try_shape(shape)) starts.push_back({shape, *plan});
+    if (const auto start = try_or_spill(shape)) starts.push_back(*start);
     // From a plan with windows beside the arena, no single change leads to a device that holds all.
     if (step_size(model_, base_options(shape)) > kSmallStepInstructions) continue;
     Shape frugal = shape;
@@ -375,32 +380,13 @@ std::vector<Search::Start> Search::try_shapes(const std::vector<Shape>& shapes) 
   return starts;
 }
 
-// The fewest activations off the device that let a placement fit, by coarse trials. Nothing
-// if none is enough.
-std::optional<Shortlist::Found> Search::spill_least(const schedule::StepOptions& options) {
-  if (config_.memory.place.activation != Place::kAuto) return std::nullopt;
-  for (const Tier tier : {Tier::kPinned, Tier::kStorage}) {
-    const SpillChoice choice(config_, model_, options, tier);
-    if (choice.count() == 0 || !found_.consider(choice.with(choice.count()))) continue;
-    std::size_t too_few = 0;
-    std::size_t enough = choice.count();
-    while (enough - too_few > 1) {
-      const std::size_t count = too_few + (enough - too_few) / 2;
-      (found_.consider(choice.with(count)) ? enough : too_few) = count;
-    }
-    const schedule::StepOptions least = choice.with(enough);
-    return Shortlist::Found{least, trials_.coarse(least).seconds};
-  }
-  return std::nullopt;
-}
-
 // The candidates of the first groups that fit, for configurations that leave little room.
 void Search::try_groups() {
   constexpr std::size_t kEnough = 2;
   const std::vector<CandidateGroup>& groups = feasibility_.groups();
   std::size_t fitting = 0;
   for (std::size_t i = 0; i < groups.size() && fitting < kEnough; ++i) {
-    if (!feasibility_.group_fits(i)) continue;
+    if (!found_.consider(groups[i].back())) continue;
     ++fitting;
     for (const schedule::StepOptions& options : groups[i]) found_.consider(options);
   }
@@ -460,7 +446,7 @@ Compiled Search::conclude() {
     if (auto uncarried = try_carried()) others.push_back(std::move(*uncarried));
   }
   Compiled best = settled(confirm());
-  if (best.options.keeps_update_ring) {
+  if (best.options.keeps_update_ring || !carried_variants(config_, best.options).empty()) {
     for (Shortlist::Found& found : found_.finalists()) others.push_back(std::move(found));
   }
   for (const Shortlist::Found& found : others) {

@@ -99,6 +99,7 @@ class Search {
   schedule::StepOptions frugal_options(const Shape& shape) const;
   std::optional<Shortlist::Found> spill_least(const schedule::StepOptions& options);
   std::optional<Shortlist::Found> try_shape(const Shape& shape);
+  std::optional<Start> try_or_spill(const Shape& shape);
   std::vector<Start> try_shapes(const std::vector<Shape>& shapes);
   Start narrow(Start start);
   void try_whole_places(const std::vector<Start>& starts);

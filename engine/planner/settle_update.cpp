@@ -3,6 +3,9 @@
 #include "engine/planner/settle_update.hpp"
 
 #include <algorithm>
+#include <array>
+#include <optional>
+#include <span>
 #include <utility>
 
 #include "base/units.hpp"
@@ -13,6 +16,11 @@ namespace {
 
 // A larger ring must make the step shorter by more than this.
 constexpr double kAsFast = 0.995;
+// Shares of the spare memory that a ring takes: one part of so many. With thousands of pieces alive
+// at once the largest takes as long to compile as all else of a plan, and hardly ever gains more.
+constexpr std::uint64_t kManyPieces = 256;
+constexpr std::array<std::uint64_t, 3> kSharesOfFew{1, 3, 9};
+constexpr std::array<std::uint64_t, 2> kSharesOfMany{3, 12};
 
 // The pieces of optimizer state that come from storage and fit into `bytes`.
 std::uint64_t pieces_within(std::uint64_t bytes, const schedule::StepModel& model,
@@ -45,53 +53,60 @@ class UpdateChoice {
         options_(from.options),
         seconds_(from.simulation.total_s) {}
 
-  // Tries a few shares of the spare memory and takes the least that is as fast as all of it.
-  // Returns whether the step gets shorter.
+  // Tries a few shares of the spare memory, from the largest on, and takes the least that is as fast
+  // as the first one that fits. Returns whether the step gets shorter.
   bool deepen(std::uint64_t spare_bytes) {
     const std::uint64_t most =
         pieces_within(std::min(spare_bytes, config_.memory.update_ring_bytes), model_, options_);
     const schedule::StepOptions shallow = options_;
-    double longest_s = seconds_ * kAsFast;
-    bool shorter = false;
-    for (const std::uint64_t share : {1, 3, 9, 27}) {
+    const double shallow_s = seconds_;
+    double longest_s = shallow_s * kAsFast;
+    const std::span<const std::uint64_t> shares =
+        most > kManyPieces ? std::span<const std::uint64_t>(kSharesOfMany) : kSharesOfFew;
+    for (const std::uint64_t share : shares) {
       schedule::StepOptions options = shallow;
       options.update_lookahead += static_cast<std::int32_t>(most / share);
       options.keeps_update_ring = true;
       if (most / share == 0) break;
-      const Trial trial = trials_.training(options);
-      if (!fits(trial.need, budgets_)) continue;
-      if (trial.seconds > longest_s) break;
-      if (!shorter) longest_s = trial.seconds / kAsFast;
-      shorter = true;
-      options_ = std::move(options);
-      seconds_ = trial.seconds;
+      const bool first = seconds_ == shallow_s;
+      const Outcome outcome = take(options, longest_s);
+      if (outcome == Outcome::kSlow) break;
+      if (outcome == Outcome::kTaken && first) longest_s = seconds_ / kAsFast;
     }
-    return shorter;
+    return seconds_ < shallow_s;
   }
 
-  // The search chose the carried units by coarse trials, and for a shallow ring. Returns whether
-  // another number makes the step shorter.
-  bool choose_carried() {
-    bool shorter = false;
-    for (schedule::StepOptions& options : carried_variants(config_, options_)) {
-      const Trial trial = trials_.training(options);
-      if (!fits(trial.need, budgets_) || trial.seconds > seconds_ * kAsFast) continue;
-      options_ = std::move(options);
-      seconds_ = trial.seconds;
-      shorter = true;
+  // The search chose the carried units by coarse trials, and for a shallow ring.
+  void choose_carried() {
+    for (const schedule::StepOptions& options : carried_variants(config_, options_)) {
+      take(options, seconds_ * kAsFast);
     }
-    return shorter;
   }
 
-  const schedule::StepOptions& options() const { return options_; }
+  // The training step of the choice; nothing if the search's is as fast.
+  std::optional<Compiled>& step() { return step_; }
 
  private:
+  enum class Outcome { kTaken, kTooLarge, kSlow };
+
+  // Takes the options if their step fits and is short enough.
+  Outcome take(const schedule::StepOptions& options, double longest_s) {
+    Compiled step = trials_.training(options);
+    if (!fits(step.most_bytes, budgets_)) return Outcome::kTooLarge;
+    if (step.simulation.total_s > longest_s) return Outcome::kSlow;
+    options_ = options;
+    seconds_ = step.simulation.total_s;
+    step_ = std::move(step);
+    return Outcome::kTaken;
+  }
+
   const config::Config& config_;
   const schedule::StepModel& model_;
   const TierBytes& budgets_;
   const Trials& trials_;
   schedule::StepOptions options_;
-  double seconds_;  // of a training step with them
+  double seconds_;                // of a training step with them
+  std::optional<Compiled> step_;  // with them
 };
 
 }  // namespace
@@ -101,18 +116,13 @@ void settle_update(const config::Config& config, const schedule::StepModel& mode
   const auto pinned = static_cast<std::size_t>(Tier::kPinned);
   const std::uint64_t used = best.most_bytes[pinned];
   UpdateChoice choice(config, model, budgets, trials, best);
-  bool shorter = choice.choose_carried();
+  choice.choose_carried();
   // Without pieces of its own an update is not fed by storage, or memory is short.
   const bool has_ring = best.options.update_piece_elems > 0 && used < budgets[pinned];
-  if (has_ring && choice.deepen(budgets[pinned] - used)) {
-    shorter = true;
-    choice.choose_carried();
-  }
-  if (!shorter) return;
-  Compiled compiled = trials.exact(choice.options());
-  if (!fits(compiled.most_bytes, budgets)) return;
-  trials.simulate(compiled);
-  best = std::move(compiled);
+  if (has_ring && choice.deepen(budgets[pinned] - used)) choice.choose_carried();
+  if (!choice.step()) return;
+  trials.complete(*choice.step());
+  if (fits(choice.step()->most_bytes, budgets)) best = std::move(*choice.step());
 }
 
 }  // namespace sluice::planner

@@ -119,7 +119,8 @@ std::optional<Compiled> Shortlist::confirm() {
   for (const Found& found : finalists()) {
     if (best && found.seconds > best->simulation.total_s) break;
     // The training step alone tells whether the next one is faster.
-    if (best && trials_.training(refined(found.options)).seconds >= best->simulation.total_s) {
+    if (best &&
+        trials_.training(refined(found.options)).simulation.total_s >= best->simulation.total_s) {
       continue;
     }
     std::optional<Compiled> compiled = compile(found);

@@ -291,23 +291,38 @@ TierBytes Trials::with_other_ranks(TierBytes need, const schedule::StepOptions& 
   return need;
 }
 
-Trial Trials::training(const schedule::StepOptions& options) const {
-  schedule::Schedule training = schedule::compile(model_, options, schedule::StepKind::kTraining);
+Compiled Trials::training(const schedule::StepOptions& options) const {
+  Compiled compiled;
+  compiled.options = options;
+  schedule::Schedule& training = compiled.schedules[schedule::StepKind::kTraining];
+  training = schedule::compile(model_, options, schedule::StepKind::kTraining);
   const std::array<const schedule::Schedule*, 1> schedules{&training};
-  runtime::MemoryNeed need = runtime::memory_need(schedules, runtime::StateStore::kWindowBytes);
-  need.fixed = fixed_;
+  compiled.need = runtime::memory_need(schedules, runtime::StateStore::kWindowBytes);
+  compiled.need.fixed = fixed_;
+  compiled.most_bytes = compiled.need.peak_bytes();
   costs_.apply(training);
-  return {need.peak_bytes(), schedule::simulate(training, costs_.simulation_model()).total_s};
+  compiled.simulation =
+      schedule::simulate(training, costs_.simulation_model(), nullptr, 0, &compiled.times);
+  return compiled;
+}
+
+void Trials::complete(Compiled& compiled) const {
+  for (const schedule::StepKind kind : schedule::kStepKinds) {
+    const bool missing = compiled.schedules[kind].instructions.empty();
+    if (!missing || !schedule::has_step(compiled.options, kind)) continue;
+    compiled.schedules[kind] = schedule::compile(model_, compiled.options, kind);
+  }
+  compiled.need = runtime::memory_need(compiled.schedules.of(compiled.options),
+                                       runtime::StateStore::kWindowBytes);
+  compiled.need.fixed = fixed_;
+  compiled.most_bytes = with_other_ranks(compiled.need.peak_bytes(), compiled.options);
 }
 
 Compiled Trials::exact(const schedule::StepOptions& options) const {
   Compiled compiled;
   compiled.options = options;
   compiled.schedules = schedule::compile_all(model_, options);
-  compiled.need =
-      runtime::memory_need(compiled.schedules.of(options), runtime::StateStore::kWindowBytes);
-  compiled.need.fixed = fixed_;
-  compiled.most_bytes = with_other_ranks(compiled.need.peak_bytes(), options);
+  complete(compiled);
   return compiled;
 }
 

@@ -61,8 +61,10 @@ class Trials {
   const TierBytes& coarse_need(const schedule::StepOptions& options);
   // The most_bytes of exact(), in half of its time.
   const TierBytes& exact_need(const schedule::StepOptions& options);
-  // The time of an exact training step, and its need; other steps of the run may need more.
-  Trial training(const schedule::StepOptions& options) const;
+  // The training step alone, exact and simulated. Other steps of the run may need more.
+  Compiled training(const schedule::StepOptions& options) const;
+  // Compiles the other steps of a run whose training step is there, and sums up the need of all.
+  void complete(Compiled& compiled) const;
   Compiled exact(const schedule::StepOptions& options) const;
   void simulate(Compiled& compiled) const;
   // Trials made so far, without repeats.

@@ -25,6 +25,8 @@ namespace {
 using nlohmann::json;
 using Settings = std::vector<std::string>;
 
+constexpr double kAsFast = 0.01;  // settings that gain more are listed
+
 struct Pair {
   const char* name;
   const char* machine;
@@ -169,6 +171,7 @@ json compare(const Pair& pair, const Planned& automatic, int count, const char* 
   double most_gain = -1;
   double worst_cpu_s = 0;
   std::string best;
+  json faster = json::array();
   for (int i = 0; i < count; ++i) {
     const Settings setting = draw(draws);
     const std::optional<Planned> by_hand = plan_with(pair, setting);
@@ -176,16 +179,17 @@ json compare(const Pair& pair, const Planned& automatic, int count, const char* 
     ++fits;
     worst_cpu_s = std::max(worst_cpu_s, by_hand->cpu_s);
     const double gain = automatic.step_s / by_hand->step_s - 1;
+    if (gain <= std::min(most_gain, kAsFast)) continue;
+    std::string text;
+    for (const std::string& key : setting) text += (text.empty() ? "" : " ") + key;
+    if (gain > kAsFast) faster.push_back({{"gain", gain}, {"setting", text}});
     if (gain <= most_gain) continue;
     most_gain = gain;
-    best.clear();
-    for (const std::string& text : setting) best += (best.empty() ? "" : " ") + text;
+    best = std::move(text);
   }
-  return {{"settings", count},
-          {"fits", fits},
-          {"most_gain", most_gain},
-          {"setting", best},
-          {"worst_cpu_s", worst_cpu_s}};
+  return {{"settings", count},           {"fits", fits},
+          {"most_gain", most_gain},      {"setting", best},
+          {"faster", std::move(faster)}, {"worst_cpu_s", worst_cpu_s}};
 }
 
 }  // namespace

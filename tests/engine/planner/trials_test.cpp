@@ -109,5 +109,24 @@ TEST_F(TrialsTest, AnExactNeedIsThatOfTheExactTrial) {
   }
 }
 
+// The search compiles other steps only for the plan that it takes.
+TEST_F(TrialsTest, ACompletedTrainingStepIsTheExactTrial) {
+  for (schedule::StepOptions options : examples()) {
+    options.update = schedule::UpdatePlacement::kNextForward;
+    planner::Compiled exact = trials_.exact(options);
+    trials_.simulate(exact);
+    planner::Compiled completed = trials_.training(options);
+    EXPECT_TRUE(completed.schedules[schedule::StepKind::kDrain].instructions.empty());
+    EXPECT_EQ(completed.simulation.total_s, exact.simulation.total_s);
+    trials_.complete(completed);
+    EXPECT_EQ(completed.need.peak_bytes(), exact.need.peak_bytes());
+    EXPECT_EQ(completed.most_bytes, exact.most_bytes);
+    for (const schedule::StepKind kind : schedule::kStepKinds) {
+      EXPECT_EQ(completed.schedules[kind].instructions.size(),
+                exact.schedules[kind].instructions.size());
+    }
+  }
+}
+
 }  // namespace
 }  // namespace sluice::testing
