@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <optional>
-#include <span>
 #include <utility>
 
 #include "base/units.hpp"
@@ -16,11 +15,10 @@ namespace {
 
 // A larger ring must make the step shorter by more than this.
 constexpr double kAsFast = 0.995;
-// Shares of the spare memory that a ring takes: one part of so many. With thousands of pieces alive
-// at once the largest takes as long to compile as all else of a plan, and hardly ever gains more.
+// Shares of the spare memory that a ring takes: one part of so many.
 constexpr std::uint64_t kManyPieces = 256;
 constexpr std::array<std::uint64_t, 3> kSharesOfFew{1, 3, 9};
-constexpr std::array<std::uint64_t, 2> kSharesOfMany{3, 12};
+constexpr std::array<std::uint64_t, 3> kSharesOfMany{1, 3, 12};
 
 // The pieces of optimizer state that come from storage and fit into `bytes`.
 std::uint64_t pieces_within(std::uint64_t bytes, const schedule::StepModel& model,
@@ -61,9 +59,7 @@ class UpdateChoice {
     const schedule::StepOptions shallow = options_;
     const double shallow_s = seconds_;
     double longest_s = shallow_s * kAsFast;
-    const std::span<const std::uint64_t> shares =
-        most > kManyPieces ? std::span<const std::uint64_t>(kSharesOfMany) : kSharesOfFew;
-    for (const std::uint64_t share : shares) {
+    for (const std::uint64_t share : most > kManyPieces ? kSharesOfMany : kSharesOfFew) {
       schedule::StepOptions options = shallow;
       options.update_lookahead += static_cast<std::int32_t>(most / share);
       options.keeps_update_ring = true;
