@@ -72,6 +72,7 @@ class RankFaults : public RankTest {
     int ranks = 2;
     bool durable = false;
     bool has_stages = false;
+    bool has_groups = false;
     bool early = false;  // as soon as the ranks have met: they plan, and connect
     Fault fault = Fault::kKill;
     std::size_t victim = 0;
@@ -79,13 +80,15 @@ class RankFaults : public RankTest {
     std::uint64_t draw = 0;
   };
 
-  // has_stages: pipelines of two ranks.
-  static Words settings(int ranks, bool durable = false, bool has_stages = false) {
-    const int stages = has_stages ? 2 : 1;
+  // has_stages: pipelines of two ranks. has_groups: tensor groups of two ranks.
+  static Words settings(int ranks, bool durable = false, bool has_stages = false,
+                        bool has_groups = false) {
+    const int stages = has_stages ? 2 : 1, tensor = has_groups ? 2 : 1;
     return rank_settings(
-        ranks / stages, 3,
-        {"parallel.pipeline=" + std::to_string(stages), "train.steps=16", "checkpoint.every=2",
-         "memory.link_latency=1ms", "memory.place.optimizer=storage", "train.eval_every=4",
+        ranks / stages / tensor, 3,
+        {"parallel.pipeline=" + std::to_string(stages), "parallel.tensor=" + std::to_string(tensor),
+         "train.steps=16", "checkpoint.every=2", "memory.link_latency=1ms",
+         "memory.place.optimizer=storage", "train.eval_every=4",
          std::string("checkpoint.mode=") + (durable ? "durable" : "scratch")});
   }
 
@@ -125,7 +128,8 @@ class RankFaults : public RankTest {
   static void expect_names(const Trial& trial, std::size_t rank, const ChildOutcome& outcome) {
     EXPECT_EQ(outcome.exit_status, 3) << outcome.err;
     static const std::regex operation(
-        "(waited for it in|Gather|AllToAll|Send|Recv|exchange of|gathering of|connect)");
+        "(waited for it in|Gather|AllToAll|AllReduce|joining of parts|Send|Recv|exchange "
+        "of|gathering of|connect)");
     static const std::regex any_rank("rank [0-9] of [0-9]");
     EXPECT_TRUE(std::regex_search(outcome.err, operation)) << "rank " << rank << outcome.err;
     const std::string name = "rank " + std::to_string(trial.victim) + " of ";
@@ -157,7 +161,8 @@ class RankFaults : public RankTest {
   std::string finish(const Trial& trial, const std::string& run) const {
     const int ranks = trial.ranks;
     const Words words =
-        train_words(settings(ranks, trial.durable, trial.has_stages) + Words{"log.dir=" + run});
+        train_words(settings(ranks, trial.durable, trial.has_stages, trial.has_groups) +
+                    Words{"log.dir=" + run});
     const bool begun = fs::exists(path(run + "/0001/checkpoints")) &&
                        !fs::is_empty(path(run + "/0001/checkpoints"));
     const bool saved = has_saved(trial, run);
@@ -185,6 +190,9 @@ TEST_F(RankFaults, EverySurvivorNamesTheRankAndAResumeHasTheSameBits) {
     EXPECT_TRUE(whole.empty() || hash_of(outcomes[0]) == whole);
     whole = hash_of(outcomes[0]);
   }
+  // Tensor groups have bits of their own.
+  const std::string of_groups = hash_of(
+      run_launched(4, train_words(settings(4, false, false, true) + Words{"log.dir=groups"})));
   const CounterRng random(25, stream_of("test/rank_faults"));
   std::uint64_t draw = 0;
   for (std::uint64_t struck = 0; struck < faults;) {
@@ -199,15 +207,17 @@ TEST_F(RankFaults, EverySurvivorNamesTheRankAndAResumeHasTheSameBits) {
     trial.draw = random.below(draw++, 1000);
     trial.durable = random.below(draw++, 2) == 1;
     trial.has_stages = random.below(draw++, 2) == 1;
+    trial.has_groups = trial.ranks == 4 && !trial.has_stages;
     SCOPED_TRACE("rank " + std::to_string(trial.victim) + " of " + std::to_string(trial.ranks) +
                  " " + kFaultNames[static_cast<std::size_t>(trial.fault)] + " after " +
                  std::to_string(trial.delay.count()) + " us" + (trial.early ? ", early" : "") +
-                 (trial.durable ? ", durable" : "") + (trial.has_stages ? ", stages" : ""));
+                 (trial.durable ? ", durable" : "") + (trial.has_stages ? ", stages" : "") +
+                 (trial.has_groups ? ", groups" : ""));
     const std::string run = "run" + std::to_string(draw);
-    const Words words = settings(trial.ranks, trial.durable, trial.has_stages);
+    const Words words = settings(trial.ranks, trial.durable, trial.has_stages, trial.has_groups);
     if (!hit(trial, train_words(words + Words{"log.dir=" + run}))) continue;
     ++struck;
-    EXPECT_EQ(finish(trial, run), whole);
+    EXPECT_EQ(finish(trial, run), trial.has_groups ? of_groups : whole);
     fs::remove_all(path(run));
     if (HasFailure()) return;
   }
