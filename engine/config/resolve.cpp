@@ -13,8 +13,8 @@ namespace sluice::config {
 
 namespace {
 
-// Describing a larger model would take gigabytes: every norm block of 4,096 elements is listed.
-constexpr double kMaxParameters = 137e9;
+// Sizes in bits still have room in 64 bits.
+constexpr double kMaxParameters = 1e13;
 constexpr std::int64_t kMaxRunTokens = std::int64_t{1} << 60;
 
 void require_keys(const Config& config, const ConfigOrigins& origins) {

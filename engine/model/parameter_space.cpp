@@ -12,11 +12,11 @@ std::uint64_t ParameterSpace::parameter_count() const {
 
 const std::string& ParameterSpace::tensor_of_norm_block(std::size_t block) const {
   for (const UnitLayout* layout : layouts_) {
-    if (block >= layout->norm_blocks().size()) {
-      block -= layout->norm_blocks().size();
+    if (block >= layout->norm_block_count()) {
+      block -= layout->norm_block_count();
       continue;
     }
-    const std::uint64_t begin = layout->norm_blocks()[block].begin;
+    const std::uint64_t begin = layout->norm_block(block).begin;
     for (const PlacedTensor& tensor : layout->tensors()) {
       if (begin < tensor.first_elem + tensor.spec.place_elems()) return tensor.spec.name;
     }

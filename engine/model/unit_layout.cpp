@@ -57,33 +57,54 @@ UnitLayout::UnitLayout(std::vector<TensorSpec> tensors) {
     parameters_ += spec.whole_elems();
     const std::uint64_t elems = spec.place_elems();
     const std::uint64_t first = place(cursor, elems);
-    for (std::uint64_t begin = 0; begin < elems; begin += kLawBlockElems) {
-      blocks_.push_back({first + begin, first + std::min(begin + kLawBlockElems, elems)});
-    }
+    first_blocks_.push_back(first_blocks_.back() + ceil_div(elems, kLawBlockElems));
     tensors_.push_back({std::move(spec), first});
     cursor = first + elems;
   }
   elems_ = round_up(cursor, kLawBlockElems);
 }
 
-std::pair<std::size_t, std::size_t> UnitLayout::norm_block_range(std::uint64_t begin,
-                                                                 std::uint64_t end) const {
-  const auto starts_before = [](const NormBlock& block, std::uint64_t elem) {
-    return block.begin < elem;
-  };
-  const auto first = std::lower_bound(blocks_.begin(), blocks_.end(), begin, starts_before);
-  const auto last = std::lower_bound(blocks_.begin(), blocks_.end(), end, starts_before);
-  return {static_cast<std::size_t>(first - blocks_.begin()),
-          static_cast<std::size_t>(last - blocks_.begin())};
+NormBlock UnitLayout::norm_block(std::size_t index) const {
+  const auto after = std::upper_bound(first_blocks_.begin(), first_blocks_.end(), index);
+  const auto tensor = static_cast<std::size_t>(after - first_blocks_.begin()) - 1;
+  SLUICE_CHECK(tensor < tensors_.size());
+  const PlacedTensor& of = tensors_[tensor];
+  const std::uint64_t begin = (index - first_blocks_[tensor]) * kLawBlockElems;
+  return {of.first_elem + begin, of.first_elem + std::min(begin + kLawBlockElems, of.spec.elems())};
 }
 
-std::vector<std::uint64_t> UnitLayout::norm_blocks_before() const {
-  std::vector<std::uint64_t> before;
-  std::uint64_t seen = 0;
-  for (std::uint64_t elem = 0; elem <= elems_; elem += kLawBlockElems) {
-    while (seen < blocks_.size() && blocks_[seen].begin < elem) ++seen;
-    before.push_back(seen);
+std::size_t UnitLayout::blocks_before(std::uint64_t elem) const {
+  const auto after = std::lower_bound(
+      tensors_.begin(), tensors_.end(), elem,
+      [](const PlacedTensor& tensor, std::uint64_t at) { return tensor.first_elem < at; });
+  if (after == tensors_.begin()) return 0;
+  const auto tensor = static_cast<std::size_t>(after - tensors_.begin()) - 1;
+  const std::uint64_t blocks = ceil_div(elem - tensors_[tensor].first_elem, kLawBlockElems);
+  return std::min<std::size_t>(first_blocks_[tensor] + blocks, first_blocks_[tensor + 1]);
+}
+
+std::pair<std::size_t, std::size_t> UnitLayout::norm_block_range(std::uint64_t begin,
+                                                                 std::uint64_t end) const {
+  return {blocks_before(begin), blocks_before(end)};
+}
+
+// A large tensor begins at a multiple of 4,096, and no other begins before its last block. So the
+// counts between are one run.
+BlockCounts UnitLayout::norm_blocks_before() const {
+  BlockCounts before;
+  const auto count_to = [&](std::uint64_t last) {
+    for (std::uint64_t at = before.size(); at <= last; ++at) {
+      before.push_back(blocks_before(at * kLawBlockElems));
+    }
+  };
+  for (std::size_t tensor = 0; tensor < tensors_.size(); ++tensor) {
+    const std::uint64_t first = tensors_[tensor].first_elem;
+    const std::size_t blocks = first_blocks_[tensor + 1] - first_blocks_[tensor];
+    if (tensors_[tensor].spec.elems() < kLawBlockElems) continue;
+    count_to(first / kLawBlockElems);
+    before.append(first_blocks_[tensor] + 1, blocks - 1);
   }
+  count_to(elems_ / kLawBlockElems);
   return before;
 }
 

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "base/block_counts.hpp"
 #include "base/dtype.hpp"
 
 namespace sluice::model {
@@ -79,18 +80,22 @@ class UnitLayout {
   std::uint64_t elems() const { return elems_; }
   // Elements without the gaps, of whole tensors.
   std::uint64_t parameter_count() const { return parameters_; }
-  // All norm blocks in element order.
-  const std::vector<NormBlock>& norm_blocks() const { return blocks_; }
+  // Norm blocks are numbered in element order.
+  std::size_t norm_block_count() const { return first_blocks_.back(); }
+  NormBlock norm_block(std::size_t index) const;
   // Item i: the norm blocks that begin before element 4,096 * i; elems() / 4,096 + 1 items.
-  std::vector<std::uint64_t> norm_blocks_before() const;
+  BlockCounts norm_blocks_before() const;
   // Indices [first, last) of the norm blocks inside elements [begin, end); both multiples of
   // kLawBlockElems or elems().
   std::pair<std::size_t, std::size_t> norm_block_range(std::uint64_t begin,
                                                        std::uint64_t end) const;
 
  private:
+  // The norm blocks that begin before an element.
+  std::size_t blocks_before(std::uint64_t elem) const;
+
   std::vector<PlacedTensor> tensors_;
-  std::vector<NormBlock> blocks_;
+  std::vector<std::size_t> first_blocks_{0};  // of each tensor, and the number of all
   std::uint64_t elems_ = 0;
   std::uint64_t parameters_ = 0;
 };

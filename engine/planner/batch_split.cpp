@@ -38,9 +38,9 @@ config::Config divided(const config::Config& config, std::int64_t micro_batch) {
 
 SplitPlan plan_split(config::Config& config, const model::Model& model,
                      const kernels::Kernels& kernels, const HardwareProfile& hardware,
-                     const kernels::Kernels* host_kernels) {
+                     const kernels::Kernels* host_kernels, WorldScope scope) {
   if (config.train.micro_batch != config::Config::kAutoCount) {
-    return {make_plan(config, model, kernels, hardware, host_kernels), {}};
+    return {make_plan(config, model, kernels, hardware, host_kernels, scope), {}};
   }
   const std::vector<std::int64_t> sizes = micro_batches(config);
   if (sizes.empty()) {
@@ -62,8 +62,8 @@ SplitPlan plan_split(config::Config& config, const model::Model& model,
   for (TriedSplit& split : tried) {
     if (best && split.bound_s >= best->simulation.total_s) continue;
     try {
-      auto result =
-          make_plan(divided(config, split.micro_batch), model, kernels, hardware, host_kernels);
+      auto result = make_plan(divided(config, split.micro_batch), model, kernels, hardware,
+                              host_kernels, scope);
       auto* plan = std::get_if<Plan>(&result);
       if (plan == nullptr) continue;
       split.step_s = plan->simulation.total_s;
@@ -76,7 +76,7 @@ SplitPlan plan_split(config::Config& config, const model::Model& model,
   config = divided(config, best_size);
   if (best) return {std::move(*best), std::move(tried)};
   // The reason, be it a refusal or bad input.
-  return {make_plan(config, model, kernels, hardware, host_kernels), std::move(tried)};
+  return {make_plan(config, model, kernels, hardware, host_kernels, scope), std::move(tried)};
 }
 
 }  // namespace sluice::planner

@@ -30,6 +30,7 @@ struct SplitPlan {
 // micro-batches of one sample, which need least.
 SplitPlan plan_split(config::Config& config, const model::Model& model,
                      const kernels::Kernels& kernels, const HardwareProfile& hardware,
-                     const kernels::Kernels* host_kernels = nullptr);
+                     const kernels::Kernels* host_kernels = nullptr,
+                     WorldScope scope = WorldScope::kAllRanks);
 
 }  // namespace sluice::planner

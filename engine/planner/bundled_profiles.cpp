@@ -24,6 +24,12 @@ constexpr std::uint64_t kHostReservePart = 8;
 // Budgets are round numbers.
 constexpr std::uint64_t kBudgetStepBytes = kGiB / 2;
 
+// The ranks of a node share its memory and its drives.
+std::uint64_t of_rank(std::uint64_t bytes, const HardwareProfile& hardware) {
+  const std::int32_t ranks = hardware.rank_links ? hardware.rank_links->node_ranks : 0;
+  return bytes / static_cast<std::uint64_t>(std::max(ranks, 1));
+}
+
 // "memory.device=22GiB"
 std::string budget(const char* key, std::uint64_t bytes) {
   return std::string(key) + "=" + format_bytes_exact(bytes / kBudgetStepBytes * kBudgetStepBytes);
@@ -73,10 +79,12 @@ std::vector<std::string> default_budgets(const HardwareProfile& hardware) {
   }
   // Without a GPU the device is host memory too, so no share of it is known.
   if (hardware.gpu && hardware.memory_bytes > 0) {
-    budgets.push_back(budget("memory.pinned", without_reserve(hardware.memory_bytes)));
+    budgets.push_back(
+        budget("memory.pinned", of_rank(without_reserve(hardware.memory_bytes), hardware)));
   }
   if (hardware.storage_bytes > 0) {
-    budgets.push_back(budget("memory.storage", without_reserve(hardware.storage_bytes)));
+    budgets.push_back(
+        budget("memory.storage", of_rank(without_reserve(hardware.storage_bytes), hardware)));
   }
   return budgets;
 }

@@ -199,6 +199,9 @@ TierBytes partial_bytes(const schedule::StepModel& model, const schedule::StepOp
   const auto sums = static_cast<std::uint64_t>(schedule::partial_sums_at_once(model, options));
   if (options.order == schedule::ComputeOrder::kUnit) return bytes;
   for (std::size_t at = 0; at < model.units.size() + (model.tied_elems > 0 ? 1 : 0); ++at) {
+    // The head's rank sums the tied use.
+    const std::size_t owner = std::min(at, model.units.size() - 1);
+    if (!model.pipeline.owns(static_cast<std::int32_t>(owner))) continue;
     const std::size_t placed = at == model.units.size() ? 0 : at;
     const auto tier =
         static_cast<std::size_t>(options.placement.partial_of(static_cast<std::int32_t>(placed)));

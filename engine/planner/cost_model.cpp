@@ -131,13 +131,14 @@ double CostModel::pass_s(const schedule::Schedule& schedule, const schedule::Ins
   return pass_s(pass.unit, pass.op, remade, makes_output, pass.segments);
 }
 
-double CostModel::unit_s(std::int32_t unit) {
+CostModel::UnitPasses CostModel::unit_passes(std::int32_t unit) {
   const model::Unit& of = model_.units()[static_cast<std::size_t>(unit)];
-  double seconds =
-      pass_s(unit, of.is_head ? schedule::Op::kLoss : schedule::Op::kForward, 0, true) +
-      pass_s(unit, schedule::Op::kBackwardWeight, 0, true);
-  if (of.has_input) seconds += pass_s(unit, schedule::Op::kBackwardInput, 0, true);
-  return seconds;
+  UnitPasses passes;
+  passes.forward_s =
+      pass_s(unit, of.is_head ? schedule::Op::kLoss : schedule::Op::kForward, 0, true);
+  if (of.has_input) passes.backward_input_s = pass_s(unit, schedule::Op::kBackwardInput, 0, true);
+  passes.backward_weight_s = pass_s(unit, schedule::Op::kBackwardWeight, 0, true);
+  return passes;
 }
 
 double CostModel::recompute_s(const schedule::Recomputation& recompute) {
@@ -281,7 +282,10 @@ double CostModel::collective_s(const schedule::Schedule& schedule,
   }
   messages.node_bytes = static_cast<double>(std::max(moved[0].sent, moved[0].received));
   messages.network_bytes = static_cast<double>(std::max(moved[1].sent, moved[1].received));
-  return world_.links.messages_s(static_cast<std::int32_t>(group.ranks.size()), messages);
+  // All places of a tensor group have such a group of their own, at the same time.
+  const auto at_once = static_cast<std::int64_t>(group.ranks.size()) * config_.parallel.tensor *
+                       config_.parallel.context;
+  return world_.links.messages_s(static_cast<std::int32_t>(at_once), messages);
 }
 
 double CostModel::instruction_s(const schedule::Schedule& schedule,
@@ -317,7 +321,10 @@ double CostModel::instruction_s(const schedule::Schedule& schedule,
       return collective_s(schedule, instruction);
     case schedule::Op::kSendForward:
     case schedule::Op::kSendBackward:
-      return world_.links.message_s(world_.ranks, static_cast<double>(instruction.bytes));
+      return world_.links.message_s(
+          world_.ranks,
+          static_cast<std::int32_t>(config_.parallel.ranks() / config_.parallel.pipeline),
+          static_cast<double>(instruction.bytes));
     case schedule::Op::kRelease:
       return 0.0;
     default:

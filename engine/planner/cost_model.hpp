@@ -48,8 +48,13 @@ class CostModel {
 
   const RankLinks& links() const { return world_.links; }
   StepRates rates();
-  // All passes of one micro-batch through the unit.
-  double unit_s(std::int32_t unit);
+  // The passes of one micro-batch through the unit; the embedding makes no gradient of its input.
+  struct UnitPasses {
+    double forward_s = 0, backward_input_s = 0, backward_weight_s = 0;
+    double all_s() const { return forward_s + backward_input_s + backward_weight_s; }
+  };
+  UnitPasses unit_passes(std::int32_t unit);
+  double unit_s(std::int32_t unit) { return unit_passes(unit).all_s(); }
   // Of one micro-batch.
   double recompute_s(const schedule::Recomputation& recompute);
   // For one micro-batch and unit; includes the output if all parts are made.

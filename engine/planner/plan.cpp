@@ -171,18 +171,32 @@ schedule::StepModel step_model_of(const config::Config& config, const model::Mod
   return step;
 }
 
+// Nothing for a plan that compiles all ranks, or whose rank is alone.
+std::optional<RankClasses> classes_of(const schedule::StepModel& step, const config::Config& config,
+                                      WorldScope scope, const CostModel& costs) {
+  if (scope == WorldScope::kAllRanks || ranks_of(step) == 1) return std::nullopt;
+  return classify_ranks(step, sums_by_place(config), costs.links());
+}
+
 // Proves the schedules of the choice, and makes the plan of them.
 Plan settle_plan(Compiled fastest, const schedule::StepModel& step, const config::Config& config,
-                 const model::Model& model, const HardwareProfile& hardware, CostModel& costs) {
+                 const model::Model& model, const HardwareProfile& hardware, CostModel& costs,
+                 const std::optional<RankClasses>& classes) {
   costs.apply(fastest.schedules[StepKind::kRedo]);
   std::vector<RankFigures> ranks;
   if (ranks_of(step) == 1) {
     check_schedules(fastest.schedules, fastest.options, budgets_of(config));
+  } else if (classes) {
+    ClassWorld world = simulate_classes(step, *classes, fastest, costs);
+    ranks = std::move(world.figures);
+    fastest.simulation = std::move(world.simulation);
+    fastest.times = std::move(world.times);
   } else {
     ranks = check_ranks(step, fastest, budgets_of(config), costs);
   }
   Plan plan = finish_plan(std::move(fastest), step, model, hardware, costs.simulation_model());
   plan.ranks = std::move(ranks);
+  plan.by_classes = classes.has_value();
   add_verbs(plan, config, model);
   return plan;
 }
@@ -224,10 +238,17 @@ std::uint64_t missing_bytes(const Refusal& refusal) {
   return std::accumulate(missing.begin(), missing.end(), std::uint64_t{0});
 }
 
+bool all_fit(const std::vector<RankFigures>& ranks, const TierBytes& budgets) {
+  return std::all_of(ranks.begin(), ranks.end(),
+                     [&](const RankFigures& rank) { return fits(rank.peak_bytes, budgets); });
+}
+
 // The fastest plan of all cuts into stages. If none fits, the refusal that misses the fewest bytes.
+// others: gives the ranks whose needs a trial looks at beside that of rank 0.
 std::variant<Plan, Refusal> plan_pipeline(const config::Config& config, schedule::StepModel step,
                                           const model::Model& model,
-                                          const HardwareProfile& hardware, CostModel& costs) {
+                                          const HardwareProfile& hardware, CostModel& costs,
+                                          WorldScope scope, decltype(&other_ranks) others) {
   const TierBytes budgets = budgets_of(config);
   const schedule::PipelineOrder order = choose_order(config);
   std::optional<Compiled> best;
@@ -236,8 +257,10 @@ std::variant<Plan, Refusal> plan_pipeline(const config::Config& config, schedule
     step.pipeline = parallel::make_stage_view(order, cut, 0);
     std::vector<CandidateGroup> groups = pipeline_candidates(config, step);
     leave_out_long_steps(config, step, groups);
-    Trials trials(step, costs, fixed_need(config, step), other_ranks(step),
-                  ranks_of_pipeline(step));
+    const std::optional<RankClasses> classes = classes_of(step, config, scope, costs);
+    Trials trials(step, costs, fixed_need(config, step), others(step),
+                  classes ? ranks_of_classes(step, *classes) : ranks_of_pipeline(step),
+                  classes ? &*classes : nullptr);
     auto found = search_pipeline(config, step, budgets, trials, std::move(groups));
     if (auto* refusal = std::get_if<Refusal>(&found)) {
       if (!refused || missing_bytes(*refusal) < missing_bytes(*refused)) {
@@ -251,9 +274,24 @@ std::variant<Plan, Refusal> plan_pipeline(const config::Config& config, schedule
   }
   if (!best) return std::move(*refused);
   step.pipeline.units = best->options.stages;
-  Plan plan = settle_plan(std::move(*best), step, config, model, hardware, costs);
+  Plan plan = settle_plan(std::move(*best), step, config, model, hardware, costs,
+                          classes_of(step, config, scope, costs));
   plan.bound_s = least_pipeline_s(config, step, costs);
   return plan;
+}
+
+// On paper the ranks that are likely to need most stand for all, unless another one needs more.
+std::variant<Plan, Refusal> plan_pipeline(const config::Config& config,
+                                          const schedule::StepModel& step,
+                                          const model::Model& model,
+                                          const HardwareProfile& hardware, CostModel& costs,
+                                          WorldScope scope) {
+  if (scope == WorldScope::kClasses) {
+    auto likely = plan_pipeline(config, step, model, hardware, costs, scope, &likely_fullest_ranks);
+    const auto* plan = std::get_if<Plan>(&likely);
+    if (plan == nullptr || all_fit(plan->ranks, budgets_of(config))) return likely;
+  }
+  return plan_pipeline(config, step, model, hardware, costs, scope, &other_ranks);
 }
 
 }  // namespace
@@ -294,7 +332,7 @@ Plan plan_rank(const config::Config& config, const model::Model& model,
   costs.apply(compiled.schedules[StepKind::kRedo]);
   Plan plan = finish_plan(std::move(compiled), step, model, hardware, costs.simulation_model());
   add_verbs(plan, config, model);
-  plan.ranks.push_back(figures_of(plan.training()));
+  plan.ranks.push_back(figures_of(plan.training(), costs.links()));
   plan.ranks.back().peak_bytes = plan.peak_bytes;
   return plan;
 }
@@ -302,22 +340,25 @@ Plan plan_rank(const config::Config& config, const model::Model& model,
 std::variant<Plan, Refusal> make_plan(const config::Config& given, const model::Model& model,
                                       const kernels::Kernels& kernels,
                                       const HardwareProfile& hardware,
-                                      const kernels::Kernels* host_kernels) {
-  check_rank_counts(given);
+                                      const kernels::Kernels* host_kernels, WorldScope scope) {
+  // Where sums depend on a rank's place, each rank is a class of its own.
+  const bool many = scope == WorldScope::kClasses && !sums_by_place(given);
+  check_rank_counts(given, many ? kMostRanksOnPaper : kMostPlannedRanks);
   const config::Config config = with_places_of_stage(given);
   const model::BatchShape batch = batch_shape(config);
   const schedule::StepModel step_model = step_model_of(config, model, kernels, host_kernels);
   const TierBytes budgets = budgets_of(config);
   CostModel costs(config, model, batch, hardware);
   if (config.parallel.pipeline > 1)
-    return plan_pipeline(config, step_model, model, hardware, costs);
+    return plan_pipeline(config, step_model, model, hardware, costs, scope);
   std::vector<CandidateGroup> groups = plan_candidates(config, step_model);
   leave_out_long_steps(config, step_model, groups);
   Trials trials(step_model, costs, fixed_need(config, step_model), other_ranks(step_model));
   Search search(config, step_model, budgets, costs, trials, std::move(groups));
   if (!search.fits()) return with_largest_unit(search.refusal(), config, step_model);
-  Plan plan = settle_plan(search_policies(search, config, step_model, budgets, costs, trials),
-                          step_model, config, model, hardware, costs);
+  Plan plan =
+      settle_plan(search_policies(search, config, step_model, budgets, costs, trials), step_model,
+                  config, model, hardware, costs, classes_of(step_model, config, scope, costs));
   plan.bound_s = search.bound_s();
   plan.tried = search.tried();
   return plan;

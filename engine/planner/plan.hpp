@@ -33,7 +33,9 @@ struct Plan {
   std::int32_t world_ranks() const { return view.ranks * pipeline.ranks() * view.tensor.ranks; }
   std::int32_t world_rank() const { return schedule::world_rank(view, pipeline.rank, view.rank); }
   bool is_alone() const { return world_ranks() == 1; }
-  std::vector<RankFigures> ranks;  // of a plan for several ranks, by rank; plan_rank: this one's
+  // Of a plan for several ranks, by rank, or by class of ranks (WorldScope); plan_rank: this one's.
+  std::vector<RankFigures> ranks;
+  bool by_classes = false;
   schedule::StepSchedules schedules;
   const schedule::Schedule& training() const { return schedules[schedule::StepKind::kTraining]; }
 
@@ -72,6 +74,15 @@ struct Plan {
   schedule::RecomputeSummary recompute;
 };
 
+// The proof of a plan for several ranks.
+enum class WorldScope : std::uint8_t {
+  // The lists of all ranks are compiled, merged and proved: a run may follow.
+  kAllRanks,
+  // A plan on paper, of any number of ranks: one list for each class of ranks that are alike
+  // (rank_classes.hpp). Plan::ranks then has one entry for each class.
+  kClasses,
+};
+
 // Deterministic in its arguments. kernels: the device's. host_kernels: the optimizer lane's, if
 // they differ. Every schedule of the plan has passed validate().
 //
@@ -83,7 +94,8 @@ struct Plan {
 std::variant<Plan, Refusal> make_plan(const config::Config& config, const model::Model& model,
                                       const kernels::Kernels& kernels,
                                       const HardwareProfile& hardware,
-                                      const kernels::Kernels* host_kernels = nullptr);
+                                      const kernels::Kernels* host_kernels = nullptr,
+                                      WorldScope scope = WorldScope::kAllRanks);
 
 // No plan of this configuration takes less time for a step; 0: nothing is known. Runs for
 // milliseconds.

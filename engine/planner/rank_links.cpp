@@ -39,10 +39,13 @@ double RankLinks::collective_s(std::int32_t ranks, double bytes) const {
   return messages_s(ranks, {near, far, near * each, far * each});
 }
 
-double RankLinks::message_s(std::int32_t ranks, double bytes) const {
+double RankLinks::message_s(std::int32_t ranks, std::int32_t stage_ranks, double bytes) const {
   const std::int32_t local = ranks_of_node(ranks);
   const double near = latency_s + bytes / bytes_per_s;
-  return local == ranks ? near : std::max(near, network_latency_s + bytes / network_bytes_per_s);
+  if (local == ranks) return near;
+  const double far =
+      network_latency_s + bytes * network_byte_s(*this, std::min(local, stage_ranks));
+  return std::max(near, far);
 }
 
 double RankLinks::byte_s(std::int32_t ranks) const {

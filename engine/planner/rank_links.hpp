@@ -37,9 +37,10 @@ struct RankLinks {
   // The duration of a collective in which a rank moves so many bytes in the busier direction, evenly
   // from or to all others. One message for each of them goes out after the other.
   double collective_s(std::int32_t ranks, double bytes) const;
-  // The duration of one message between neighbours of `ranks` ranks, on the slowest link that any two
-  // neighbours have.
-  double message_s(std::int32_t ranks, double bytes) const;
+  // The duration of one message between neighbours in a pipeline, on the slowest link that any two
+  // neighbours have. The ranks of a stage send at once, so as many of them as a node has share
+  // its network.
+  double message_s(std::int32_t ranks, std::int32_t stage_ranks, double bytes) const;
   // The same for one byte of a very large collective.
   double byte_s(std::int32_t ranks) const;
 };

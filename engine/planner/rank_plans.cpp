@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
+#include <numeric>
 #include <optional>
 #include <string>
 
@@ -10,6 +12,7 @@
 #include "engine/runtime/state_store.hpp"
 #include "engine/schedule/check/validate.hpp"
 #include "engine/schedule/compile/generate.hpp"
+#include "engine/schedule/compile/pack.hpp"
 #include "engine/schedule/merge.hpp"
 
 namespace sluice::planner {
@@ -28,10 +31,14 @@ schedule::StepModel step_of_rank(schedule::StepModel step, std::int32_t rank) {
   return step;
 }
 
-// The ranks of a tensor group need the same memory, so that one of them stands for all.
-std::vector<schedule::StepModel> other_ranks(const schedule::StepModel& step) {
+namespace {
+
+// One rank of each set of shard sizes on each of these pipeline ranks, but for rank 0. The ranks of a
+// tensor group need the same memory, so that one of them stands for all.
+std::vector<schedule::StepModel> ranks_on(const schedule::StepModel& step,
+                                          const std::vector<std::int32_t>& pipeline_ranks) {
   std::vector<schedule::StepModel> others;
-  for (std::int32_t stage_rank = 0; stage_rank < step.pipeline.ranks(); ++stage_rank) {
+  for (const std::int32_t stage_rank : pipeline_ranks) {
     for (const std::int32_t data_rank : parallel::ranks_of_each_size(step.view)) {
       const std::int32_t rank = schedule::world_rank(step.view, stage_rank, data_rank);
       if (rank > 0) others.push_back(step_of_rank(step, rank));
@@ -40,10 +47,60 @@ std::vector<schedule::StepModel> other_ranks(const schedule::StepModel& step) {
   return others;
 }
 
+// The sizes that a pipeline rank's memory depends on, by unit. The first and the last unit are like no
+// other.
+std::vector<std::uint64_t> sizes_on(const schedule::StepModel& step, std::int32_t stage_rank) {
+  std::vector<std::uint64_t> sizes;
+  for (std::size_t unit = 0; unit < step.units.size(); ++unit) {
+    if (step.pipeline.rank_of(static_cast<std::int32_t>(unit)) != stage_rank) continue;
+    const schedule::UnitFootprint& of = step.units[unit];
+    const bool is_end = unit == 0 || unit + 1 == step.units.size();
+    for (const std::uint64_t size :
+         {of.elems, of.output_bytes, of.saved_bytes, of.context_bytes, std::uint64_t{is_end}}) {
+      sizes.push_back(size);
+    }
+  }
+  return sizes;
+}
+
+}  // namespace
+
+std::vector<schedule::StepModel> other_ranks(const schedule::StepModel& step) {
+  std::vector<std::int32_t> all(static_cast<std::size_t>(step.pipeline.ranks()));
+  std::iota(all.begin(), all.end(), 0);
+  return ranks_on(step, all);
+}
+
+std::vector<schedule::StepModel> likely_fullest_ranks(const schedule::StepModel& step) {
+  if (step.pipeline.is_alone()) return other_ranks(step);
+  const std::vector<std::int32_t> in_flight = schedule::most_in_flight(step.pipeline.order);
+  std::map<std::vector<std::uint64_t>, std::int32_t> fullest;
+  for (std::int32_t rank = 0; rank < step.pipeline.ranks(); ++rank) {
+    const auto [found, fresh] = fullest.try_emplace(sizes_on(step, rank), rank);
+    if (in_flight[static_cast<std::size_t>(rank)] >
+        in_flight[static_cast<std::size_t>(found->second)]) {
+      found->second = rank;
+    }
+  }
+  std::vector<std::int32_t> ranks;
+  for (const auto& [sizes, rank] : fullest) ranks.push_back(rank);
+  std::sort(ranks.begin(), ranks.end());
+  return ranks_on(step, ranks);
+}
+
 std::vector<schedule::StepModel> ranks_of_pipeline(const schedule::StepModel& step) {
   std::vector<schedule::StepModel> ranks;
   for (std::int32_t rank = 0; !step.pipeline.is_alone() && rank < ranks_of(step); ++rank) {
     ranks.push_back(step_of_rank(step, rank));
+  }
+  return ranks;
+}
+
+std::vector<schedule::StepModel> ranks_of_classes(const schedule::StepModel& step,
+                                                  const RankClasses& classes) {
+  std::vector<schedule::StepModel> ranks;
+  for (std::int32_t of_class = 0; of_class < classes.count(); ++of_class) {
+    ranks.push_back(step_of_rank(step, classes.world_rank_of(of_class)));
   }
   return ranks;
 }
@@ -71,10 +128,9 @@ std::uint64_t state_bytes(const schedule::Schedule& training) {
 }
 
 // The spans and the compute of each rank's passes in a simulated step of the world.
-void add_spans(schedule::Schedule& world, CostModel& costs, std::vector<RankFigures>& figures) {
-  costs.apply(world);
-  std::vector<schedule::InstructionTimes> times;
-  schedule::simulate(world, costs.simulation_model(), nullptr, 0, &times);
+void add_spans(const schedule::Schedule& world,
+               const std::vector<schedule::InstructionTimes>& times,
+               std::vector<RankFigures>& figures) {
   std::vector<std::optional<double>> begins_s(figures.size());
   std::vector<double> ends_s(figures.size());
   for (const schedule::Instruction& instruction : world.instructions) {
@@ -93,9 +149,10 @@ void add_spans(schedule::Schedule& world, CostModel& costs, std::vector<RankFigu
 
 }  // namespace
 
-RankFigures figures_of(const schedule::Schedule& training) {
+RankFigures figures_of(const schedule::Schedule& training, const RankLinks& links) {
   RankFigures figures;
   figures.rank = training.first_rank;
+  figures.links = link_use(training, links);
   figures.sent = sent_bytes(training);
   const auto messages = schedule::message_bytes(training, 0);
   figures.received_bytes = messages[static_cast<std::size_t>(schedule::Lane::kComm)].received;
@@ -122,14 +179,18 @@ std::vector<RankFigures> check_ranks(const schedule::StepModel& step, const Comp
       const auto need = runtime::memory_need(list, runtime::StateStore::kWindowBytes);
       if (kind == StepKind::kTraining) {
         needs[rank] = need;
-        figures[rank] = figures_of(lists[rank]);
+        figures[rank] = figures_of(lists[rank], costs.links());
       } else {
         needs[rank].include(need);
       }
     }
     schedule::Schedule world = schedule::merge(lists);
     check_schedule(world, budgets);
-    if (kind == StepKind::kTraining && !step.pipeline.is_alone()) add_spans(world, costs, figures);
+    if (kind != StepKind::kTraining || step.pipeline.is_alone()) continue;
+    costs.apply(world);
+    std::vector<schedule::InstructionTimes> times;
+    schedule::simulate(world, costs.simulation_model(), nullptr, 0, &times);
+    add_spans(world, times, figures);
   }
   // The search may state a larger need than that of the first rank's schedules.
   needs.front() = first.need;
@@ -138,6 +199,44 @@ std::vector<RankFigures> check_ranks(const schedule::StepModel& step, const Comp
     figures[rank].peak_bytes = needs[rank].peak_bytes();
   }
   return figures;
+}
+
+// The lists of other steps are only placed, since nothing but their memory counts.
+ClassWorld simulate_classes(const schedule::StepModel& step, const RankClasses& classes,
+                            const Compiled& first, CostModel& costs) {
+  ClassWorld result;
+  std::vector<schedule::Schedule> lists;
+  for (const schedule::StepModel& rank : ranks_of_classes(step, classes)) {
+    schedule::Schedule training = schedule::compile(rank, first.options, StepKind::kTraining);
+    RankFigures figures = figures_of(training, costs.links());
+    figures.alike = classes.size_of(static_cast<std::int32_t>(lists.size()));
+    const auto need_of = [](const schedule::Schedule& list) {
+      const std::array<const schedule::Schedule*, 1> one{&list};
+      return runtime::memory_need(one, runtime::StateStore::kWindowBytes);
+    };
+    runtime::MemoryNeed need = need_of(training);
+    for (const StepKind kind : schedule::kStepKinds) {
+      if (kind == StepKind::kTraining || !schedule::has_step(first.options, kind)) continue;
+      schedule::Schedule other = schedule::generate(rank, first.options, kind);
+      schedule::place_buffers(other);
+      need.include(need_of(other));
+    }
+    need.fixed = first.need.fixed;
+    figures.peak_bytes = need.peak_bytes();
+    result.figures.push_back(figures);
+    costs.apply(training);
+    lists.push_back(list_of_class(std::move(training), classes));
+  }
+  // The search may state a larger need than that of the first rank's schedules.
+  result.figures.front().peak_bytes = first.need.peak_bytes();
+  const schedule::Schedule world = schedule::merge(lists);
+  std::vector<schedule::InstructionTimes> times;
+  result.simulation = schedule::simulate(world, costs.simulation_model(), nullptr, 0, &times);
+  add_spans(world, times, result.figures);
+  for (const schedule::Instruction& instruction : world.instructions) {
+    if (instruction.rank == 0) result.times.push_back(times[instruction.id]);
+  }
+  return result;
 }
 
 }  // namespace sluice::planner

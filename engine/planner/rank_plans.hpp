@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "engine/planner/cost_model.hpp"
+#include "engine/planner/rank_classes.hpp"
 #include "engine/planner/rank_traffic.hpp"
 #include "engine/planner/trials.hpp"
 #include "engine/schedule/compile/step_model.hpp"
@@ -16,12 +17,18 @@ std::int32_t ranks_of(const schedule::StepModel& model);
 schedule::StepModel step_of_rank(schedule::StepModel step, std::int32_t rank);
 // Of one rank for each other size of shards, on each pipeline rank.
 std::vector<schedule::StepModel> other_ranks(const schedule::StepModel& step);
+// Those of them that are likely to need most: of pipeline ranks with equal units only the first one
+// with the most micro-batches in flight.
+std::vector<schedule::StepModel> likely_fullest_ranks(const schedule::StepModel& step);
 // Of every rank, by number; empty without a pipeline.
 std::vector<schedule::StepModel> ranks_of_pipeline(const schedule::StepModel& step);
+// Of the first rank of each class, by the class's number.
+std::vector<schedule::StepModel> ranks_of_classes(const schedule::StepModel& step,
+                                                  const RankClasses& classes);
 
 // Whether the buffer is a home of state, and no shadow or log copy of one.
 bool is_state_home(const schedule::Buffer& buffer);
-RankFigures figures_of(const schedule::Schedule& training);
+RankFigures figures_of(const schedule::Schedule& training, const RankLinks& links);
 
 // Throws InternalError unless validate() accepts the schedule within `budgets`. A breach is a mistake
 // in the passes that made the schedule, never the user's, and no memory or file is touched yet.
@@ -30,5 +37,15 @@ void check_schedule(const schedule::Schedule& schedule, const TierBytes& budgets
 // ranks.
 std::vector<RankFigures> check_ranks(const schedule::StepModel& step, const Compiled& first,
                                      const TierBytes& budgets, CostModel& costs);
+
+// A simulated step of a world, of which one rank of each class stands for all.
+struct ClassWorld {
+  std::vector<RankFigures> figures;  // by class
+  schedule::Simulation simulation;
+  std::vector<schedule::InstructionTimes> times;  // of the list of rank 0
+};
+// Proves no more than that each list fits in `budgets`: such a plan is no run's.
+ClassWorld simulate_classes(const schedule::StepModel& step, const RankClasses& classes,
+                            const Compiled& first, CostModel& costs);
 
 }  // namespace sluice::planner

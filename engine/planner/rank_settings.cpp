@@ -20,20 +20,32 @@ bool all_on_device(const std::vector<Tier>& tiers) {
 
 }  // namespace
 
-void check_rank_counts(const config::Config& config) {
+bool sums_by_place(const config::Config& config) {
+  return config.parallel.data > 1 &&
+         (config.parallel.reduction == config::Config::GradientSum::kRing ||
+          config.parallel.node_ranks > 1);
+}
+
+void check_rank_counts(const config::Config& config, std::int64_t most) {
   const auto& parallel = config.parallel;
-  if (parallel.ranks() > kMostPlannedRanks) {
+  if (parallel.ranks() > most) {
     std::string others;
     if (parallel.pipeline > 1) {
       others = " and parallel.pipeline " + std::to_string(parallel.pipeline);
     }
     if (parallel.tensor > 1) others += " and parallel.tensor " + std::to_string(parallel.tensor);
     if (parallel.context > 1) others += " and parallel.context " + std::to_string(parallel.context);
-    throw InputError("parallel.data is " + std::to_string(parallel.data) + others +
-                     ", and a plan proves the steps of at most " +
-                     std::to_string(kMostPlannedRanks) + " ranks in this version");
+    const std::string limit =
+        most == kMostPlannedRanks
+            ? ", and a plan proves the steps of at most 64 ranks; 'sluice plan --hardware' plans "
+              "more on paper, but no ring and no nodes that sum first"
+            : ", and a plan on paper has at most " + std::to_string(most) + " ranks";
+    throw InputError("parallel.data is " + std::to_string(parallel.data) + others + limit);
   }
-  if (const auto problem = config::ranks_problem(config)) throw InputError(problem->sentence);
+  config::Config asked = config;
+  // Kernels of a GPU on paper answer sizes and prices of parts, too.
+  if (most > kMostPlannedRanks) asked.memory.backend = config::Config::Backend::kHost;
+  if (const auto problem = config::ranks_problem(asked)) throw InputError(problem->sentence);
 }
 
 config::Config with_places_of_stage(config::Config config) {

@@ -9,10 +9,14 @@ namespace sluice::planner {
 // A plan compiles and proves the lists of all its ranks. Time and memory grow with the square of
 // their number, since each names all others: 64 ranks of a model with 34 units took 7 s and 0.4 GB.
 inline constexpr std::int64_t kMostPlannedRanks = 64;
+// A plan on paper compiles a list for each class of ranks, but describes each rank.
+inline constexpr std::int64_t kMostRanksOnPaper = 1 << 16;
 
-// Throws InputError, one sentence that names the key and the right value, where the ranks are too
-// many, cannot divide the step or cannot fold its groups.
-void check_rank_counts(const config::Config& config);
+// Throws InputError, one sentence that names the key and the right value, where the ranks are more
+// than `most`, cannot divide the step or cannot fold its groups.
+void check_rank_counts(const config::Config& config, std::int64_t most = kMostPlannedRanks);
+// Whether sums depend on a rank's place among the others: around a ring, or with nodes that sum first.
+bool sums_by_place(const config::Config& config);
 
 // The same configuration with the places that the ZeRO stage leaves no choice for: below stage 3
 // every rank keeps all weights on its device, and in stage 0 all gradients. Throws InputError where

@@ -114,6 +114,34 @@ SentBytes sent_bytes(const schedule::Schedule& list) {
   return sent;
 }
 
+LinkUse link_use(const schedule::Schedule& list, const RankLinks& links) {
+  LinkUse use;
+  use.own = schedule::link_bytes(list);
+  const std::int32_t self = schedule::world_rank_of(list, 0);
+  const auto add = [&](std::int32_t peer, std::uint64_t bytes) {
+    (links.share_node(self, peer) ? use.node : use.network) += bytes;
+  };
+  for (const schedule::Instruction& instruction : list.instructions) {
+    if (instruction.op == schedule::Op::kRelease) continue;
+    if (instruction.lane == schedule::Lane::kSend) add(instruction.peer, instruction.bytes);
+    // Ranks of a tensor group are in one node (classify_ranks).
+    if (instruction.lane == schedule::Lane::kInner) use.node += instruction.bytes;
+    if (instruction.lane != schedule::Lane::kComm) continue;
+    const auto& group = list.groups[static_cast<std::size_t>(instruction.group)];
+    for (const schedule::Use& part : instruction.reads) {
+      const std::uint64_t bytes = part.bytes == 0 ? list.buffers[part.buffer].bytes : part.bytes;
+      if (part.peer >= 0) {
+        if (part.peer != self) add(part.peer, bytes);
+        continue;
+      }
+      for (const std::int32_t rank : group.ranks) {
+        if (rank != self) add(rank, bytes);
+      }
+    }
+  }
+  return use;
+}
+
 RankTraffic rank_traffic(const schedule::StepModel& model, const schedule::StepOptions& options,
                          const RankLinks& links) {
   const schedule::RankView& view = model.view;

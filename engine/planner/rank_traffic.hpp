@@ -24,16 +24,28 @@ struct SentBytes {
 // Counted in the list of one rank.
 SentBytes sent_bytes(const schedule::Schedule& list);
 
+// The bytes that a rank sends over each kind of link in one step, and moves to its own memories.
+struct LinkUse {
+  std::uint64_t node = 0;     // to ranks of its node
+  std::uint64_t network = 0;  // to ranks of other nodes
+  schedule::LinkBytes own;
+  bool operator==(const LinkUse&) const = default;
+};
+// Counted in the list of one rank.
+LinkUse link_use(const schedule::Schedule& list, const RankLinks& links);
+
 // The figures of a plan that differ from rank to rank.
 struct RankFigures {
   std::int32_t rank = 0;
+  std::int32_t alike = 1;  // ranks with these figures; this one is the first
+  LinkUse links;
   SentBytes sent;
   std::uint64_t received_bytes = 0;         // in collectives
   std::uint64_t received_stages_bytes = 0;  // from other stages
   std::uint64_t state_bytes = 0;
   TierBytes peak_bytes{};
-  // Pipelines only. Of one simulated step: the time from the rank's first pass to the end of its
-  // last, and the part of it in which it computes.
+  // Pipelines, and plans by classes. Of one simulated step: the time from the rank's first pass to
+  // the end of its last, and the part of it in which it computes.
   double span_s = 0;
   double compute_s = 0;
   double bubble_s() const { return span_s - compute_s; }

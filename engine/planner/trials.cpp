@@ -224,9 +224,12 @@ schedule::Schedule Trials::priced_world(const schedule::StepOptions& options) co
   std::vector<schedule::Schedule> lists;
   for (const schedule::StepModel& rank : pipeline_) {
     lists.push_back(schedule::compile(rank, options, schedule::StepKind::kTraining));
+    if (classes_ == nullptr) continue;
+    costs_.apply(lists.back());
+    lists.back() = list_of_class(std::move(lists.back()), *classes_);
   }
   schedule::Schedule world = schedule::merge(lists);
-  costs_.apply(world);
+  if (classes_ == nullptr) costs_.apply(world);
   return world;
 }
 

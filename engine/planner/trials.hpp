@@ -6,7 +6,8 @@
 // before a plan is taken.
 //
 // With several ranks one is tried, the one with the largest shards. Exact needs are those of all. The
-// ranks of a pipeline wait for each other, so their trials are exact, and simulate all of them.
+// ranks of a pipeline wait for each other, so their trials are exact, and simulate all of them, or one
+// of each class (rank_classes.hpp).
 #pragma once
 
 #include <cstdint>
@@ -17,6 +18,7 @@
 
 #include "allocator/packing/arena_packing.hpp"
 #include "engine/planner/cost_model.hpp"
+#include "engine/planner/rank_classes.hpp"
 #include "engine/planner/tier_bytes.hpp"
 #include "engine/runtime/run_memory.hpp"
 #include "engine/schedule/compile/step_kind.hpp"
@@ -44,15 +46,17 @@ class Trials {
  public:
   // model and costs must outlive it. fixed: of the run, beside its schedules.
   // other_ranks: the same step of one rank of each other size of shards, and in a pipeline of each
-  // stage. pipeline: the step of every rank, by number; empty: there is none.
+  // stage. pipeline: the step of every rank, by number; empty: there is none. classes, if not null,
+  // must outlive it: `pipeline` then has the first rank of each class.
   Trials(const schedule::StepModel& model, CostModel& costs, const runtime::FixedNeed& fixed,
          std::vector<schedule::StepModel> other_ranks = {},
-         std::vector<schedule::StepModel> pipeline = {})
+         std::vector<schedule::StepModel> pipeline = {}, const RankClasses* classes = nullptr)
       : model_(model),
         costs_(costs),
         fixed_(fixed),
         other_ranks_(std::move(other_ranks)),
-        pipeline_(std::move(pipeline)) {}
+        pipeline_(std::move(pipeline)),
+        classes_(classes) {}
 
   // The need is up to a few percent above the exact one, since packings are coarse too.
   const Trial& coarse(const schedule::StepOptions& options);
@@ -93,6 +97,7 @@ class Trials {
   runtime::FixedNeed fixed_;
   std::vector<schedule::StepModel> other_ranks_;
   std::vector<schedule::StepModel> pipeline_;
+  const RankClasses* classes_;
   std::uint64_t instructions_ = 0;
   std::map<std::string, Trial> known_;
   std::map<std::string, TierBytes> known_needs_;

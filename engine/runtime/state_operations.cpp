@@ -90,7 +90,7 @@ void StateOperations::norm(kernels::StateKernels& kernels, const Program& progra
   std::vector<kernels::StateKernels::Block> blocks;
   blocks.reserve(last - first);
   for (std::size_t i = first; i < last; ++i) {
-    const model::NormBlock& block = layout.norm_blocks()[i];
+    const model::NormBlock block = layout.norm_block(i);
     blocks.push_back({static_cast<std::int64_t>(block.begin - begin),
                       static_cast<std::int64_t>(block.end - begin)});
   }

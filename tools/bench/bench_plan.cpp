@@ -17,6 +17,7 @@
 #include "tools/bench/plan_quality.hpp"
 #include "tools/bench/plan_ranks.hpp"
 #include "tools/bench/plan_small.hpp"
+#include "tools/bench/plan_worlds.hpp"
 #include "tools/bench/storage_rates.hpp"
 
 namespace sluice::bench {
@@ -85,6 +86,7 @@ json run_plan_bench(const PlanBenchOptions& options) {
   if (options.quality) figures["quality"] = measure_plan_quality(options.pairs, options.settings);
   if (options.small > 0) figures["small"] = measure_small_plans(options.small);
   if (options.ranks) figures["ranks"] = measure_rank_plans();
+  if (options.worlds) figures["worlds"] = measure_world_plans();
   if (figures.is_null()) figures = times_and_bounds(options.shapes);
   return {{"event", "bench"}, {"name", "plan"}, {"figures", std::move(figures)}};
 }

@@ -10,8 +10,9 @@ struct PlanBenchOptions {
   bool quality = false;  // plans beside settings by hand (plan_quality.hpp), instead of times
   int pairs = 10;        // of a model and a machine
   int settings = 100;
-  int small = 0;       // small models beside exhaustive search (plan_small.hpp), instead of times
-  bool ranks = false;  // ZeRO-3 beside its limits (plan_ranks.hpp), instead of times
+  int small = 0;        // small models beside exhaustive search (plan_small.hpp), instead of times
+  bool ranks = false;   // ZeRO-3 beside its limits (plan_ranks.hpp), instead of times
+  bool worlds = false;  // thousands of ranks on paper (plan_worlds.hpp), instead of times
 };
 
 // Plans well-known cases, then random models of up to 100 units and 128 micro-batches with random
@@ -19,7 +20,7 @@ struct PlanBenchOptions {
 // {"event":"bench","name":"plan","figures":{"cases":[{case, outcome ("fits" | "refused"), cpu_s,
 //   and of a plan step_s, bound_s, tokens_per_s}], "shapes":{count, fits, median_cpu_s, worst_cpu_s,
 //   median_gap (step / bound - 1)}}}, or figures of "quality",
-//   "small" and "ranks" alone.
+//   "small", "ranks" or "worlds" alone.
 nlohmann::json run_plan_bench(const PlanBenchOptions& options);
 
 }  // namespace sluice::bench

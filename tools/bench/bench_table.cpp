@@ -274,8 +274,40 @@ std::string rank_plans_table(const json& plans) {
          "it\n";
 }
 
+std::string world_plans_table(const json& figures) {
+  const auto costs = [](const json& of) {
+    return formatted("%.1f s of the clock, %.1f CPU s, %.2f GiB\n", of["wall_s"].get<double>(),
+                     of["cpu_s"].get<double>(), of["peak_bytes"].get<double>() / (1u << 30));
+  };
+  const json& large = figures["large"];
+  std::string text = formatted("%d ranks, 1 T parameters: ", large["ranks"].get<int>());
+  text += large["fits"].get<bool>()
+              ? formatted("a step of %.2f s, %d classes; ", large["step_s"].get<double>(),
+                          large["classes"].get<int>())
+              : std::string("no plan fits; ");
+  text += costs(large);
+  const json& meshes = figures["meshes"];
+  text +=
+      formatted("the best of %zu meshes of %d ranks: a step of %.2f s; ", meshes["meshes"].size(),
+                meshes["ranks"].get<int>(), meshes["step_s"].get<double>()) +
+      costs(meshes);
+  text += formatted("\n%-10s %6s %10s %10s %8s\n", "billions", "GPUs", "published", "simulated",
+                    "error");
+  for (const json& row : figures["published"]) {
+    text += formatted("%-10.1f %6d %10.0f ", row["billions"].get<double>(), row["ranks"].get<int>(),
+                      row["published_tflops"].get<double>());
+    text += row["fits"].get<bool>() ? formatted("%10.1f %+7.1f%%\n", row["tflops"].get<double>(),
+                                                100 * row["error"].get<double>())
+                                    : std::string("does not fit\n");
+  }
+  return text +
+         "\nTFLOP/s of one GPU, with those of recomputation; published: Narayanan et al. "
+         "2021, table 1\n";
+}
+
 std::string plan_table(const json& figures) {
   std::string checks;
+  if (figures.contains("worlds")) checks += world_plans_table(figures["worlds"]);
   if (figures.contains("quality")) checks += plan_quality_table(figures["quality"]);
   if (figures.contains("small")) checks += small_plans_table(figures["small"]);
   if (figures.contains("ranks")) checks += rank_plans_table(figures["ranks"]);

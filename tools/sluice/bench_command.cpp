@@ -249,6 +249,8 @@ void add_plan(CLI::App& bench, Command& chosen) {
       ->check(whole_number(0, 100'000));
   command->add_flag("--ranks", options->ranks,
                     "Compare ZeRO-3 on 8 ranks with compute alone and traffic alone");
+  command->add_flag("--worlds", options->worlds,
+                    "Plan thousands of ranks on paper, and compare them with published figures");
   choose(*command, chosen, [options] { return bench::run_plan_bench(*options); });
 }
 

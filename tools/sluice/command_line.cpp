@@ -120,6 +120,12 @@ void add_plan(CLI::App& app, Command& chosen) {
       ->add_option("--world", plan->world,
                    "Number of ranks, in place of parallel.data: a multiple of parallel.pipeline")
       ->check(CLI::PositiveNumber);
+  command
+      ->add_option(
+          "--mesh", plan->mesh,
+          "auto: with --world and --hardware, choose parallel.data, tensor, pipeline and zero for "
+          "the fastest step")
+      ->check(CLI::IsMember({"auto"}));
   command->add_option("--trace", plan->trace, "Write the simulated step's trace here");
   command->add_flag("--free-optimizer", plan->free_optimizer,
                     "Also simulate the step with an optimizer that takes no time");

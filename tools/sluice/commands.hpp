@@ -46,6 +46,7 @@ struct PlanArguments {
   ConfigArguments config;
   std::string hardware;         // a profile, by name or path; empty: this machine's
   std::int64_t world = 0;       // ranks; 0: as the configuration says
+  std::string mesh;             // "auto": the best mesh of the world; empty: the configuration's
   std::string trace;            // file for the simulated step's trace; empty: none
   bool free_optimizer = false;  // also give the step's time if its updates took no time
   bool next = false;            // also plan single changes and give what each gains

@@ -9,6 +9,7 @@
 #include "engine/planner/machine_check.hpp"
 #include "engine/planner/outlook.hpp"
 #include "engine/train/plan/events.hpp"
+#include "engine/train/plan/mesh_search.hpp"
 #include "engine/train/plan/model_flops.hpp"
 #include "engine/train/plan/plan_outlook.hpp"
 #include "engine/train/plan/prepare.hpp"
@@ -39,6 +40,42 @@ std::string data_ranks(const PlanArguments& arguments, const std::vector<std::st
   return "parallel.data=" + std::to_string(arguments.world / of_one);
 }
 
+// Budgets of a described machine default to its memory.
+std::vector<std::string> budgets_of(const PlanArguments& arguments,
+                                    const planner::HardwareProfile& hardware) {
+  if (arguments.hardware.empty()) return {};
+  return planner::default_budgets(hardware);
+}
+
+// Plans on the mesh of the configuration, or on the best one. Adds the meshes that were tried.
+train::Prepared prepared_for(const PlanArguments& arguments,
+                             const planner::HardwareProfile& hardware,
+                             std::vector<train::TriedMesh>& tried) {
+  const std::vector<std::string> budgets = budgets_of(arguments, hardware);
+  std::vector<std::string> overrides = arguments.config.overrides;
+  if (!arguments.mesh.empty()) {
+    if (arguments.world == 0 || arguments.hardware.empty()) {
+      throw InputError(
+          "--mesh auto needs --world, the number of ranks, and --hardware, the profile");
+    }
+    for (const char* key : {"data", "tensor", "pipeline"}) {
+      overrides.push_back(std::string("parallel.") + key + "=1");
+    }
+    const config::Config loaded = config::load_config(arguments.config.path, overrides, budgets);
+    config::check_supported(loaded);
+    train::MeshChoice choice = train::choose_mesh(loaded, hardware, arguments.world);
+    tried = std::move(choice.tried);
+    if (!choice.best) throw InputError("--mesh: no mesh fits; " + choice.refusal);
+    return std::move(*choice.best);
+  }
+  if (arguments.world > 0) overrides.push_back(data_ranks(arguments, budgets));
+  const config::Config loaded = config::load_config(arguments.config.path, overrides, budgets);
+  config::check_supported(loaded);
+  return train::prepare(
+      loaded, hardware,
+      arguments.hardware.empty() ? train::PlannedMachine::kThis : train::PlannedMachine::kProfile);
+}
+
 }  // namespace
 
 int plan_command(const PlanArguments& arguments) {
@@ -47,18 +84,9 @@ int plan_command(const PlanArguments& arguments) {
       this_machine
           ? planner::load_profile_or_default(planner::default_profile_path())
           : planner::load_named_profile(arguments.hardware, planner::bundled_profile_directory());
-  std::vector<std::string> budgets;
-  if (!this_machine) budgets = planner::default_budgets(hardware);
-  std::vector<std::string> overrides = arguments.config.overrides;
-  if (arguments.world > 0) {
-    overrides.push_back(data_ranks(arguments, budgets));
-  }
-  const config::Config loaded = config::load_config(arguments.config.path, overrides, budgets);
-  config::check_supported(loaded);
   std::optional<WaitingNotice> waiting(kPlanningText);
-  train::Prepared prepared =
-      train::prepare(loaded, hardware,
-                     this_machine ? train::PlannedMachine::kThis : train::PlannedMachine::kProfile);
+  std::vector<train::TriedMesh> tried;
+  train::Prepared prepared = prepared_for(arguments, hardware, tried);
   if (const planner::Refusal* refusal = prepared.refusal()) {
     waiting.reset();
     if (arguments.json) std::cout << train::refused_event(*refusal).dump() << std::endl;
@@ -74,6 +102,7 @@ int plan_command(const PlanArguments& arguments) {
     event["outlook"]["next"] = train::next_changes_json(train::next_changes(prepared));
   }
   waiting.reset();
+  if (!tried.empty()) event["meshes"] = train::meshes_json(tried);
   if (arguments.explain) event["outlook"]["explain"] = planner::search_lines(plan);
   if (arguments.free_optimizer) {
     event["free_optimizer_step_time_s"] =
@@ -84,6 +113,7 @@ int plan_command(const PlanArguments& arguments) {
   } else {
     Progress(config).plan(event);
     std::fputs(outlook_text(event["outlook"]).c_str(), stderr);
+    if (!tried.empty()) std::fputs(meshes_text(event["meshes"]).c_str(), stderr);
   }
   if (!arguments.trace.empty()) {
     TraceRecorder trace;

@@ -170,4 +170,25 @@ std::string outlook_text(const RunEvent& outlook) {
   return text;
 }
 
+std::string meshes_text(const RunEvent& meshes) {
+  std::vector<std::pair<double, std::string>> planned;
+  std::size_t refused = 0;
+  for (const RunEvent& mesh : meshes) {
+    if (!mesh["why"].get<std::string>().empty()) ++refused;
+    if (!mesh["step_time_s"].is_number()) continue;
+    const auto count = [&](const char* key) { return std::to_string(mesh[key].get<int>()); };
+    const auto step_s = mesh["step_time_s"].get<double>();
+    planned.emplace_back(step_s, "mesh     data " + count("data") + ", tensor " + count("tensor") +
+                                     ", pipeline " + count("pipeline") + ", zero " + count("zero") +
+                                     ": " + format_seconds(step_s) + " a step\n");
+  }
+  std::stable_sort(planned.begin(), planned.end(),
+                   [](const auto& one, const auto& other) { return one.first < other.first; });
+  std::string text;
+  for (const auto& [seconds, line] : planned) text += line;
+  return text + "meshes   " + std::to_string(meshes.size()) + " possible, " +
+         std::to_string(planned.size()) + " planned, " + std::to_string(refused) +
+         " do not fit, the others cannot be faster\n";
+}
+
 }  // namespace sluice::cli

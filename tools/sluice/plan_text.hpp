@@ -9,5 +9,7 @@ namespace sluice::cli {
 
 // outlook: of train::outlook_json, with "next" and "explain" where they were asked for.
 std::string outlook_text(const run::RunEvent& outlook);
+// meshes: of train::meshes_json. One line for each mesh that was planned, the fastest first.
+std::string meshes_text(const run::RunEvent& meshes);
 
 }  // namespace sluice::cli

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <map>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -172,6 +173,46 @@ std::string units_text(const train::RunEvent& pipeline, int pipeline_rank) {
   return text;
 }
 
+// A plan on paper may have thousands of classes. Then it shows the first and the last one, the one with
+// the largest bubble, and the one that takes most of the device.
+std::vector<train::RunEvent> shown_ranks(const train::RunEvent& all) {
+  constexpr std::size_t kMostLines = 16;
+  if (all.size() <= kMostLines) return all.get<std::vector<train::RunEvent>>();
+  std::set<std::size_t> shown{0, all.size() - 1};
+  const auto add_largest = [&](const auto& value) {
+    std::size_t largest = 0;
+    for (std::size_t i = 1; i < all.size(); ++i) {
+      if (value(all[i]) > value(all[largest])) largest = i;
+    }
+    shown.insert(largest);
+  };
+  add_largest([](const train::RunEvent& rank) { return rank["bubble_s"].get<double>(); });
+  add_largest([](const train::RunEvent& rank) {
+    return rank["peak_bytes"]["device"].get<std::uint64_t>();
+  });
+  std::vector<train::RunEvent> lines;
+  for (const std::size_t at : shown) lines.push_back(all[at]);
+  return lines;
+}
+
+// Only for plans on paper: the classes of ranks, and the bytes of a step over all ranks.
+void print_world(const train::RunEvent& plan) {
+  if (!plan.contains("world")) return;
+  const train::RunEvent& world = plan["world"];
+  const auto bytes = [&](const char* link) {
+    return format_bytes(world["bytes_moved"][link].get<std::uint64_t>());
+  };
+  std::fprintf(stderr, "world    %d ranks in %d classes of ranks that are alike; the fullest %s\n",
+               plan["ranks"].get<int>(), world["classes"].get<int>(),
+               tier_line(world["peak_bytes"]).c_str());
+  std::fprintf(stderr,
+               "moved    by all ranks a step: %s inside nodes, %s between nodes; up %s, down %s; "
+               "storage read %s, written %s\n",
+               bytes("node").c_str(), bytes("network").c_str(), bytes("upload").c_str(),
+               bytes("download").c_str(), bytes("storage_read").c_str(),
+               bytes("storage_write").c_str());
+}
+
 // Only for pipelines: the order and its bubble, and a line for each rank. Of the first rank alone the
 // plan knows the simulated step of all.
 void print_pipeline(const train::RunEvent& plan) {
@@ -183,15 +224,18 @@ void print_pipeline(const train::RunEvent& plan) {
                format_seconds(pipeline["bubble_s"].get<double>()).c_str(),
                100 * pipeline["bubble_share"].get<double>());
   const int data_ranks = plan["ranks"].get<int>() / ranks;
-  for (const train::RunEvent& rank : plan["per_rank"]) {
+  for (const train::RunEvent& rank : shown_ranks(plan["per_rank"])) {
     const auto number = rank["rank"].get<int>();
-    std::fprintf(stderr,
-                 "rank %-3d units %s; %s; sends %s of activations a step; computes %s, bubble %s\n",
-                 number, units_text(pipeline, number / data_ranks).c_str(),
-                 tier_line(rank["peak_bytes"]).c_str(),
-                 format_bytes(rank["sent"].value("activations", std::uint64_t{0})).c_str(),
-                 format_seconds(rank["compute_s"].get<double>()).c_str(),
-                 format_seconds(rank["bubble_s"].get<double>()).c_str());
+    const auto alike = rank.value("alike", 1);
+    const std::string others = alike == 1 ? "" : " (" + std::to_string(alike) + " alike)";
+    std::fprintf(
+        stderr,
+        "rank %-3d units %s%s; %s; sends %s of activations a step; computes %s, bubble %s\n",
+        number, units_text(pipeline, number / data_ranks).c_str(), others.c_str(),
+        tier_line(rank["peak_bytes"]).c_str(),
+        format_bytes(rank["sent"].value("activations", std::uint64_t{0})).c_str(),
+        format_seconds(rank["compute_s"].get<double>()).c_str(),
+        format_seconds(rank["bubble_s"].get<double>()).c_str());
   }
 }
 
@@ -278,6 +322,7 @@ void Progress::plan(const train::RunEvent& plan) {
                plan["order"].get<std::string>().c_str(), update.c_str(),
                shares ? ", weights and activations share the device" : "");
   print_ranks(plan);
+  print_world(plan);
   print_pipeline(plan);
   print_split(plan["batch"]);
   const std::string verbs = verbs_line(plan);

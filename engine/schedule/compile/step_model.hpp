@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/block_counts.hpp"
 #include "base/dtype.hpp"
 #include "base/memory_kinds.hpp"
 #include "base/units.hpp"
@@ -46,7 +47,7 @@ struct UnitFootprint {
   // every rank has the same.
   std::vector<ElemRange> cut_norm_blocks = {};
   // norm_blocks_before[i]: norm blocks that begin before element 4,096 * i; size elems/4,096 + 1.
-  std::vector<std::uint64_t> norm_blocks_before;
+  BlockCounts norm_blocks_before;
 };
 
 struct StepModel {

@@ -159,6 +159,30 @@ const char* inner_name(const planner::Plan& plan) {
   return plan.view.tensor.of_context ? "context" : "tensor";
 }
 
+// The sums over all ranks of a plan by classes: bytes of a step by kind of link, and the fullest rank.
+RunEvent world_json(const planner::Plan& plan) {
+  std::uint64_t node = 0, network = 0;
+  schedule::LinkBytes own;
+  planner::TierBytes fullest{};
+  for (const planner::RankFigures& figures : plan.ranks) {
+    const auto alike = static_cast<std::uint64_t>(figures.alike);
+    const schedule::LinkBytes& each = figures.links.own;
+    node += alike * figures.links.node;
+    network += alike * figures.links.network;
+    own += schedule::LinkBytes{alike * each.upload, alike * each.download,
+                               alike * each.storage_read, alike * each.storage_write};
+    for (std::size_t tier = 0; tier < kTierCount; ++tier) {
+      fullest[tier] = std::max(fullest[tier], figures.peak_bytes[tier]);
+    }
+  }
+  RunEvent bytes = link_bytes_json(own);
+  bytes["node"] = node;
+  bytes["network"] = network;
+  return {{"classes", plan.ranks.size()},
+          {"bytes_moved", bytes},
+          {"peak_bytes", tier_bytes_json(fullest)}};
+}
+
 // The ranks of the plan, and the bytes between them by mesh dimension.
 void add_ranks(const planner::Plan& plan, RunEvent& event) {
   if (plan.is_alone()) return;
@@ -173,6 +197,7 @@ void add_ranks(const planner::Plan& plan, RunEvent& event) {
   if (plan.options.fold_groups > 1 && plan.options.microbatches > plan.view.ranks) {
     event["partial_sums"] = std::string(tier_name(plan.options.placement.partial_of(0)));
   }
+  if (plan.by_classes) event["world"] = world_json(plan);
   RunEvent& all = event["per_rank"] = RunEvent::array();
   for (const planner::RankFigures& figures : plan.ranks) {
     all.push_back({{"rank", figures.rank},
@@ -180,7 +205,12 @@ void add_ranks(const planner::Plan& plan, RunEvent& event) {
                    {"received", figures.received_bytes},
                    {"state_bytes", figures.state_bytes},
                    {"peak_bytes", tier_bytes_json(figures.peak_bytes)}});
-    if (has_stages) {
+    if (plan.by_classes) {
+      all.back()["alike"] = figures.alike;
+      all.back()["sent_node"] = figures.links.node;
+      all.back()["sent_network"] = figures.links.network;
+    }
+    if (has_stages || plan.by_classes) {
       all.back()["compute_s"] = figures.compute_s;
       all.back()["bubble_s"] = figures.bubble_s();
     }

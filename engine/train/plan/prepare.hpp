@@ -18,8 +18,10 @@ namespace sluice::train {
 
 // The machine that a plan is for.
 enum class PlannedMachine {
-  kThis,     // budgets are held against this machine's memory and disks
-  kProfile,  // budgets and threads come from the profile alone; no GPU or driver is asked
+  kThis,  // budgets are held against this machine's memory and disks
+  // Budgets and threads come from the profile alone; no GPU or driver is asked. Ranks are planned by
+  // classes (WorldScope), since no run follows.
+  kProfile,
 };
 
 // Movable. A Session refers to its members, so they must not move while one exists.
@@ -30,6 +32,7 @@ struct Prepared {
   model::Model model;
   std::variant<planner::Plan, planner::Refusal> result;
   std::vector<planner::TriedSplit> splits;  // of a batch that the planner divided; else empty
+  planner::WorldScope scope = planner::WorldScope::kAllRanks;
 
   // Null if the other one was the result.
   planner::Plan* plan() { return std::get_if<planner::Plan>(&result); }
@@ -44,12 +47,14 @@ struct Prepared {
 Prepared prepare(const config::Config& config, const planner::HardwareProfile& hardware,
                  PlannedMachine machine, int ranks = 1, const DeviceShare& share = {});
 
+// The same configuration with the backend, threads and budgets of a machine that is only described.
+config::Config settle_described(config::Config config, const planner::HardwareProfile& hardware);
 // The same for PlannedMachine::kProfile alone. A program that calls no more links no driver.
 Prepared prepare_described(const config::Config& config, const planner::HardwareProfile& hardware);
 
 // With a backend of the caller's and the budgets that the configuration states.
 // Precondition: config.train.threads and the budgets are settled.
 Prepared prepare_with(const config::Config& config, const planner::HardwareProfile& hardware,
-                      Backend backend);
+                      Backend backend, planner::WorldScope scope = planner::WorldScope::kAllRanks);
 
 }  // namespace sluice::train

@@ -14,12 +14,17 @@ schedule::SimulationModel Prepared::simulation_model() const {
   return planner::CostModel(config, model, batch, hardware).simulation_model();
 }
 
-Prepared prepare_described(const config::Config& given, const planner::HardwareProfile& hardware) {
-  config::Config config = given;
+config::Config settle_described(config::Config config, const planner::HardwareProfile& hardware) {
   settle_described_backend(config, hardware);
   if (config.train.threads == 0) config.train.threads = hardware.cores;
   planner::settle_budgets_elsewhere(config);
-  Prepared prepared = prepare_with(config, hardware, make_described_backend(config, hardware));
+  return config;
+}
+
+Prepared prepare_described(const config::Config& given, const planner::HardwareProfile& hardware) {
+  const config::Config config = settle_described(given, hardware);
+  Prepared prepared = prepare_with(config, hardware, make_described_backend(config, hardware),
+                                   planner::WorldScope::kClasses);
   if (auto* refusal = std::get_if<planner::Refusal>(&prepared.result)) {
     refusal->other_changes = changes_that_fit(prepared);
   }
@@ -27,17 +32,18 @@ Prepared prepare_described(const config::Config& given, const planner::HardwareP
 }
 
 Prepared prepare_with(const config::Config& given, const planner::HardwareProfile& hardware,
-                      Backend backend) {
+                      Backend backend, planner::WorldScope scope) {
   config::Config config = given;
   model::Model model(config::model_shape(config), config::tensor_share(config, 0));
   planner::SplitPlan plan = planner::plan_split(config, model, *backend.device_kernels, hardware,
-                                                backend.host_kernels.get());
+                                                backend.host_kernels.get(), scope);
   return {config,
           hardware,
           std::move(backend),
           std::move(model),
           std::move(plan.result),
-          std::move(plan.tried)};
+          std::move(plan.tried),
+          scope};
 }
 
 }  // namespace sluice::train

@@ -34,11 +34,12 @@ std::optional<config::Config> changed(const config::Config& config, const Settin
 }
 
 std::optional<planner::Plan> plan_of(const config::Config& config, const HardwareProfile& hardware,
-                                     const Backend& backend) {
+                                     const Prepared& prepared) {
   try {
     const model::Model model(config::model_shape(config), config::tensor_share(config, 0));
+    const Backend& backend = prepared.backend;
     auto result = planner::make_plan(config, model, *backend.device_kernels, hardware,
-                                     backend.host_kernels.get());
+                                     backend.host_kernels.get(), prepared.scope);
     if (auto* plan = std::get_if<planner::Plan>(&result)) return std::move(*plan);
   } catch (const InputError&) {  // a step that is too long to plan
   }
@@ -80,7 +81,7 @@ class NextChanges {
            bool changes_results) {
     const auto config = changed(prepared_.config, settings);
     if (!config) return;
-    const auto plan = plan_of(*config, hardware, prepared_.backend);
+    const auto plan = plan_of(*config, hardware, prepared_);
     if (!plan) return;
     NextChange change{name, plan->step_s(), 0, 0, changes_results};
     change.tokens_per_s = tokens_of(*config) / change.step_s;
@@ -134,7 +135,7 @@ std::vector<planner::OtherChange> changes_that_fit(const Prepared& refused) {
   std::vector<planner::OtherChange> found;
   const auto fits = [&](const Settings& settings) {
     const auto other = changed(config, settings);
-    return other && plan_of(*other, refused.hardware, refused.backend).has_value();
+    return other && plan_of(*other, refused.hardware, refused).has_value();
   };
   if (config.recompute.policy == config::Config::Recompute::kNone) {
     const Settings settings{{"recompute.policy", "auto"}};

@@ -39,9 +39,9 @@ TEST(BundledProfiles, EveryFigureHasItsSource) {
 
 TEST(BundledProfiles, EachStatesItsMemoriesAndRates) {
   const std::vector<std::string> names = profile_names(kDirectory);
-  EXPECT_EQ(names,
-            (std::vector<std::string>{"h100-512g-4nvme", "h200-128g-1nvme", "rtx4090-256g-12nvme",
-                                      "rtx4090-64g-1nvme", "rtx5090-192g-1nvme"}));
+  EXPECT_EQ(names, (std::vector<std::string>{"dgx-a100", "dgx-h100", "h100-512g-4nvme",
+                                             "h200-128g-1nvme", "rtx4090-256g-12nvme",
+                                             "rtx4090-64g-1nvme", "rtx5090-192g-1nvme"}));
   for (const std::string& name : names) {
     const HardwareProfile machine = load_named_profile(name, kDirectory);
     ASSERT_NE(machine.gpu, nullptr) << name;
@@ -72,6 +72,10 @@ TEST(BundledProfiles, BudgetsAreTheMemoryLessAReserve) {
             (std::vector<std::string>{"memory.device=22GiB", "memory.pinned=56GiB",
                                       "memory.storage=3129GiB"}));
   EXPECT_TRUE(default_budgets(HardwareProfile{}).empty());
+  // 7/8 of 2 TiB and of 30.72 TB, for each of 8 ranks.
+  EXPECT_EQ(default_budgets(load_named_profile("dgx-a100", kDirectory)),
+            (std::vector<std::string>{"memory.device=80384MiB", "memory.pinned=224GiB",
+                                      "memory.storage=3129GiB"}));
 }
 
 TEST(BundledProfiles, ANameThatIsNoneListsThoseThereAre) {

@@ -1,0 +1,17 @@
+// `sluice bench plan --worlds`: plans of thousands of ranks on paper, their time and memory, and the
+// published throughputs of Megatron-LM beside simulated ones.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+
+namespace sluice::bench {
+
+// {"large": one plan of 10,000 ranks and 1 T parameters,
+//  "meshes": the best of all meshes of 512 ranks,
+//  "published": a row for each model of Table 1 of Narayanan et al., "Efficient large-scale language
+//    model training on GPU clusters using Megatron-LM", SC 2021 (arXiv 2104.04473): its TFLOP/s a GPU,
+//    the simulated ones, and the error}.
+// Times are of the wall clock and of the process; peak_bytes is the process's so far.
+nlohmann::json measure_world_plans();
+
+}  // namespace sluice::bench
