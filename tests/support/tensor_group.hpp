@@ -137,8 +137,8 @@ class TensorGroup {
     for (std::uint64_t i = 0; i < cut.elems; ++i) {
       float made = parts.front()[i];
       for (std::size_t rank = 1; rank < parts.size(); ++rank) {
-        const float part = parts[rank][i];
-        made = cut.kind == schedule::CutKind::kMax ? std::max(made, part) : made + part;
+        const float value = parts[rank][i];
+        made = cut.kind == schedule::CutKind::kMax ? std::max(made, value) : made + value;
       }
       for (std::size_t rank = 0; rank < parts.size(); ++rank) {
         const bool scatters = cut.kind == schedule::CutKind::kScatter;
