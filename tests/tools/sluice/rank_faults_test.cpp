@@ -223,6 +223,27 @@ TEST_F(RankFaults, EverySurvivorNamesTheRankAndAResumeHasTheSameBits) {
   }
 }
 
+// Two data-parallel ranks of two stages of two parts each.
+TEST_F(RankFaults, EightRanksInThreeDimensionsEndAndResumeAsTwoDo) {
+  const std::string whole = hash_of(
+      run_launched(4, train_words(settings(4, false, false, true) + Words{"log.dir=groups"})));
+  for (const Fault fault : {Fault::kKill, Fault::kStop, Fault::kCut}) {
+    Trial trial;
+    trial.ranks = 8;
+    trial.has_stages = trial.has_groups = true;
+    trial.fault = fault;
+    trial.victim = fault == Fault::kKill ? 7 : 2;
+    trial.delay = std::chrono::milliseconds(900);
+    trial.draw = 5;
+    SCOPED_TRACE(kFaultNames[static_cast<std::size_t>(fault)]);
+    const std::string run = "run" + std::to_string(trial.victim);
+    const Words words = settings(8, false, true, true) + Words{"log.dir=" + run};
+    ASSERT_TRUE(hit(trial, train_words(words)));
+    EXPECT_EQ(finish(trial, run), whole);
+    fs::remove_all(path(run));
+  }
+}
+
 // The launcher starts the job again, from its last checkpoint.
 TEST_F(RankFaults, TheLauncherRestartsFromTheLastCheckpoint) {
   const std::string whole =
