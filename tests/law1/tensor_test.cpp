@@ -39,9 +39,11 @@ void expect_near_one_rank(const Overrides& settings, int ranks) {
 }
 
 TEST(Tensor, RanksTrainAsOneRankDoes) {
+  int next = 0;
   for (const char* family : {"model.family=gpt2", "model.family=llama"}) {
     for (const char* tied : {"model.tie_embeddings=true", "model.tie_embeddings=false"}) {
       for (const char* vocab : {"model.vocab=256", "model.vocab=277"}) {
+        if (samples_sweeps() && next++ % 5 != 0) continue;
         expect_near_one_rank({family, tied, vocab}, 2);
         expect_near_one_rank({family, tied, vocab}, 4);
       }
@@ -54,6 +56,7 @@ TEST(Tensor, RanksTrainAsOneRankDoes) {
 TEST(Tensor, RanksThatDivideTheRowsTrainAsOneRankDoes) {
   for (const char* family : {"model.family=gpt2", "model.family=llama"}) {
     for (const int ranks : {2, 4}) {
+      if (samples_sweeps() && ranks == 4) continue;
       const Overrides settings{family, "model.vocab=277"};
       const Overrides rows = settings + Overrides{"parallel.sequence=true"};
       const TrainingBench bench;
@@ -96,7 +99,7 @@ double distance(const std::vector<float>& a, const std::vector<float>& b) {
 // In bf16 a group is hardly farther from one rank in fp32 than one rank in bf16 is.
 TEST(Tensor, GradientsInBf16AreAsNearAsThoseOfOneRank) {
   const ScratchDirectory files;
-  for (const char* family : {"model.family=gpt2", "model.family=llama"}) {
+  for (const char* family : sampled(std::vector{"model.family=gpt2", "model.family=llama"})) {
     const Overrides settings{family, "train.micro_batch=1", "train.accumulate=4"};
     const auto run = [&](const char* precision, const Overrides& mesh) {
       const TrainingBench bench;
@@ -113,7 +116,7 @@ TEST(Tensor, GradientsInBf16AreAsNearAsThoseOfOneRank) {
                                         {"parallel.tensor=4", "parallel.sequence=true"},
                                         {"parallel.context=2"},
                                         {"parallel.context=4"}};
-    for (const Overrides& mesh : meshes) {
+    for (const Overrides& mesh : sampled(meshes)) {
       SCOPED_TRACE(std::string(family) + ", " + ::testing::PrintToString(mesh));
       EXPECT_LE(distance(run("train.precision=bf16", mesh), exact), 1.5 * own);
     }
@@ -238,7 +241,7 @@ TEST(Tensor, MemoryOptionsNeverChangeTheBits) {
 // docs/design/tensor.md derives the terms. Phi = rows * hidden.
 TEST(Tensor, SendAsManyElementsAsTheFormulaSays) {
   const std::uint64_t layers = 2, microbatches = 2, rows = 2 * 16, phi = rows * 64;
-  for (std::size_t i = 0; i < 8; ++i) {
+  for (std::size_t i = 0; i < sweep(8); ++i) {
     const std::uint64_t ranks = i % 2 == 0 ? 2 : 4;
     const bool recomputes = i / 2 % 2 == 1, sequence = i / 4 == 1;
     const TrainingBench bench;
@@ -278,7 +281,7 @@ TEST(Tensor, SendAsManyElementsAsTheFormulaSays) {
 TEST(Tensor, AnyMeshLoadsTheStateOfAnyOther) {
   const ScratchDirectory files;
   const std::vector<TensorMesh>& meshes = resharded_meshes();
-  for (std::size_t from = 0; from < meshes.size(); ++from) {
+  for (std::size_t from = 0; from < sweep(meshes.size()); ++from) {
     const Overrides model{from % 2 == 0 ? "model.family=gpt2" : "model.family=llama",
                           from % 3 == 0 ? "train.precision=bf16" : "train.precision=fp32",
                           "model.vocab=277"};
