@@ -295,7 +295,7 @@ class Host {
 
   [[noreturn]] void disagree(const std::string& why) const {
     refuse_all(Verdict::kDisagrees, why);
-    throw RanksDisagree(why);
+    throw RanksDisagree(why, false);
   }
 
   std::vector<std::string> messages() const {
@@ -381,7 +381,7 @@ std::optional<Meeting> ask(const RendezvousPlace& place, const std::string& mess
   if (!receive_all(socket, body, deadline)) return std::nullopt;
   const std::string text =
       verdict == Verdict::kWelcome ? std::string() : text_at(body.data(), body.size());
-  if (verdict == Verdict::kDisagrees) throw RanksDisagree(text);
+  if (verdict == Verdict::kDisagrees) throw RanksDisagree(text, true);
   if (verdict == Verdict::kOtherJob || verdict == Verdict::kTaken) throw InputError(text);
   if (verdict == Verdict::kTooLate) throw TimeoutError(text);
   Meeting meeting;

@@ -48,10 +48,15 @@ struct Meeting {
 };
 
 // Ranks disagree about their number, or two claim the same rank. All ranks that had joined throw it,
-// with the same text.
+// with the same text; the one that found it out tells it.
 class RanksDisagree : public InputError {
  public:
-  using InputError::InputError;
+  RanksDisagree(const std::string& what, bool is_told_elsewhere)
+      : InputError(what), told_elsewhere_(is_told_elsewhere) {}
+  bool is_told_elsewhere() const noexcept { return told_elsewhere_; }
+
+ private:
+  bool told_elsewhere_;
 };
 
 // Returns every rank's message in rank order, the same on all ranks. A group of one uses no

@@ -33,7 +33,7 @@ struct Plan {
   std::int32_t world_ranks() const { return view.ranks * pipeline.ranks() * view.tensor.ranks; }
   std::int32_t world_rank() const { return schedule::world_rank(view, pipeline.rank, view.rank); }
   bool is_alone() const { return world_ranks() == 1; }
-  // Of a plan for several ranks, by rank, or by class of ranks (WorldScope); plan_rank: this one's.
+  // One for each rank of a plan for several, or for each class (WorldScope); plan_rank: this one's.
   std::vector<RankFigures> ranks;
   bool by_classes = false;
   schedule::StepSchedules schedules;

@@ -22,7 +22,7 @@ std::vector<schedule::StepModel> other_ranks(const schedule::StepModel& step);
 std::vector<schedule::StepModel> likely_fullest_ranks(const schedule::StepModel& step);
 // Of every rank, by number; empty without a pipeline.
 std::vector<schedule::StepModel> ranks_of_pipeline(const schedule::StepModel& step);
-// Of the first rank of each class, by the class's number.
+// The models of each class's first rank, by the class's number.
 std::vector<schedule::StepModel> ranks_of_classes(const schedule::StepModel& step,
                                                   const RankClasses& classes);
 

@@ -60,7 +60,8 @@ World::World(const WorldOptions& options) : options_(options) {
   try {
     plane_ = std::make_unique<collectives::ControlPlane>(options_.place, "", options_.control);
   } catch (const collectives::RanksDisagree& error) {
-    throw JobError(error.what(), error.exit_status(), std::string(error.code()), !is_first());
+    throw JobError(error.what(), error.exit_status(), std::string(error.code()),
+                   error.is_told_elsewhere());
   }
 }
 

@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/rng.hpp"
 #include "base/units.hpp"
 #include "engine/model/model.hpp"
 
@@ -138,5 +139,24 @@ class WholeModel {
   AlignedFloats tied_gradient_, workspace_;
   double loss_ = 0;
 };
+
+// Weights near those of an untrained model, and tokens and targets, all drawn.
+inline void randomize(WholeModel& whole) {
+  const CounterRng random(5, stream_of("test/whole_model"));
+  std::uint64_t draw = 0;
+  for (std::size_t unit = 0; unit < whole.model().units().size(); ++unit) {
+    for (const model::PlacedTensor& tensor : whole.model().layout(unit).tensors()) {
+      const float mean = tensor.spec.init == model::Init::kOnes ? 1.0f : 0.0f;
+      for (std::uint64_t i = 0; i < tensor.spec.elems(); ++i) {
+        whole.weight(unit, tensor.first_elem + i) = mean + 0.3f * random.normal(draw++);
+      }
+    }
+  }
+  const auto vocab = static_cast<std::uint64_t>(whole.model().shape().vocab);
+  for (std::size_t i = 0; i < whole.rows(); ++i) {
+    whole.tokens()[i] = static_cast<std::int32_t>(random.below(draw++, vocab));
+    whole.targets()[i] = static_cast<std::int32_t>(random.below(draw++, vocab));
+  }
+}
 
 }  // namespace sluice::testing

@@ -82,7 +82,7 @@ double published_flops(const Row& row) {
 
 class Stopwatch {
  public:
-  // Of what was done since it was made.
+  // Adds the time since it was made, and the process's peak.
   void add_to(json& figures) const {
     const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - begin_;
     figures["wall_s"] = wall.count();

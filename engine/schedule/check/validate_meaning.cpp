@@ -375,7 +375,7 @@ class MeaningCheck {
     Op op = Op::kBarrier;
     std::int32_t end = SegmentRange().end;
     bool reduced = false;  // since
-    // Whether segments are left. Of a last one whose output is reduced none is.
+    // Whether segments are left. A last one whose output is reduced leaves none.
     bool is_open() const { return end != SegmentRange().end && !reduced; }
   };
 

@@ -69,24 +69,6 @@ void expect_derivative(WholeModel& whole, std::size_t unit, const Direction& dir
               kRelativeTolerance * std::abs(expected) + norm_tolerance * gradient_norm);
 }
 
-void randomize(WholeModel& whole) {
-  const CounterRng random(5, stream_of("test/model_gradient"));
-  std::uint64_t draw = 0;
-  for (std::size_t unit = 0; unit < whole.model().units().size(); ++unit) {
-    for (const PlacedTensor& tensor : whole.model().units()[unit].layer->layout().tensors()) {
-      const float mean = tensor.spec.init == Init::kOnes ? 1.0f : 0.0f;
-      for (std::uint64_t i = 0; i < tensor.spec.elems(); ++i) {
-        whole.weight(unit, tensor.first_elem + i) = mean + 0.3f * random.normal(draw++);
-      }
-    }
-  }
-  const auto vocab = static_cast<std::uint64_t>(whole.model().shape().vocab);
-  for (std::size_t i = 0; i < whole.rows(); ++i) {
-    whole.tokens()[i] = static_cast<std::int32_t>(random.below(draw++, vocab));
-    whole.targets()[i] = static_cast<std::int32_t>(random.below(draw++, vocab));
-  }
-}
-
 void expect_gradients(const ModelShape& shape) {
   WholeModel whole(shape, 2, 5);
   randomize(whole);

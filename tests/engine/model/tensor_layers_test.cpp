@@ -54,24 +54,6 @@ std::string name_of(const Case& c) {
          " tokens, " + (c.tied ? "tied" : "untied") + (c.sequence ? ", rows cut" : "");
 }
 
-void randomize(WholeModel& whole) {
-  const CounterRng random(5, stream_of("test/tensor_layers"));
-  std::uint64_t draw = 0;
-  for (std::size_t unit = 0; unit < whole.model().units().size(); ++unit) {
-    for (const PlacedTensor& tensor : whole.model().layout(unit).tensors()) {
-      const float mean = tensor.spec.init == Init::kOnes ? 1.0f : 0.0f;
-      for (std::uint64_t i = 0; i < tensor.spec.elems(); ++i) {
-        whole.weight(unit, tensor.first_elem + i) = mean + 0.3f * random.normal(draw++);
-      }
-    }
-  }
-  const auto vocab = static_cast<std::uint64_t>(whole.model().shape().vocab);
-  for (std::size_t i = 0; i < whole.rows(); ++i) {
-    whole.tokens()[i] = static_cast<std::int32_t>(random.below(draw++, vocab));
-    whole.targets()[i] = static_cast<std::int32_t>(random.below(draw++, vocab));
-  }
-}
-
 // Compares the ranks' gradients with the whole model's, tensor by tensor. Also checks that each
 // element is on some rank, and that copies of an element have equal bits.
 void expect_equal_gradients(TensorGroup& group, WholeModel& whole) {
