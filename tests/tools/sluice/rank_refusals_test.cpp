@@ -133,16 +133,20 @@ TEST_F(RankRefusals, ARankNumberThatIsUsedTwice) {
 
 // A job that is complete goes on; the process too many learns why it has no place.
 TEST_F(RankRefusals, AProcessTooMany) {
-  const Words command = Words{SLUICE_PROGRAM} + words_of(rank_settings(2, 3));
-  JobProcesses job({{command, path(), 0}, {command, path(), 1}, {command, path(), 1}}, 2,
-                   environment());
-  const std::vector<ChildOutcome> outcomes = job.wait(kCliDeadline);
-  EXPECT_EQ(outcomes[0].exit_status, 0) << outcomes[0].err;
-  const std::size_t refused = outcomes[1].exit_status == 0 ? 2 : 1;
-  EXPECT_EQ(outcomes[3 - refused].exit_status, 0) << outcomes[3 - refused].err;
-  EXPECT_EQ(outcomes[refused].exit_status, 2);
-  EXPECT_EQ(sentences(outcomes[refused].err), 1) << outcomes[refused].err;
-  EXPECT_TRUE(holds(outcomes[refused].err, "two processes are rank 1 of 2"));
+  const std::uint16_t port = collectives::port_of(collectives::listen_at("127.0.0.1", 0));
+  const Words command =
+      Words{SLUICE_PROGRAM} +
+      train_words(rank_settings(2, 3, {"train.steps=16", "memory.link_latency=1ms"}));
+  JobProcesses job({{command, path(), 0}, {command, path(), 1}}, 2, environment(), port);
+  job.rank(0).wait_for_output(R"("event":"plan")", kCliDeadline);
+  JobProcesses late({{command, path(), 1}}, 2, environment(), port);
+  const ChildOutcome refused = late.wait(kCliDeadline).front();
+  EXPECT_EQ(refused.exit_status, 2);
+  EXPECT_EQ(sentences(refused.err), 1) << refused.err;
+  EXPECT_TRUE(holds(refused.err, "two processes are rank 1 of 2")) << refused.err;
+  for (const ChildOutcome& outcome : job.wait(kCliDeadline)) {
+    EXPECT_EQ(outcome.exit_status, 0) << outcome.err;
+  }
 }
 
 TEST_F(RankRefusals, APortThatAnotherProgramHas) {
