@@ -2,6 +2,7 @@
 #pragma once
 
 #include <hwloc.h>
+#include <unistd.h>
 
 #include <memory>
 #include <string>
@@ -29,6 +30,13 @@ inline TopologyHandle load_topology(const std::string& synthetic = {}) {
   TopologyHandle topology(raw);
   if (!synthetic.empty() && hwloc_topology_set_synthetic(raw, synthetic.c_str()) != 0) {
     throw InputError("hwloc does not understand the synthetic topology '" + synthetic + "'");
+  }
+  // Without /sys, as in some sandboxes, hwloc's Linux part prints an error and gives up. Its x86
+  // part then finds the processors alone, so the former is not tried.
+  const bool no_sysfs = synthetic.empty() && access("/sys/devices/system/cpu", R_OK) != 0;
+  const unsigned long flag = HWLOC_TOPOLOGY_COMPONENTS_FLAG_BLACKLIST;
+  if (no_sysfs && hwloc_topology_set_components(raw, flag, "linux") != 0) {
+    throw Error("hwloc could not leave out its Linux part");
   }
   if (hwloc_topology_load(raw) != 0) throw Error("hwloc could not read this machine's topology");
   return topology;

@@ -1,9 +1,15 @@
 #include "base/topology.hpp"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/mount.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
+#include <string>
 #include <thread>
 
 namespace sluice {
@@ -36,6 +42,35 @@ TEST(Topology, ReportsTheMemlockLimit) {
   ASSERT_EQ(setrlimit(RLIMIT_MEMLOCK, &lowered), 0);
   EXPECT_EQ(read_host_topology().memlock_limit_bytes, 64u * 1024);
   ASSERT_EQ(setrlimit(RLIMIT_MEMLOCK, &before), 0);
+}
+
+// Exit statuses of a child that reads the topology where /sys is empty.
+constexpr int kNoNamespaces = 77;
+constexpr int kFoundNothing = 1;
+
+[[noreturn]] void read_without_sys(int messages) {
+  if (unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) _exit(kNoNamespaces);
+  if (mount("none", "/sys", "tmpfs", 0, nullptr) != 0) _exit(kNoNamespaces);
+  dup2(messages, STDERR_FILENO);
+  _exit(read_host_topology().cores >= 1 ? 0 : kFoundNothing);
+}
+
+TEST(Topology, PrintsNothingWhereSysIsEmpty) {
+  std::array<int, 2> messages{};
+  ASSERT_EQ(pipe2(messages.data(), O_CLOEXEC), 0);
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) read_without_sys(messages[1]);
+  close(messages[1]);
+  std::string printed(4096, '\0');
+  const ssize_t bytes = read(messages[0], printed.data(), printed.size());
+  close(messages[0]);
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status));
+  if (WEXITSTATUS(status) == kNoNamespaces) GTEST_SKIP() << "may not make a mount namespace";
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  EXPECT_EQ(bytes, 0) << printed.c_str();
 }
 
 }  // namespace
