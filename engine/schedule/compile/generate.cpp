@@ -18,7 +18,6 @@
 #include <algorithm>
 #include <functional>
 #include <optional>
-#include <ranges>
 #include <span>
 
 #include "base/error.hpp"
@@ -231,9 +230,10 @@ class StepGenerator {
     std::vector<ActivationStream::Pass> passes;
     for (const Turn& turn : turns) {
       passes.push_back({first_of(turn).unit, first_of(turn).microbatch, {}});
-      for (const ComputeItem& item : std::views::join(turn)) {
+      std::vector<ActivationKey>& touches = passes.back().touches;
+      for (const ComputeItem& item : items_of(turn)) {
         const std::vector<ActivationKey> keys = activations(item);
-        passes.back().touches.insert(passes.back().touches.end(), keys.begin(), keys.end());
+        touches.insert(touches.end(), keys.begin(), keys.end());
       }
     }
     return {builder_, passes,
@@ -300,7 +300,7 @@ class StepGenerator {
     ActivationStream activations = make_activations(turns);
     const auto updated = std::find_if(turns.begin(), turns.end(), [&](const Turn& turn) {
       return updates_in_backward() && first_of(turn).unit >= carried() &&
-             std::ranges::any_of(std::views::join(turn),
+             std::ranges::any_of(items_of(turn),
                                  [&](const ComputeItem& item) { return completes_gradient(item); });
     });
     const auto saves_within = static_cast<std::size_t>(updated - turns.begin());
@@ -326,11 +326,15 @@ class StepGenerator {
     emit_messages(item);
   }
   static const ComputeItem& first_of(const Turn& turn) { return turn.front().front(); }
+  // The visits of a turn follow each other in the list of items.
+  static std::span<const ComputeItem> items_of(const Turn& turn) {
+    return {&turn.front().front(), &turn.back().back() + 1};
+  }
   // Once each.
   std::vector<WeightUse> weights_read(const Turn& turn) const {
     if (turn.size() == 1 && turn.front().size() == 1) return weights_read(first_of(turn));
     std::vector<WeightUse> all;
-    for (const ComputeItem& item : std::views::join(turn)) {
+    for (const ComputeItem& item : items_of(turn)) {
       for (const WeightUse& use : weights_read(item)) {
         if (std::ranges::find(all, use) == all.end()) all.push_back(use);
       }
