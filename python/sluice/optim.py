@@ -59,6 +59,9 @@ class AdamW(torch.optim.Optimizer):
                              "optimizer was made; make another one with all groups")
         super().add_param_group(param_group)
 
+    def __reduce_ex__(self, protocol):
+        raise InputError("the optimizer's state lies in Sluice's memory; copy or save optimizer.state_dict() instead")
+
     def _settings(self, group):
         return {"lr": float(group["lr"]), "betas": group["betas"], "eps": group["eps"],
                 "weight_decay": group["weight_decay"], **self._formats}
@@ -93,6 +96,8 @@ class AdamW(torch.optim.Optimizer):
         self._take_changes()
         for g, group in enumerate(self.param_groups):
             self._session.set_group(g, **self._settings(group))
+        # The session adds what it is given, so nothing may fail from here on.
+        for group in self.param_groups:
             for parameter in group["params"]:
                 gradient = parameter.grad.to(device="cpu", dtype=parameter.dtype).contiguous()
                 self._session.give_gradient(self._numbers[parameter], gradient.data_ptr())

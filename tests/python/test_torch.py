@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """test_torch.py DIRECTORY: sluice.optim with PyTorch. Run by tools/test --torch."""
+import copy
 import pathlib
+import pickle
 import sys
 import unittest
 
@@ -59,6 +61,29 @@ class AdamW(unittest.TestCase):
             optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(3))]})
         self.assertEqual(len(optimizer.param_groups), 2)
         train(net, optimizer, last=1)
+
+    def test_a_step_that_fails_adds_no_gradient(self):
+        nets = make_net(), make_net()
+        optimizers = [self.ours(net, "pinned") for net in nets]
+        for number, (net, optimizer) in enumerate(zip(nets, optimizers)):
+            for parameter in net.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            if number == 1:
+                optimizer.param_groups[1]["lr"] = -1.0
+                with self.assertRaisesRegex(sluice.InputError, "lr is -1"):
+                    optimizer.step()
+                optimizer.param_groups[1]["lr"] = 3e-3
+            optimizer.step()
+        for a, b in zip(nets[0].parameters(), nets[1].parameters()):
+            self.assertTrue(torch.equal(a, b))
+        states = [optimizer.state_dict()["state"][0]["exp_avg"] for optimizer in optimizers]
+        self.assertTrue(torch.equal(*states))
+
+    def test_copies_are_refused(self):
+        optimizer = self.ours(make_net(), "pinned")
+        for make in (copy.deepcopy, pickle.dumps):
+            with self.assertRaisesRegex(sluice.InputError, "copy or save optimizer.state_dict"):
+                make(optimizer)
 
     def test_follows_torch(self):
         net, plain = make_net(), make_net()
