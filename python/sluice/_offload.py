@@ -8,16 +8,16 @@ device is memory, too: its budget counts the windows, not activations or gradien
 """
 import os
 import pathlib
-import weakref
 
 import torch
 
 from . import Engine
 from ._library import InputError, Refused
-from ._memory import bytes_of, tensor_at
+from ._memory import bytes_of
+from ._offloaded_unit import OffloadedUnit
 from ._pager import STATE, WEIGHT, Pager
-from ._passes import Passes
-from ._stand_in import StandIn, Values
+from ._passes import Hook, Passes
+from ._stand_in import Values
 from ._stepping import Stepper, planned_state
 from ._units import find_units, nested_bytes
 
@@ -25,7 +25,6 @@ _PAGE = 2 << 20  # windows are made of such pages
 _UNITS = {"B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40, "KB": 10**3, "MB": 10**6,
           "GB": 10**9, "TB": 10**12}
 _KEYS = ("device", "pinned", "storage_bytes", "storage", "weights", "state", "threads")
-_offloaded = weakref.WeakKeyDictionary()  # model: Offloaded
 
 
 def _bytes(value, key):
@@ -34,7 +33,7 @@ def _bytes(value, key):
     text = str(value).strip().upper()
     for suffix in sorted(_UNITS, key=len, reverse=True):
         number = text[:-len(suffix)].strip()
-        if text.endswith(suffix) and number.replace(".", "", 1).isdigit():
+        if text.endswith(suffix) and number.replace(".", "", 1).isdigit() and int(float(number) * _UNITS[suffix]) > 0:
             return int(float(number) * _UNITS[suffix])
     raise InputError(f"{key} is {value!r}; use a number of bytes above 0, such as 268435456 or '256MiB'")
 
@@ -58,6 +57,12 @@ def _settings(config):
     for key in config:
         if key not in _KEYS:
             raise InputError(f"config has an unknown key {key!r}; use some of {', '.join(_KEYS)}")
+    threads, storage = config.get("threads", 0), config.get("storage", ())
+    if not isinstance(threads, int) or isinstance(threads, bool) or threads < 0:
+        raise InputError(f"threads is {threads!r}; use a number, or 0 for all cores")
+    paths = storage if isinstance(storage, (list, tuple)) else [storage]
+    if not all(isinstance(path, (str, os.PathLike)) for path in paths):
+        raise InputError(f"storage is {storage!r}; use a directory or a list of them")
     return config
 
 
@@ -69,37 +74,6 @@ def _windows(settings, model, units):
     if "device" not in settings:
         return 4 * least, least
     return _bytes(settings["device"], "device"), least
-
-
-class OffloadedUnit:
-    """A unit with its tensors: the pager's numbers, and windows that hold the weights in passes."""
-
-    def __init__(self, unit):
-        self.name, self.parameters, self.places, self.modules = unit.name, unit.parameters, unit.places, unit.modules
-        self.numbers = {}   # parameter: number of its weight in the pager
-        self.homes = {}     # parameter: tensor over its home; over nothing if it rests on storage
-        self.staged = {}    # parameter: tensor over its staged weight
-        self.windows = {}   # parameter: leaf tensor over its window
-        self.versions = {}  # window: its version, which torch raises with each write
-        self._watched = set()
-
-    def watch(self, parameter, window):
-        """The window's gradients go to the parameter, as autograd would add them there."""
-        if parameter in self._watched or not window.requires_grad:
-            return
-        self._watched.add(parameter)
-
-        def take_gradient(window):
-            gradient, window.grad = window.grad, None
-            if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
-                raise InputError(f"a parameter of unit '{self.name}' has got a gradient hook, which offload() does not "
-                                 "call; remove it")
-            with torch.no_grad():
-                if parameter.grad is None:
-                    parameter.grad = gradient
-                else:
-                    parameter.grad.add_(gradient)
-        window.register_post_accumulate_grad_hook(take_gradient)
 
 
 class Offloaded:
@@ -118,7 +92,7 @@ class Offloaded:
             storage_bytes=_bytes(settings["storage_bytes"], "storage_bytes") if "storage_bytes" in settings else 0,
             storage=storage, threads=settings.get("threads", 0))
         self.pager = Pager(self.engine, weights=settings.get("weights", "auto"), state=settings.get("state", "auto"))
-        self.units = [OffloadedUnit(unit) for unit in found]
+        self.units = [OffloadedUnit(unit, self.pager) for unit in found]
         self.values = Values(self._read, self._write)
         self._number_of = {}
         self.unit_of = {p: i for i, unit in enumerate(self.units) for p in unit.parameters.values()}
@@ -127,8 +101,8 @@ class Offloaded:
             self._add(unit, state)
         self.pager.seal()
         for unit in self.units:
-            self._move(unit)
-        self.passes = Passes(model, self.units, self.pager, self.take_replaced)
+            unit.move(self.values)
+        self.passes = Passes(model, found, self.units, self.pager, self)
         self.stepper = Stepper(optimizer, self, state) if optimizer is not None else None
 
     def _add(self, unit, state):
@@ -139,66 +113,26 @@ class Offloaded:
             for entry in state.get(parameter, {}).values():
                 entry.number = self.pager.add(number, STATE, parameter.numel() * entry.dtype.itemsize)
 
-    def _move(self, unit):
-        """The parameters' data become those of their homes."""
-        for name, parameter in unit.parameters.items():
-            number = unit.numbers[parameter]
-            like = parameter.data
-            window = tensor_at(self.pager.window(number), like, self.pager)
-            unit.windows[parameter] = torch.nn.Parameter(window, requires_grad=False)
-            unit.windows[parameter].__dict__.update(parameter.__dict__)
-            unit.staged[parameter] = tensor_at(self.pager.staged(number), like, self.pager)
-            self.values.add(parameter, name, like.stride())
-            if self.pager.home(number) is None:
-                unit.homes[parameter] = torch.empty(1, dtype=like.dtype).expand(like.size())
-                self.guard(unit, parameter)
-            else:
-                unit.homes[parameter] = parameter.data = unit.staged[parameter]
-
-    def guard(self, unit, parameter):
-        """A parameter that rests on storage, between passes."""
-        parameter.data = unit.homes[parameter]
-        parameter.__class__ = StandIn
-        parameter._source = self.values
-
-    def unguard(self, unit, parameter):
-        """For the time of an update, and for good in restore()."""
-        if type(parameter) is StandIn:
-            parameter.__class__ = torch.nn.Parameter
-            del parameter._source
-            parameter.data = unit.staged[parameter]
-
     def _read(self, parameter, into):
         self.pager.read(self._number_of[id(parameter)], into.data_ptr(), bytes_of(into))
 
     def _write(self, parameter, value):
         self.pager.write(self._number_of[id(parameter)], value.data_ptr(), bytes_of(value))
+        self.passes.is_stale = True
 
     def take_replaced(self):
         """Data that the program has put in the place of homes since the last pass are copied there."""
         for unit in self.units:
-            for parameter, home in unit.homes.items():
-                if type(parameter) is StandIn or parameter.data_ptr() == home.data_ptr():
-                    continue
-                if parameter.shape != home.shape or parameter.dtype != home.dtype or parameter.device != home.device:
-                    raise InputError(f"a parameter of unit '{unit.name}' has become {parameter.dtype} of shape "
-                                     f"{tuple(parameter.shape)} on {parameter.device}; call sluice.restore(model) before "
-                                     "you convert or move it")
-                home.copy_(parameter.data)
-                parameter.data = home
+            unit.take_replaced()
 
     def restore(self):
+        """Sluice's memory ends with the last tensor over it that the program has kept."""
         self.passes.remove()
         if self.stepper is not None:
             self.stepper.restore()
         for unit in self.units:
-            for parameter in unit.parameters.values():
-                value = self.values.read(parameter) if type(parameter) is StandIn else parameter.data
-                own = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype)
-                own.copy_(value)
-                self.unguard(unit, parameter)
-                parameter.data = own
-        self.pager.close()
+            unit.restore()
+        self.values = self.stepper = self.pager = self.engine = None
 
 
 class Status(dict):
@@ -225,21 +159,29 @@ def offload(model, optimizer=None, config="auto"):
     """
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"model is a {type(model).__name__}, not a torch.nn.Module")
-    if model in _offloaded:
+    if is_offloaded(model):
         raise InputError("the model is offloaded already; call sluice.restore(model) first")
     for kind in (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel):
         if isinstance(model, kind):
             raise InputError(f"model is a {kind.__name__}; offload() trains on one device, so pass the module inside")
-    _offloaded[model] = Offloaded(model, optimizer, config)
+    Offloaded(model, optimizer, config)
     return model, optimizer
 
 
+def _find(model):
+    """The model's Offloaded, or None. Its hooks hold it, so it ends with the model."""
+    for hook in model._forward_pre_hooks.values():
+        if isinstance(hook, Hook) and hook.owner.passes.model() is model:
+            return hook.owner
+    return None
+
+
 def is_offloaded(model):
-    return model in _offloaded
+    return _find(model) is not None
 
 
 def _of(model):
-    found = _offloaded.get(model)
+    found = _find(model)
     if found is None:
         raise InputError("the model is not offloaded")
     return found
@@ -248,8 +190,12 @@ def _of(model):
 def restore(model):
     """Makes the model and its optimizer plain again, with memory of PyTorch's own. Returns the model."""
     _of(model).restore()
-    del _offloaded[model]
     return model
+
+
+def rests_on_storage(model):
+    """Whether some weights of the offloaded model do."""
+    return any(unit.is_stored(parameter) for unit in _of(model).units for parameter in unit.windows)
 
 
 def status(model):

@@ -1,17 +1,21 @@
 """The passes of an offloaded model: hooks that bring a unit's weights to the device and let them go.
 
-In a forward pass, hooks put tensors over the unit's windows in the place of its parameters. These tensors are
-leaves of autograd's graph; it saves views of the windows, and a unit's window never moves. So
-in the backward pass it is enough that the unit is in its window again while its nodes run. The tensors are in
-place then, too: a module that recomputes its own forward() calls no hooks.
+In a pass, the data of a unit's parameters are its windows. A window never moves, so a tensor that autograd saves of it
+is true again whenever the unit is there. Two things bring it in the backward pass: the node of the unit's output
+is about to run, or a node reads a tensor that was saved over a window (_saved.py).
 
-Autograd runs nodes in the reverse order of their making. A call of a unit is an interval of the forward pass;
-it begins in backward when the node of its output is about to run, and has ended when the node of an output made
-before the call is about to run. Recomputation by torch.utils.checkpoint is a forward pass inside backward.
+Autograd runs nodes in the reverse order of their making. A call of a unit is an interval of the forward pass, which
+has ended in backward when an earlier call begins there. Recomputation by torch.utils.checkpoint is a forward pass
+inside backward.
 """
+import sys
+import threading
+import weakref
+
 import torch
 
 from ._library import InputError
+from ._saved import SavedTensors, tensors_of, with_copies
 
 _graph_task = torch._C._current_graph_task_id  # -1 outside of backward
 
@@ -23,17 +27,16 @@ class _Idle:
         return None
 
 
-class _Hook:
+class Hook:
     """A hook of one module. Copies of the module get an idle one."""
 
-    def __init__(self, function, module):
-        self._function, self._module_id = function, id(module)
+    def __init__(self, function, module, owner):
+        self._function, self._module_id, self.owner = function, id(module), owner
 
     def __call__(self, module, *arguments):
         if getattr(module, "_is_replica", False):
             raise InputError("torch.nn.DataParallel copies an offloaded model's modules; train on one device")
-        if id(module) == self._module_id:
-            self._function(module, *arguments)
+        return self._function(module, *arguments) if id(module) == self._module_id else None
 
     def __reduce__(self):
         return _Idle, ()
@@ -46,168 +49,218 @@ class _Call:
         self.unit, self.begin, self.end = unit, begin, None
 
 
-class Passes:
-    """The hooks of one model. `units`: by number in the pager; each has name, places and modules."""
+class _Entry:
+    """A module in its forward pass."""
 
-    def __init__(self, model, units, pager, prepare):
-        self._pager, self._prepare = pager, prepare  # prepare(): before each pass, of weights that were replaced
-        self._units = units
+    def __init__(self, module):
+        self.module, self.calls, self.saved = module, [], None
+        self.thread = threading.get_ident()
+
+    def is_live(self, times=1):
+        """Whether its call is on the thread's stack still: an interrupt leaves it without a sign. Names of compiled
+        frames have that of the function in them."""
+        frame = sys._current_frames().get(self.thread)
+        while frame is not None and times > 0:
+            times -= "_call_impl" in frame.f_code.co_name and frame.f_locals.get("self", self.module) is self.module
+            frame = frame.f_back
+        return times == 0
+
+
+class _Task:
+    """A backward pass. Autograd drops it at the end, and behind an exception, too."""
+
+    def __init__(self, passes, number):
+        self._passes, self._number = passes, number
+
+    def __call__(self):
+        self._passes._release_task(self._number)
+
+    def __del__(self):
+        self._passes._release_task(self._number)
+
+
+class Passes:
+    """The hooks of one model. found, units: Unit and OffloadedUnit by number in the pager. Graphs hold this object, so
+    only hooks and passes in progress hold modules."""
+
+    def __init__(self, model, found, units, pager, owner):
+        self._pager, self._owner, self._units = pager, owner, units
+        self.model = weakref.ref(model)
         self._clock = 0
-        self._stack = []          # (module, [call]) of modules in their forward pass
+        self._depth = 0           # calls of the whole model in progress
+        self.is_stale = False     # weights were written since the pass began
+        self._stack = []          # entries, the innermost last
         self._inside = {}         # unit: its uses in progress, forward and backward
         self._held = {}           # graph task: calls in their backward pass
         self._handles = []
         of_module = {}
-        for number, unit in enumerate(units):
+        for number, unit in enumerate(found):
             for module in unit.modules:
                 of_module.setdefault(module, []).append(number)
         of_module.setdefault(model, [])
         for module, numbers in of_module.items():
-            self._add_hooks(module, numbers)
+            self._add_hooks(module, numbers, [(units[number], found[number].places) for number in numbers])
+        self._guard(model)
 
-    def _add_hooks(self, module, numbers):
+    def _add_hooks(self, module, numbers, places):
         # The embedding's backward pass does not read its weight.
-        reads = type(module) is not torch.nn.Embedding
+        reads = bool(numbers) and type(module) is not torch.nn.Embedding
+        spans = tuple(self._units[number].span for number in numbers)
 
         def enter(module, arguments):
-            self._enter(module, numbers)
+            for unit, of_unit in places:
+                unit.check_places(of_unit)
+            self._enter(module, numbers, spans if reads else ())
 
         def leave(module, arguments, output=None):
-            self._leave(module, output, arguments, reads)
+            return self._leave(module, output, arguments, spans, reads)
         self._handles += [
-            module.register_forward_pre_hook(_Hook(enter, module), prepend=True),
-            module.register_forward_hook(_Hook(leave, module), always_call=True)]
+            module.register_forward_pre_hook(Hook(enter, module, self._owner), prepend=True),
+            module.register_forward_hook(Hook(leave, module, self._owner), always_call=True)]
+
+    def _guard(self, model):
+        """Hooks do not see a KeyboardInterrupt; this does. Copies of the module do not get it."""
+        before, reference = model._compiled_call_impl, weakref.ref(model)
+
+        def call(*arguments, **keywords):
+            size = len(self._stack)
+            self._depth += 1
+            try:
+                return (before or reference()._call_impl)(*arguments, **keywords)
+            except BaseException:
+                self._unwind(size, threading.get_ident())
+                raise
+            finally:
+                self._depth -= 1
+
+        def unguard():
+            model = reference()
+            if model is not None and model._compiled_call_impl is call:
+                model._compiled_call_impl = before
+        model._compiled_call_impl = call
+        self._unguard = unguard
 
     def remove(self):
-        self.reset()
-        for handle in self._handles:
-            handle.remove()
-
-    def reset(self):
-        """After an exception that hooks did not see: all units go."""
+        """The model is plain again. Graphs that were made before cannot run any more."""
         for task in list(self._held):
             self._release_task(task)
-        for _, calls in self._stack:
-            for call in calls:
-                self._end_use(call.unit)
-        self._stack.clear()
+        self._unwind(0)
+        self._unguard()
+        for handle in self._handles:
+            handle.remove()
+        self._pager = None
 
-    def _enter(self, module, numbers):
-        if _graph_task() == -1:
-            if any(entered is module for entered, _ in self._stack):
-                self.reset()
-            if not self._stack:
-                for task in list(self._held):  # of a backward pass that raised
-                    self._release_task(task)
-                self._prepare()
-                self._pager.begin_pass()
-        calls = []
-        self._stack.append((module, calls))
-        for number in numbers:
-            self._pager.acquire(number)
+    def _unwind(self, size, thread=None):
+        while len(self._stack) > size and thread in (None, self._stack[-1].thread):
+            self._end_entry(self._stack.pop())
+
+    def _end_entry(self, entry):
+        if entry.saved is not None:
+            entry.saved.leave()
+        for call in reversed(entry.calls):
             self._clock += 1
-            calls.append(_Call(number, self._clock))
+            call.end = self._clock
+            self._end_use(call.unit)
+
+    def _check_stack(self, module):
+        """Leftovers of an interrupted pass go; another thread's pass does not."""
+        last = self._stack[-1]
+        if last.thread != threading.get_ident() and last.is_live():
+            raise InputError("another thread is in its forward pass of this model; an offloaded model takes one thread "
+                             "at a time")
+        again = sum(entry.module is module for entry in self._stack)
+        if again or self._depth == 0:
+            if not self._stack[0].is_live() or not _Entry(module).is_live(again + 1):
+                self._unwind(0)
+
+    def _enter(self, module, numbers, spans):
+        if _graph_task() == -1:
+            if self._stack:
+                self._check_stack(module)
+            if not self._stack:
+                self._owner.take_replaced()
+                self._begin_pass()
+        entry = _Entry(module)
+        self._stack.append(entry)
+        for number in numbers:
+            self._acquire(number)
+            self._clock += 1
+            entry.calls.append(_Call(number, self._clock))
             self._begin_use(number)
+        if spans:
+            entry.saved = SavedTensors(spans, entry.calls, self._begin_saved)
+
+    def _begin_pass(self):
+        self.is_stale = False
+        self._pager.begin_pass()
+
+    def _acquire(self, number):
+        if self.is_stale:
+            self._begin_pass()
+        self._pager.acquire(number)
 
     def _begin_use(self, number):
         self._inside[number] = self._inside.get(number, 0) + 1
         if self._inside[number] == 1:
-            self._put_in(number)
+            self._units[number].put_in()
 
     def _end_use(self, number):
         self._inside[number] -= 1
         if self._inside[number] == 0:
             del self._inside[number]
-            self._take_out(number)
+            self.is_stale |= self._units[number].take_out()
         self._pager.release(number)
 
-    def _put_in(self, number):
-        unit = self._units[number]
-        for module, key, parameter in unit.places:
-            if module._parameters.get(key) is not parameter:
-                raise InputError(f"parameter '{key}' of unit '{unit.name}' was replaced after offload(); write into it, "
-                                 "or call sluice.restore(model) first")
-        for parameter, window in unit.windows.items():
-            if window.requires_grad != parameter.requires_grad:
-                window.requires_grad_(parameter.requires_grad)
-                unit.watch(parameter, window)
-        for module, key, parameter in unit.places:
-            module._parameters[key] = unit.windows[parameter]
-
-    def _take_out(self, number):
-        unit = self._units[number]
-        for module, key, parameter in unit.places:
-            if module._parameters.get(key) is unit.windows[parameter]:
-                module._parameters[key] = parameter
-
-    def _leave(self, module, output, arguments, reads):
+    def _leave(self, module, output, arguments, spans, reads):
         # An exception may come before this module's own entry.
-        if not self._stack or self._stack[-1][0] is not module:
-            return
-        _, calls = self._stack.pop()
-        written = None
-        for call in reversed(calls):
-            written = written or self._written(call.unit)
-            self._end_use(call.unit)
-            self._clock += 1
-            call.end = self._clock
-        if written:
-            raise InputError(f"the forward pass of '{type(module).__name__}' writes into a parameter of unit '{written}'; "
-                             "such a weight cannot be offloaded")
-        if reads and calls and torch.is_grad_enabled():
-            self._watch_outputs(calls, output, arguments)
-
-    def _written(self, number):
-        """The unit's name if a window has been written by torch since the last look."""
-        unit = self._units[number]
-        for window in unit.windows.values():
-            if window._version != unit.versions.setdefault(window, window._version):
-                unit.versions[window] = window._version
-                return unit.name
-        return None
+        entry = self._stack[-1] if self._stack else None
+        if entry is None or entry.module is not module or entry.thread != threading.get_ident():
+            return None
+        self._stack.pop()
+        try:
+            copied = with_copies(output, spans, type(module).__name__)
+        finally:
+            self._end_entry(entry)
+        if reads and torch.is_grad_enabled():
+            self._watch_outputs(entry.calls, output if copied is None else copied, arguments)
+        return copied
 
     def _watch_outputs(self, calls, output, arguments):
-        inputs = {id(tensor) for tensor in _tensors(arguments)}
-        nodes = {tensor.grad_fn for tensor in _tensors(output) if id(tensor) not in inputs}
+        inputs = {id(tensor) for tensor in tensors_of(arguments)}
+        nodes = {tensor.grad_fn for tensor in tensors_of(output) if id(tensor) not in inputs}
         for node in nodes:
             if node is not None:
                 node.register_prehook(lambda gradients: self._begin_backward(calls))
 
+    def _begin_saved(self, calls):
+        if calls[0].end is None:
+            return  # a backward pass inside the forward pass: the unit is there
+        if _graph_task() == -1:
+            raise InputError("a tensor that autograd has saved of an offloaded weight is read outside a backward pass; "
+                             "its bytes may have left")
+        self._begin_backward(calls)
+
     def _begin_backward(self, calls):
+        if self._pager is None:
+            raise InputError("the model was restored between this graph's forward and backward passes")
         if torch.is_grad_enabled():
             raise InputError("a backward pass with create_graph=True through an offloaded model would read weights that "
                              "have left; call sluice.restore(model) for second derivatives")
         task = _graph_task()
         held = self._held.get(task)
         if held is None:
+            torch.autograd.Variable._execution_engine.queue_callback(_Task(self, task))
             held = self._held[task] = []
-            torch.autograd.Variable._execution_engine.queue_callback(lambda: self._release_task(task))
         for call in calls:
-            if call in held:
+            if call in held or call.end is None:
                 continue
             for other in [other for other in held if other.begin >= call.end]:
                 held.remove(other)
                 self._end_use(other.unit)
-            self._pager.acquire(call.unit)
+            self._acquire(call.unit)
             held.append(call)
             self._begin_use(call.unit)
 
     def _release_task(self, task):
         for call in self._held.pop(task, ()):
             self._end_use(call.unit)
-
-
-def _tensors(value):
-    """All tensors in nested containers, among them the outputs of transformers."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, (list, tuple, set)):
-        for item in value:
-            yield from _tensors(item)
-    elif hasattr(value, "__dict__") and not isinstance(value, (torch.nn.Module, type)):
-        for item in vars(value).values():
-            if isinstance(item, (torch.Tensor, list, tuple, dict)):
-                yield from _tensors(item)

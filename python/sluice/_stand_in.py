@@ -1,8 +1,8 @@
 """Parameters with weights that rest on storage.
 
 Between passes such a parameter has no memory of its own. It keeps its identity, shape, dtype and gradient.
-Outside autograd every operation on it reads the true value, and an operation in place writes it back; detach() and
-indexing give copies. Inside autograd a use outside its module's pass is refused: the gradient would be lost.
+Outside autograd every operation on it reads the true value, and an operation in place writes it back, through views,
+too; detach() gives a copy. Inside autograd a use outside its module's pass is refused: the gradient would be lost.
 """
 import weakref
 
@@ -23,7 +23,9 @@ _METHODS = ("size", "dim", "numel", "nelement", "stride", "is_contiguous", "elem
 _PASSED = ({getattr(_TENSOR, name).__get__ for name in _PROPERTIES if hasattr(_TENSOR, name)}
            | {getattr(_TENSOR, name) for name in _METHODS if hasattr(_TENSOR, name)}
            | {_TENSOR.grad.__set__, _TENSOR.grad.__delete__, _TENSOR.requires_grad.__set__, _TENSOR.__repr__,
-              torch.is_floating_point, torch.is_complex, torch.numel})
+              torch.is_floating_point, torch.is_complex, torch.numel, torch._has_compatible_shallow_copy_type,
+              torch.autograd.grad, torch.autograd.backward, torch.autograd.graph.get_gradient_edge})
+_CONVERSIONS = {getattr(_TENSOR, name) for name in ("to", "cpu", "float", "double", "half", "bfloat16", "contiguous")}
 # Autograd does not see through these.
 _PASSED_BY_AUTOGRAD = {_TENSOR.detach, _TENSOR.data.__set__, _TENSOR.tolist, _TENSOR.numpy, _TENSOR.item, torch.equal,
                        _TENSOR.equal, _TENSOR.__reduce_ex__, _TENSOR.__format__}
@@ -34,28 +36,7 @@ class StandIn(torch.nn.Parameter):
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if func in _PASSED:
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **kwargs)
-        if func == _TENSOR.data.__get__:
-            return args[0]._source.data_of(args[0])
-        found = []
-        values = _replace(args, found), _replace(kwargs, found)
-        if torch.is_grad_enabled() and func not in _PASSED_BY_AUTOGRAD:
-            for parameter in found:
-                if parameter.requires_grad:
-                    raise InputError(f"parameter '{parameter._source.name_of(parameter)}' rests on storage and is used "
-                                     "outside its module's forward pass with gradients enabled; use it under "
-                                     "torch.no_grad(), or keep weights in pinned memory")
-        if func == _TENSOR.data.__set__:
-            args[0]._source.write(args[0], args[1])
-            return None
-        if func is _TENSOR.detach:
-            return values[0][0]  # a copy already; the same one for each owner of a tied weight
-        with torch._C.DisableTorchFunctionSubclass():
-            result = func(*values[0], **values[1])
-        return _write_back(func, args, kwargs, values, result)
+        return _call(func, args, kwargs or {})
 
     def __deepcopy__(self, memo):
         if id(self) not in memo:
@@ -69,9 +50,73 @@ class StandIn(torch.nn.Parameter):
         return f"Parameter containing (on storage):\n{self._source.read(self)!r}"
 
 
+class View(torch.Tensor):
+    """A view of a stand-in's value: a write in place goes to the parameter."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return _call(func, args, kwargs or {})
+
+    def __deepcopy__(self, memo):
+        return memo.setdefault(id(self), self._source.read(self).clone())
+
+    def __reduce_ex__(self, protocol):
+        return self._source.read(self).clone().__reduce_ex__(protocol)
+
+    def __repr__(self, *, tensor_contents=None):
+        return repr(self._source.read(self))
+
+
+def _call(func, args, kwargs):
+    """The function with true values in the place of stand-ins and their views."""
+    if func in _PASSED:
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+    if func == _TENSOR.data.__get__:
+        return args[0]._source.data_of(args[0])
+    if func is _TENSOR.share_memory_:
+        raise InputError(f"parameter '{args[0]._source.name_of(args[0])}' rests on storage, which cannot be shared; call "
+                         "sluice.restore(model) first")
+    found = []
+    values = _replace(args, found), _replace(kwargs, found)
+    if torch.is_grad_enabled() and func not in _PASSED_BY_AUTOGRAD:
+        for parameter in found:
+            if parameter.requires_grad:
+                raise InputError(f"parameter '{parameter._source.name_of(parameter)}' rests on storage and is used "
+                                 "outside its module's forward pass with gradients enabled; use it under "
+                                 "torch.no_grad(), or keep weights in pinned memory")
+    if func == _TENSOR.data.__set__:
+        if args[0] is not args[1]:
+            args[0]._source.write(args[0], values[0][1])
+        return None
+    if func is _TENSOR.detach:
+        return values[0][0]  # a copy already; the same one for each owner of a tied weight
+    with torch._C.DisableTorchFunctionSubclass():
+        result = func(*values[0], **values[1])
+    if func in _CONVERSIONS and result is values[0][0]:
+        return args[0]
+    return _with_views(_write_back(func, args, kwargs, values, result), found)
+
+
+def _with_views(result, found):
+    """Results that are views of a parameter's value write through."""
+    if isinstance(result, (list, tuple)) and type(result) in (list, tuple):
+        return type(result)(_with_views(item, found) for item in result)
+    if isinstance(result, (StandIn, View)) or not isinstance(result, torch.Tensor) or result._base is None:
+        return result
+    for parameter in found:
+        base = parameter._source.base_of(parameter)
+        if result._base is base:
+            with torch._C.DisableTorchFunctionSubclass():
+                view = torch.Tensor._make_subclass(View, result, False)
+            view._source = _ViewOf(getattr(parameter._source, "parameter", parameter), base, result)
+            return view
+    return result
+
+
 def _replace(value, found):
     """The arguments with true values in place of stand-ins."""
-    if isinstance(value, StandIn):
+    if isinstance(value, (StandIn, View)):
         found.append(value)
         return value._source.read(value)
     if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
@@ -90,13 +135,14 @@ def _written(func, args, kwargs):
     first = args[0] if in_place and args else ()
     out = kwargs.get("out", ())
     return [item for value in (first, out)
-            for item in (value if isinstance(value, (list, tuple)) else (value,)) if isinstance(item, StandIn)]
+            for item in (value if isinstance(value, (list, tuple)) else (value,)) if isinstance(item, (StandIn, View))]
 
 
 def _write_back(func, args, kwargs, values, result):
     for parameter in _written(func, args, kwargs):
         value = parameter._source.read(parameter)
         parameter._source.write(parameter, value)
+        parameter._source.count(parameter)
         if result is value:
             result = parameter
     return result
@@ -125,11 +171,29 @@ class Values:
             self._alive[id(parameter)] = value
         return value
 
+    def base_of(self, parameter):
+        return self.read(parameter)
+
+    def alive(self, parameter):
+        return self._alive.get(id(parameter))
+
     def write(self, parameter, value):
+        name, strides = self._known[id(parameter)]
+        if value.dtype != parameter.dtype or value.shape != parameter.shape or value.device.type != "cpu":
+            raise InputError(f"parameter '{name}' rests on storage as {parameter.dtype} of shape {tuple(parameter.shape)} and "
+                             f"cannot become {value.dtype} of shape {tuple(value.shape)} on {value.device}; call "
+                             "sluice.restore(model) before you convert or move it")
         with torch._C.DisableTorchFunctionSubclass():
-            own = torch.empty_strided(parameter.size(), self._known[id(parameter)][1], dtype=parameter.dtype)
+            own = torch.empty_strided(parameter.size(), strides, dtype=parameter.dtype)
             own.copy_(value)
             self._write(parameter, own)
+            known = self._alive.get(id(parameter))
+            if known is not None and known is not value:
+                known.data.copy_(own)
+
+    def count(self, parameter):
+        """A write that torch would count."""
+        torch.autograd.graph.increment_version(parameter)
 
     def data_of(self, parameter):
         """Stands for parameter.data: without gradients, and a write in place goes to the parameter."""
@@ -144,7 +208,7 @@ class Values:
 
 
 class _DataOf:
-    """The source of parameter.data: that of the parameter."""
+    """The source of parameter.data: that of the parameter. Torch does not count writes to it."""
 
     def __init__(self, values, parameter):
         self._values, self._parameter = values, parameter
@@ -155,8 +219,55 @@ class _DataOf:
     def read(self, data):
         return self._values.read(self._parameter)
 
+    base_of = read
+
+    def alive(self, data):
+        return self._values.alive(self._parameter)
+
     def write(self, data, value):
         self._values.write(self._parameter, value)
 
+    def count(self, data):
+        pass
+
     def data_of(self, data):
         return data
+
+
+class _ViewOf:
+    """The source of a view: a part of the parameter's value."""
+
+    def __init__(self, parameter, base, view):
+        self.parameter, self._base, self._view = parameter, base, view
+
+    def _source(self):
+        source = self.parameter._source
+        if source.alive(self.parameter) is not self._base:
+            raise InputError(f"a view of parameter '{self.name_of(None)}', which rests on storage, is older than an update of "
+                             "it; take the view anew")
+        return source
+
+    def name_of(self, view):
+        return self.parameter._source.name_of(self.parameter)
+
+    def read(self, view):
+        self._source()
+        return self._view
+
+    def base_of(self, view):
+        return self._base
+
+    def alive(self, view):
+        return self._base
+
+    def write(self, view, value):
+        source = self._source()
+        if value is not self._view:  # it was written in place otherwise
+            self._view.copy_(value)
+        source.write(self.parameter, self._base)
+
+    def count(self, view):
+        self.parameter._source.count(self.parameter)
+
+    def data_of(self, view):
+        return _with_views(self._view.view_as(self._view), [self.parameter])

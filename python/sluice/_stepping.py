@@ -4,6 +4,8 @@ An optimizer that updates each parameter from its own gradient and state gives t
 parameters at once or a few at a time. So step() calls the optimizer's own code once for each unit. State with the
 parameter's shape lies in the pager; steps and other small or odd-shaped state stay where PyTorch puts them.
 """
+import copy
+import copyreg
 import inspect
 import weakref
 from collections import defaultdict
@@ -17,7 +19,7 @@ from ._stand_in import StandIn
 # Each of these updates a parameter from nothing but its own gradient and state.
 SEPARABLE = ("ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Muon", "NAdam", "RAdam",
              "RMSprop", "Rprop", "SGD")
-_steppers = weakref.WeakKeyDictionary()  # optimizer: its Stepper
+_STEPPER = "_sluice_stepper"  # the optimizer's attribute, which its copies and pickles do not have
 
 
 class Entry:
@@ -53,7 +55,7 @@ def check_optimizer(optimizer):
         if isinstance(optimizer, kind or ()) and inspect.unwrap(type(optimizer).step) is inspect.unwrap(kind.step):
             break
     else:
-        raise InputError(f"the optimizer {name} is not known to update each parameter from its own gradient and state; "
+        raise InputError(f"the optimizer {type(optimizer).__module__}.{name} is not known to update each parameter from its own gradient and state; "
                          f"offload() takes torch.optim's {', '.join(SEPARABLE)}")
     for group in optimizer.param_groups:
         if group.get("differentiable"):
@@ -127,13 +129,23 @@ class Stepper:
         plain = self.plain_class
 
         def step(optimizer, closure=None):
-            stepper = _steppers.get(optimizer)
+            stepper = optimizer.__dict__.get(_STEPPER)
             return stepper.step(closure) if stepper is not None else plain.step(optimizer, closure)
+        def reduce(optimizer, protocol):
+            """Copies and pickles are plain, with all state."""
+            stepper = optimizer.__dict__.get(_STEPPER)
+            if stepper is not None:
+                stepper._bring_all()
+            state = {**optimizer.__getstate__(), "state": copy.copy(optimizer.state)}
+            if stepper is not None:
+                stepper._send_all()
+            return copyreg._reconstructor, (plain, object, None), state  # no name of ours is in a pickle
         step = torch.optim.Optimizer.profile_hook_step(step)
         step.hooked = True
-        self.optimizer.__class__ = type(plain.__name__, (plain,), {"step": step, "__module__": plain.__module__})
+        self.optimizer.__class__ = type(plain.__name__, (plain,), {
+            "step": step, "__reduce_ex__": reduce, "__module__": plain.__module__})
         self._rewrap()
-        _steppers[self.optimizer] = self
+        self.optimizer.__dict__[_STEPPER] = self
 
     def _rewrap(self):
         """A learning rate schedule that was made before has wrapped the former step()."""
@@ -157,6 +169,7 @@ class Stepper:
         if any(type(g) is torch.Tensor and g.is_sparse for ps in lists for g in (p.grad for p in ps)):
             raise InputError("a gradient is sparse; offload() takes dense gradients")
         self.offloaded.take_replaced()
+        self.offloaded.passes.is_stale = True
         try:
             for number, following, members in self._units_to_step(lists):
                 self._step_unit(number, following, groups, lists, members)
@@ -208,15 +221,15 @@ class Stepper:
         self.pager.stage(number, following)
         try:
             for parameter in members:
-                self.offloaded.unguard(unit, parameter)
+                unit.unguard(parameter)
                 if parameter in self._away and parameter in self.optimizer.state:
                     self._bring(parameter)
             self._step_members(groups, lists, members.__contains__)
         finally:
             for parameter in members:
                 self._adopt(parameter)
-                if parameter.data_ptr() != unit.homes[parameter].data_ptr():
-                    self.offloaded.guard(unit, parameter)
+                if unit.is_stored(parameter):
+                    unit.guard(parameter)
             self.pager.unstage(number)
 
     def _bring(self, parameter):
@@ -296,4 +309,4 @@ class Stepper:
                 if state.get(key) is entry.tensor:
                     state[key] = entry.tensor.clone()
         self.optimizer.__class__ = self.plain_class
-        _steppers.pop(self.optimizer, None)
+        self.optimizer.__dict__.pop(_STEPPER, None)

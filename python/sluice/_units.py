@@ -21,15 +21,27 @@ class Unit:
         return f"Unit({self.name!r}, {len(self.parameters)} parameters)"
 
 
-def block_lists(model):
-    """The outermost lists of layers: (name, ModuleList) with parameters in their items."""
-    found = []
-    for name, module in model.named_modules():
-        inside = any(name.startswith(prefix + ".") for prefix, _ in found)
-        if inside or not isinstance(module, torch.nn.ModuleList) or module._parameters:
-            continue
-        if any(True for _ in module.parameters()):
+def has_forward(module):
+    """Whether the module can be called: lists of modules or of parameters cannot, so no hook of theirs would run."""
+    return type(module).forward is not torch.nn.Module.forward or "forward" in module.__dict__
+
+
+def find_blocks(model):
+    """The blocks of the outermost lists of layers: [(name, module)]. A list in such a list has blocks of its own. An
+    attention module computes with the weights of its child and never calls it, so it is a block, too."""
+    found, seen = [], set()  # seen: ids of blocks
+
+    def take(name, module, is_item):
+        if id(module) in seen:
+            return
+        if has_forward(module) and (is_item or isinstance(module, torch.nn.MultiheadAttention)):
             found.append((name, module))
+            seen.add(id(module))
+            return
+        is_list = isinstance(module, torch.nn.ModuleList) and not module._parameters
+        for key, child in module.named_children():
+            take(f"{name}.{key}" if name else key, child, is_list or is_item and not has_forward(module))
+    take("", model, False)
     return found
 
 
@@ -52,24 +64,26 @@ def check_parameter(name, parameter):
                          "takes plain, dense parameters")
     if not _is_dense(parameter):
         raise InputError(f"parameter '{name}' has strides {parameter.stride()} with gaps or overlaps; make it contiguous")
-    if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
-        raise InputError(f"parameter '{name}' has a gradient hook, which offload() would not call; remove it")
+    if parameter._post_accumulate_grad_hooks:
+        raise InputError(f"parameter '{name}' has a hook behind its gradient (register_post_accumulate_grad_hook), which "
+                         "would find a weight that leaves; remove it")
 
 
 def find_units(model):
     """All parameters of the model, each in one unit. Raises InputError for a model that cannot be offloaded."""
     units, owner = [], {}
-    blocks = {}  # id of a block: its unit
-    for list_name, layers in block_lists(model):
-        for key, block in layers.named_children():
-            blocks.setdefault(id(block), Unit(f"{list_name}.{key}"))
+    blocks = {id(block): Unit(name) for name, block in find_blocks(model)}
     inside = {}  # id of a module below a block: the block's unit
+    callers = {}  # id of a module: itself, or the module around it that can be called
     for name, module in model.named_modules():
         unit = blocks.get(id(module))
         if unit is not None:
             unit.modules.append(module)
             for child in module.modules():
                 inside.setdefault(id(child), unit)
+        callers.setdefault(id(module), module)
+        for child in module.children():
+            callers.setdefault(id(child), child if has_forward(child) else callers[id(module)])
     for name, module in model.named_modules():
         unit = inside.get(id(module))
         for key, parameter in module._parameters.items():
@@ -77,7 +91,7 @@ def find_units(model):
                 continue
             if unit is None:
                 unit = Unit(name or "model")
-                unit.modules.append(module)
+                unit.modules.append(callers[id(module)])
             full_name = f"{name}.{key}" if name else key
             if parameter not in owner:
                 check_parameter(full_name, parameter)
@@ -89,16 +103,17 @@ def find_units(model):
     if not units:
         raise InputError("the model has no parameters")
     for unit in units:
-        add_outside_owners(unit, inside)
+        add_outside_owners(unit, inside, callers)
     check_sharing(units)
     return units
 
 
-def add_outside_owners(unit, inside):
+def add_outside_owners(unit, inside, callers):
     """A tied weight: its other owners' passes need the unit, too."""
     for module, _, _ in unit.places:
-        if module not in unit.modules and inside.get(id(module)) is not unit:
-            unit.modules.append(module)
+        caller = callers[id(module)]
+        if caller not in unit.modules and inside.get(id(module)) is not unit:
+            unit.modules.append(caller)
 
 
 def check_sharing(units):

@@ -367,6 +367,28 @@ class Offload(unittest.TestCase):
             self.assertEqual(expected, train(model, optimizer, schedule=schedule))
             self.assert_same(plain, model)
 
+    def test_automatic_budgets_and_a_file_of_them(self):
+        path = pathlib.Path(DIRECTORY) / "offload.toml"
+        path.write_text(f'[offload]\ndevice = "6MiB"\npinned = "256MiB"\nstorage = "{DIRECTORY}"\nstate = "storage"\n')
+        for config in ("auto", path, str(path)):
+            _, _, model, _ = self.compare(config)
+        self.assertEqual(sluice.status(model)["device_cap_bytes"], 6 << 20)
+        self.assertGreater(sluice.status(model)["storage_peak_bytes"], 0)
+
+    def test_copies_of_the_optimizer_are_plain(self):
+        for config in (PINNED, STORED):
+            plain, plain_optimizer, model, optimizer = self.compare(config)
+            buffer = io.BytesIO()
+            torch.save(optimizer, buffer)
+            buffer.seek(0)
+            for other in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer)),
+                          torch.load(buffer, weights_only=False)):
+                self.assertIs(type(other), torch.optim.AdamW)
+                self.assert_same(plain_optimizer, other)
+                self.assert_same(list(plain.parameters()), [p.detach() for p in other.param_groups[0]["params"]])
+                other.step()
+            self.assertEqual(train(plain, plain_optimizer, 1), train(model, optimizer, 1))
+
     def test_closures_step_hooks_and_groups(self):
         results = []
         for config in (None, PINNED, STORED):
@@ -419,8 +441,12 @@ class Offload(unittest.TestCase):
                  (optimizer, {"pinned": "2MiB"}, sluice.Refused, "pinned_bytes larger by"),
                  (optimizer, {"storge": "/x"}, sluice.InputError, "unknown key 'storge'"),
                  (optimizer, {"pinned": "two"}, sluice.InputError, "pinned is 'two'"),
+                 (optimizer, {"pinned": "0MiB"}, sluice.InputError, "pinned is '0MiB'; use a number of bytes above 0"),
+                 (optimizer, {"threads": "two"}, sluice.InputError, "threads is 'two'"),
+                 (optimizer, {"storage": 5}, sluice.InputError, "storage is 5"),
+                 (optimizer, "nowhere.toml", sluice.InputError, "nowhere.toml"),
                  (optimizer, {"state": "nowhere"}, sluice.InputError, "state is 'nowhere'"),
-                 (lbfgs, PINNED, sluice.InputError, "LBFGS is not known"),
+                 (lbfgs, PINNED, sluice.InputError, "torch.optim.lbfgs.LBFGS is not known"),
                  (scaled, PINNED, sluice.InputError, "Mine is not known")]
         for number, (optim, config, error, text) in enumerate(cases):
             with self.subTest(number), self.assertRaisesRegex(error, text):
@@ -428,8 +454,8 @@ class Offload(unittest.TestCase):
         with self.assertRaisesRegex(sluice.InputError, "DataParallel"):
             sluice.offload(torch.nn.DataParallel(model), optimizer, PINNED)
         hooked, _ = make()
-        hooked.norm.bias.register_hook(print)
-        with self.assertRaisesRegex(sluice.InputError, "'norm.bias' has a gradient hook"):
+        hooked.norm.bias.register_post_accumulate_grad_hook(print)
+        with self.assertRaisesRegex(sluice.InputError, "'norm.bias' has a hook behind its gradient"):
             sluice.offload(hooked, None, PINNED)
         self.assert_same(before, model)
         self.assertEqual(train(model, optimizer, 1), train(*make(), 1))
@@ -449,9 +475,9 @@ class Offload(unittest.TestCase):
         with self.assertRaisesRegex(sluice.InputError, "before you convert or move it"):
             loss_of(model, 1)
         model.float()
-        handle = model.norm.bias.register_hook(print)
-        with self.assertRaisesRegex(sluice.InputError, "gradient hook"):
-            loss_of(model, 1).backward()
+        handle = model.norm.bias.register_post_accumulate_grad_hook(print)
+        with self.assertRaisesRegex(sluice.InputError, "hook behind its gradient"):
+            loss_of(model, 1)
         handle.remove()
         optimizer.zero_grad()
         train(model, optimizer, 1)

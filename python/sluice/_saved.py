@@ -1,0 +1,112 @@
+"""Tensors over windows that leave a module's pass: saved by autograd, or handed out by the module.
+
+A unit's backward pass may begin anywhere: at a loss that a module keeps as an attribute, at an activation that a hook
+has caught, in an object that nobody can look into. All of these read weights through the tensors that autograd has
+saved. So hooks mark the saved tensors that lie in a window, and reading one brings its unit.
+"""
+import torch
+
+from ._library import InputError
+
+_top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+_are_enabled = torch._C._autograd._saved_tensors_hooks_is_enabled
+_MODIFIED = ("one of the variables needed for gradient computation has been modified by an inplace operation: "
+             "[{kind} {shape}] is at version {found}; expected version {expected} instead")
+
+
+class SavedTensors:
+    """The hooks of one module's forward pass. Hooks of the program around it are called, too: torch applies the
+    innermost pair only. It checks versions of saved tensors only where there are no hooks, so they do."""
+
+    def __init__(self, spans, calls, begin):
+        self._context = None
+        if not _are_enabled():
+            if torch.is_grad_enabled():
+                raise InputError("torch.func's transforms and disable_saved_tensors_hooks() do not reach offloaded weights "
+                                 "with gradients enabled; use torch.no_grad(), or call sluice.restore(model) first")
+            return
+        outer = _top_hooks(False)
+
+        def pack(tensor):
+            try:
+                address = tensor.data_ptr()
+            except RuntimeError:  # a tensor without memory
+                address = 0
+            marked = any(low <= address < high for low, high in spans)
+            if outer is not None:
+                return outer[0](tensor), None, marked
+            return tensor, tensor._version, marked
+
+        def unpack(packed):
+            value, version, marked = packed
+            if marked:
+                begin(calls)
+            if version is None:
+                return outer[1](value)
+            if value._version != version:
+                raise RuntimeError(_MODIFIED.format(kind=value.type(), shape=list(value.shape), found=value._version,
+                                                    expected=version))
+            return value
+        self._pack = pack
+        self._context = torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+        self._context.__enter__()
+
+    def leave(self):
+        if self._context is None:
+            return
+        top = _top_hooks(False)
+        if top is not None and top[0] is self._pack:  # not so behind an interrupt that a context has seen first
+            self._context.__exit__()
+        self._context = None
+
+
+def tensors_of(value):
+    """All tensors in nested containers, among them the outputs of transformers."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_of(item)
+    elif isinstance(value, (list, tuple, set)):
+        for item in value:
+            yield from tensors_of(item)
+    elif hasattr(value, "__dict__") and not isinstance(value, (torch.nn.Module, type)):
+        for item in vars(value).values():
+            if isinstance(item, (torch.Tensor, list, tuple, dict)):
+                yield from tensors_of(item)
+
+
+def _is_window(tensor, spans):
+    """A parameter itself is none: its data are at home again behind the pass."""
+    if isinstance(tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
+        return False
+    try:
+        address = tensor.data_ptr()
+    except RuntimeError:
+        return False
+    return any(low <= address < high for low, high in spans)
+
+
+def with_copies(output, spans, name):
+    """The output with copies in the place of views of windows, which are true in the pass only. None: there are
+    none. A copy has the values, strides and gradient of the view."""
+    if not spans or not any(_is_window(tensor, spans) for tensor in tensors_of(output)):
+        return None
+    copied = _copied(output, spans)
+    if any(_is_window(tensor, spans) for tensor in tensors_of(copied)):
+        raise InputError(f"the forward pass of '{name}' returns a view of its weight, which leaves with the pass; return "
+                         "view.clone()")
+    return copied
+
+
+def _copied(value, spans):
+    if isinstance(value, torch.Tensor):
+        if not _is_window(value, spans):
+            return value
+        copy = value.clone()
+        return copy if copy.stride() == value.stride() else value
+    if type(value) in (list, tuple):
+        return type(value)(_copied(item, spans) for item in value)
+    if type(value) is dict:
+        return {key: _copied(item, spans) for key, item in value.items()}
+    return value
