@@ -4,7 +4,6 @@
 #include <string>
 
 #include "base/error.hpp"
-#include "engine/schedule/compile/compute_items.hpp"
 
 namespace sluice::planner {
 namespace {
@@ -100,8 +99,7 @@ void check_options(const schedule::StepOptions& options, const config::Config& c
       !step.pipeline.order.delays_updates() ||
       (options.update == schedule::UpdatePlacement::kInBackward && options.carried_units == 0 &&
        options.exchange_lag == 0 && !options.durable);
-  const bool takes_turns = options.turns == 1 || schedule::may_take_turns(step);
-  if (!shaped || !delays_rightly || !takes_turns) {
+  if (!shaped || !delays_rightly) {
     throw InputError("the step options are not of this configuration");
   }
   const schedule::RankView& view = step.view;

@@ -5,7 +5,7 @@
 from transformers import TrainerCallback
 
 from ._library import InputError
-from ._offload import is_offloaded, offload, restore
+from ._offload import is_offloaded, offload, rests_on_storage, restore
 
 
 class Callback(TrainerCallback):
@@ -24,3 +24,7 @@ class Callback(TrainerCallback):
         if is_offloaded(model):
             restore(model)
         offload(model, optimizer, self._config)
+        if args.torch_compile and rests_on_storage(model):
+            restore(model)
+            raise InputError("torch_compile=True needs weights in pinned memory, and some rest on storage; set weights to "
+                             "'pinned', or do without it")

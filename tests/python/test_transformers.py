@@ -205,6 +205,47 @@ class Trainer(unittest.TestCase):
                 self.assertTrue(torch.equal(value, net.state_dict()[key]), key)
 
 
+    def run_with_evaluation(self, folder, config, trains=2, **settings):
+        """History, weights and losses of evaluations before, between and behind two calls of train()."""
+        shutil.rmtree(folder, ignore_errors=True)
+        net, _ = make("gpt2")
+        generator = torch.Generator().manual_seed(5)
+        data = [{"input_ids": row, "labels": row} for row in torch.randint(0, WORDS, (24, 20), generator=generator)]
+        arguments = transformers.TrainingArguments(**{**dict(
+            output_dir=str(folder), max_steps=4, per_device_train_batch_size=2, learning_rate=1e-3, logging_steps=1,
+            save_steps=2, eval_steps=2, eval_strategy="steps", load_best_model_at_end=True,
+            metric_for_best_model="eval_loss", report_to=[], use_cpu=True, disable_tqdm=True, seed=3), **settings})
+        trainer = transformers.Trainer(model=net, args=arguments, train_dataset=data, eval_dataset=data[:6],
+                                       callbacks=[sluice.hf.Callback(config)] if config else [])
+        losses = [trainer.evaluate()["eval_loss"]]
+        for _ in range(trains):
+            trainer.train()
+            losses.append(trainer.evaluate()["eval_loss"])
+        names = ("loss", "grad_norm", "learning_rate", "eval_loss")
+        history = [{key: entry[key] for key in names if key in entry} for entry in trainer.state.log_history]
+        return losses, history, {key: value.clone() for key, value in net.state_dict().items()}
+
+    def test_evaluation_in_training_and_a_second_train(self):
+        folder = pathlib.Path(DIRECTORY) / "trainer_evaluation"
+        for settings in ({}, {"bf16_full_eval": True, "load_best_model_at_end": False, "trains": 1}):
+            expected = self.run_with_evaluation(folder, None, **settings)
+            for weights in ("pinned", "storage"):
+                with self.subTest(weights=weights, **settings):
+                    found = self.run_with_evaluation(folder, budgets(make("gpt2")[0], weights), **settings)
+                    self.assertEqual(expected[:2], found[:2])
+                    for key, value in expected[2].items():
+                        self.assertTrue(torch.equal(value, found[2][key]), key)
+
+    def test_trainers_that_cannot_be_offloaded(self):
+        folder = pathlib.Path(DIRECTORY) / "trainer_refused"
+        config = budgets(make("gpt2")[0], "storage")
+        for text, settings in (("torch_compile=True needs weights in pinned memory",
+                                {"torch_compile": True, "torch_compile_backend": "eager"}),
+                               ("the optimizer transformers.optimization.Adafactor", {"optim": "adafactor"})):
+            with self.assertRaisesRegex(sluice.InputError, text):
+                self.run_with_evaluation(folder, config, **settings)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
