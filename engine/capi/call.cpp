@@ -6,6 +6,7 @@
 #include <atomic>
 #include <mutex>
 #include <new>
+#include <nlohmann/json.hpp>
 #include <string_view>
 
 #include "base/thread.hpp"
@@ -55,6 +56,16 @@ void record_io(const IoError& error) {
   append(last.subject, used, error.op);
   append(last.subject, used, " ");
   append(last.subject, used, error.path);
+}
+
+// nlohmann's writer takes nothing else.
+bool is_utf8(const std::string& text) {
+  try {
+    static_cast<void>(nlohmann::json(text).dump());
+    return true;
+  } catch (const nlohmann::json::type_error&) {
+    return false;
+  }
 }
 
 void record_memory(const OutOfMemory& error) {
@@ -144,6 +155,12 @@ void refuse_null(const char* name) {
 
 std::string required_text(const char* text, const char* name) {
   return {&required(text, name)};
+}
+
+std::string required_name(const char* text, const char* name) {
+  std::string found = required_text(text, name);
+  if (!is_utf8(found)) throw InputError(std::string(name) + " is not UTF-8");
+  return found;
 }
 
 void refuse_reserved(const char* name) {

@@ -62,6 +62,8 @@ inline void require_data(const void* data, const char* name) {
 }
 // A text that must not be null.
 std::string required_text(const char* text, const char* name);
+// A name, which must be UTF-8, too, since files are.
+std::string required_name(const char* text, const char* name);
 
 // Checks the size that a caller states and returns the bytes that both sides know.
 // first_bytes: the struct's size when it was first published.

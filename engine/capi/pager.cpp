@@ -118,7 +118,7 @@ sluice_status sluice_pager_add_unit(sluice_pager* pager, const char* name, sluic
   return run_call("sluice_pager_add_unit", [&] {
     PagerTurn turn(pager);
     required(out, "out");
-    *out = turn->add_unit(sluice::capi::required_text(name, "name"));
+    *out = turn->add_unit(sluice::capi::required_name(name, "name"));
   });
 }
 

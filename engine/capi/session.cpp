@@ -158,7 +158,7 @@ std::vector<std::int64_t> shape_of(std::int32_t ndim, const std::int64_t* shape,
 
 host::ParameterOptions parameter_options(const sluice_param_options& from) {
   host::ParameterOptions parameter;
-  parameter.name = required_text(from.name, "options.name");
+  parameter.name = required_name(from.name, "options.name");
   parameter.dtype = weight_dtype(from.dtype, "options.dtype");
   parameter.shape = shape_of(from.ndim, from.shape, "options");
   parameter.unit = from.unit;
@@ -270,7 +270,7 @@ sluice_status sluice_add_unit(sluice_session* session, const char* name, sluice_
   return run_call("sluice_add_unit", [&] {
     Turn turn(session);
     required(out, "out");
-    *out = turn->add_unit(sluice::capi::required_text(name, "name"));
+    *out = turn->add_unit(sluice::capi::required_name(name, "name"));
   });
 }
 

@@ -267,6 +267,9 @@ void HostSession::set_update_count(std::uint64_t updates) {
 
 void HostSession::save(const std::string& path) {
   SealedSession& inner = sealed();
+  if (path.empty() || std::filesystem::is_directory(path)) {
+    throw InputError("'" + shown(path) + "' is no file to save to");
+  }
   const std::string temporary = path + ".tmp";
   inner.files().save(temporary, {{kUpdatesNote, std::to_string(updates_)}});
   rename_durably(temporary, path);

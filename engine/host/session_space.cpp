@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <memory>
+#include <sstream>
 #include <string_view>
 #include <utility>
 
@@ -30,10 +31,16 @@ std::uint64_t elems_of(const ParameterOptions& options) {
   return elems;
 }
 
+std::string number_text(double value) {
+  std::ostringstream text;
+  text << value;
+  return text.str();
+}
+
 void check_number(double value, const char* name, double least, double below) {
   if (std::isfinite(value) && value >= least && value < below) return;
-  throw InputError(std::string("the group's ") + name + " is " + std::to_string(value) +
-                   ", which is out of its range");
+  throw InputError(std::string("the group's ") + name + " is " + number_text(value) +
+                   "; it is at least " + number_text(least) + " and below " + number_text(below));
 }
 
 void check_group(const GroupOptions& options) {
@@ -44,11 +51,19 @@ void check_group(const GroupOptions& options) {
   check_number(options.rule.beta2, "beta2", 0, 1);
   check_number(options.rule.epsilon, "eps", 0, kAny);
   check_number(options.rule.momentum, "momentum", 0, kAny);
+  if (options.rule.nesterov &&
+      (options.rule.rule != kernels::OptimizerRule::kSgd || options.rule.momentum == 0)) {
+    throw InputError("the group's nesterov is set, which only SGD with a momentum has");
+  }
 }
 
 // Files name the state of a tensor "moment1.NAME"; a tensor of that name would be taken for it.
 void check_name(const std::string& name) {
   if (name.empty()) throw InputError("a parameter has no name");
+  if (name == "__metadata__") {
+    throw InputError(
+        "a parameter is called '__metadata__', which safetensors files keep for notes");
+  }
   constexpr std::array<std::string_view, 6> kKinds{
       "master.", "remainder.", "moment1.", "moment1_scale.", "moment2.", "moment2_scale."};
   for (const std::string_view kind : kKinds) {

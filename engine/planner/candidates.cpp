@@ -24,10 +24,6 @@ using Place = config::Config::Place;
 
 constexpr TierShare kOnDevice{};
 
-bool on_device(const std::vector<Tier>& tiers) {
-  return std::all_of(tiers.begin(), tiers.end(), [](Tier tier) { return tier == Tier::kDevice; });
-}
-
 std::uint64_t state_bytes_of(const schedule::StepModel& model, std::size_t unit, StateKind kind) {
   const kernels::StateLayout layout = kernels::state_layout(model.optimizer, kind);
   const std::uint64_t elems = updated_elems(model, unit);
@@ -128,7 +124,7 @@ std::vector<CandidateGroup> plan_candidates(const config::Config& config,
       if (std::any_of(recompute.units.begin(), recompute.units.end(),
                       [](const schedule::UnitRecompute& unit) { return unit.output_run > 0; }) &&
           choices.size() > 1) {
-        if (spills_activations(base)) continue;
+        if (schedule::spills_activations(base.placement)) continue;
         if (!candidates.empty()) groups.push_back(std::exchange(candidates, {}));
         if (!shared.empty()) add_orders(config, std::exchange(shared, {}), sharing);
       }
@@ -152,7 +148,7 @@ std::vector<CandidateGroup> plan_candidates(const config::Config& config,
       };
       const std::int64_t prefetch = config.memory.prefetch;
       const bool streamed = preset.weight.first != Tier::kDevice;
-      const bool fetched = streamed || spills_activations(base);
+      const bool fetched = streamed || schedule::spills_activations(base.placement);
       if (streamed) add(prefetch, all_slots, Pieces::kUsual);
       add(prefetch, 0, Pieces::kUsual);
       for (std::int64_t fewer = prefetch / 2; fetched && fewer > 0; fewer /= 2) {
@@ -165,7 +161,7 @@ std::vector<CandidateGroup> plan_candidates(const config::Config& config,
       // Spilling with and without recomputation make two groups, since either may be the more
       // frugal: recomputation makes all of a unit's values at once, while each half of backward
       // fetches only the spilled values that it reads.
-      if (spills_activations(base)) {
+      if (schedule::spills_activations(base.placement)) {
         groups.push_back(std::exchange(candidates, {}));
         add_orders(config, std::exchange(shared, {}), sharing);
       }
@@ -209,12 +205,6 @@ TierBytes partial_bytes(const schedule::StepModel& model, const schedule::StepOp
         sums * sizeof(float) * schedule::unit_elems(model, static_cast<std::int32_t>(at));
   }
   return bytes;
-}
-
-bool spills_activations(const schedule::StepOptions& options) {
-  const std::vector<std::vector<Tier>>& saved = options.placement.saved;
-  return !on_device(options.placement.activation) ||
-         !std::all_of(saved.begin(), saved.end(), on_device);
 }
 
 std::vector<schedule::StepOptions> update_variants(const config::Config& config,

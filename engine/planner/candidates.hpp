@@ -28,8 +28,6 @@ std::vector<CandidateGroup> plan_candidates(const config::Config& config,
                                             const schedule::StepModel& model);
 bool shares_device(const CandidateGroup& group);
 
-// Whether any unit's activations or saved values may leave the device.
-bool spills_activations(const schedule::StepOptions& options);
 // The same options with the update elsewhere, if optimizer.placement leaves the choice. Never
 // speculative: only the training itself shows how many steps are redone.
 std::vector<schedule::StepOptions> update_variants(const config::Config& config,

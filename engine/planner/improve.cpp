@@ -8,6 +8,7 @@
 #include "engine/planner/piece_sizes.hpp"
 #include "engine/planner/plan_steps.hpp"
 #include "engine/planner/recompute_choice.hpp"
+#include "engine/schedule/compile/compute_items.hpp"
 #include "engine/schedule/compile/rank_share.hpp"
 
 namespace sluice::planner {
@@ -86,6 +87,9 @@ std::vector<Improver::Change> Improver::changes(const schedule::StepOptions& fro
                                                            : schedule::ComputeOrder::kUnit;
       place_partials(to, partial_tiers(config_, model_, to).front(), model_);
     });
+  }
+  if (schedule::may_take_turns(model_) && own_microbatch_count(model_, from) > 1) {
+    list.emplace_back([](auto& to) { to.turns = 3 - to.turns; });
   }
   for (const Tier partial : partial_tiers(config_, model_, from)) {
     list.emplace_back([this, partial](auto& to) { place_partials(to, partial, model_); });

@@ -37,6 +37,7 @@ constexpr CountKey kCounts[] = {
     {"carried_units", &StepOptions::carried_units, 0},
     {"exchange_lag", &StepOptions::exchange_lag, 0},
     {"recompute_ahead", &StepOptions::recompute_ahead, 0},
+    {"turns", &StepOptions::turns, 1},
 };
 struct SizeKey {
   const char* key;

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/error.hpp"
+#include "engine/schedule/compile/compute_items.hpp"
 
 namespace sluice::planner {
 namespace {
@@ -99,7 +100,8 @@ void check_options(const schedule::StepOptions& options, const config::Config& c
       !step.pipeline.order.delays_updates() ||
       (options.update == schedule::UpdatePlacement::kInBackward && options.carried_units == 0 &&
        options.exchange_lag == 0 && !options.durable);
-  if (!shaped || !delays_rightly) {
+  const bool takes_turns = options.turns == 1 || schedule::may_take_turns(step);
+  if (!shaped || !delays_rightly || !takes_turns) {
     throw InputError("the step options are not of this configuration");
   }
   const schedule::RankView& view = step.view;

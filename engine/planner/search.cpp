@@ -465,7 +465,8 @@ Compiled Search::conclude() {
 // frugal candidate. Budgets between the two would be refused. Finding a group takes up to a third of
 // the search, so plans of long steps do without, unless they spill: there the gap is the widest.
 void Search::state_need(Compiled& plan) {
-  if (step_size(model_, plan.options) > kSmallStepInstructions && !spills_activations(plan.options))
+  if (step_size(model_, plan.options) > kSmallStepInstructions &&
+      !schedule::spills_activations(plan.options.placement))
     return;
   if (const auto least = feasibility_.nearest_need(plan.most_bytes)) {
     plan.need = at_least(plan.need, *least);

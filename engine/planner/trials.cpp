@@ -55,6 +55,7 @@ std::string key_of(const schedule::StepOptions& options) {
   add(options.carried_units);
   add(options.exchange_lag);
   add(options.recompute_ahead);
+  add(options.turns);
   add(options.shares_device);
   for (const schedule::UnitRange& stage : options.stages) add(stage.end);
   const auto add_all = [&](const std::vector<Tier>& tiers) {

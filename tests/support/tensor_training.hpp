@@ -39,9 +39,12 @@ inline planner::Plan plan_of_world(const config::Config& config) {
   return std::get<planner::Plan>(std::move(result));
 }
 
-// The record that all ranks have. The bytes that they send are the planned ones.
-inline RanksRecord train_group(const config::Config& config, std::int64_t steps = kTensorSteps) {
-  const planner::Plan plan = plan_of_world(config);
+// The record that all ranks have. The bytes that they send are the planned ones. turns: not 0: instead
+// of the plan's.
+inline RanksRecord train_group(const config::Config& config, std::int64_t steps = kTensorSteps,
+                               std::int32_t turns = 0) {
+  planner::Plan plan = plan_of_world(config);
+  if (turns > 0) plan.options.turns = turns;
   const RanksRun run = train_on_ranks(config, plan.options, steps);
   for (const RanksRecord& rank : run.ranks) EXPECT_EQ(rank, run.ranks.front());
   EXPECT_EQ(run.sent_bytes, run.planned_bytes);
@@ -109,7 +112,8 @@ inline void expect_group_bits(std::size_t i) {
                                       Overrides{"parallel.data=" + std::to_string(at.data),
                                                 "parallel.zero=" + std::to_string(at.zero),
                                                 "parallel.pipeline=" + std::to_string(at.pipeline)},
-                                  at.tensor));
+                                  at.tensor),
+                  kTensorSteps, at.pipeline == 1 ? 1 + static_cast<std::int32_t>(i / 2 % 2) : 1);
   mesh.redone_steps = alone.redone_steps;  // of a speculative update
   EXPECT_EQ(mesh, alone);
 }

@@ -317,10 +317,11 @@ void Progress::plan(const train::RunEvent& plan) {
   if (carried > 0 && update != "next_forward") {
     update += ", that of " + std::to_string(carried) + " units in the next forward pass";
   }
+  std::string order = plan["order"].get<std::string>();
+  if (plan["turns"].get<int>() > 1) order += ", segments of two micro-batches in turn";
   std::fprintf(stderr, "plan     %s (recompute: %s, order: %s, update: %s%s)\n",
-               tier_line(plan["peak_bytes"]).c_str(), recompute_words(plan).c_str(),
-               plan["order"].get<std::string>().c_str(), update.c_str(),
-               shares ? ", weights and activations share the device" : "");
+               tier_line(plan["peak_bytes"]).c_str(), recompute_words(plan).c_str(), order.c_str(),
+               update.c_str(), shares ? ", weights and activations share the device" : "");
   print_ranks(plan);
   print_world(plan);
   print_pipeline(plan);

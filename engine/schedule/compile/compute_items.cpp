@@ -25,31 +25,25 @@ class ItemList {
     repeated_.resize(model.units.size());
   }
 
-  // One micro-batch passes through all units and back before the next one starts.
+  // One turn of micro-batches passes through all units and back before the next one starts.
   StepItems by_microbatch() && {
-    for (const std::int32_t mb : microbatches_) {
-      for (std::int32_t unit = 0; unit < head(); ++unit) add(Op::kForward, unit, mb);
-      add(Op::kLoss, head(), mb);
-      for (std::int32_t unit = head(); unit >= 0; --unit) {
-        add_segment(unit, {mb});
-        add_backward(unit, mb);
+    for (const std::vector<std::int32_t>& turn : turns()) {
+      for (std::int32_t unit = 0; unit < head(); ++unit) add_all(Op::kForward, unit, turn);
+      add_head(turn);
+      for (std::int32_t unit = head() - 1; unit >= 0; --unit) {
+        add_segment(unit, turn);
+        for (const std::int32_t mb : turn) add_backward(unit, mb);
       }
     }
     return {std::move(items_), {}};
   }
 
-  // The head's passes of one micro-batch stay together, since the head saves more than any other
-  // unit.
   StepItems by_unit() && {
-    for (std::int32_t unit = 0; unit < head(); ++unit) {
-      for (const std::int32_t mb : microbatches_) add(Op::kForward, unit, mb);
-    }
-    for (std::int32_t unit = head(); unit >= 0; --unit) {
+    for (std::int32_t unit = 0; unit < head(); ++unit) add_all(Op::kForward, unit, microbatches_);
+    add_head(microbatches_);
+    for (std::int32_t unit = head() - 1; unit >= 0; --unit) {
       add_segment(unit, microbatches_);
-      for (const std::int32_t mb : microbatches_) {
-        if (unit == head()) add(Op::kLoss, head(), mb);
-        add_backward(unit, mb);
-      }
+      for (const std::int32_t mb : microbatches_) add_backward(unit, mb);
     }
     return {std::move(items_), {}};
   }
@@ -75,6 +69,29 @@ class ItemList {
  private:
   std::int32_t head() const { return static_cast<std::int32_t>(model_.units.size()) - 1; }
   void add(Op op, std::int32_t unit, std::int32_t mb) { items_.push_back({op, unit, mb}); }
+  void add_all(Op op, std::int32_t unit, const std::vector<std::int32_t>& microbatches) {
+    for (const std::int32_t mb : microbatches) add(op, unit, mb);
+  }
+
+  // The micro-batches whose passes take turns, in order.
+  std::vector<std::vector<std::int32_t>> turns() const {
+    std::vector<std::vector<std::int32_t>> list;
+    for (const std::int32_t mb : microbatches_) {
+      const bool full = !list.empty() && std::ssize(list.back()) == options_.turns;
+      if (list.empty() || full) list.emplace_back();
+      list.back().push_back(mb);
+    }
+    return list;
+  }
+
+  // The head's passes of one micro-batch stay together, since the head saves more than any other
+  // unit.
+  void add_head(const std::vector<std::int32_t>& microbatches) {
+    for (const std::int32_t mb : microbatches) {
+      add(Op::kLoss, head(), mb);
+      add_backward(head(), mb);
+    }
+  }
 
   const std::vector<UnitRun>& repeated(std::int32_t unit) const {
     return repeated_[static_cast<std::size_t>(unit)];
@@ -197,6 +214,39 @@ std::int32_t last_own_microbatch(const StepModel& model, const StepOptions& opti
   const RankView& view = model.view;
   if (options.fold_groups > 1) return options.microbatches / view.ranks * (view.rank + 1) - 1;
   return options.microbatches - view.ranks + view.rank;
+}
+
+bool may_take_turns(const StepModel& model) {
+  return !model.view.tensor.is_alone() && model.pipeline.is_alone();
+}
+
+std::size_t end_of_visit(std::span<const ComputeItem> items, std::size_t begin) {
+  std::size_t end = begin + 1;
+  const auto stays = [&](const ComputeItem& next) {
+    return next.unit == items[begin].unit && next.microbatch == items[begin].microbatch;
+  };
+  while (end < items.size() && stays(items[end])) ++end;
+  return end;
+}
+
+std::vector<Turn> turns_of(const StepOptions& options, std::span<const ComputeItem> items) {
+  std::vector<Turn> turns;
+  if (options.turns == 1) {
+    for (std::size_t i = 0; i < items.size(); ++i) turns.push_back({items.subspan(i, 1)});
+    return turns;
+  }
+  const auto alike = [](const ComputeItem& a, const ComputeItem& b) {
+    return a.op == b.op && a.unit == b.unit && a.run == b.run;
+  };
+  for (std::size_t begin = 0, end = 0; begin < items.size(); begin = end) {
+    end = end_of_visit(items, begin);
+    const std::span<const ComputeItem> visit = items.subspan(begin, end - begin);
+    const bool joins = !turns.empty() && std::ssize(turns.back()) < options.turns &&
+                       std::ranges::equal(turns.back().front(), visit, alike);
+    if (!joins) turns.emplace_back();
+    turns.back().push_back(visit);
+  }
+  return turns;
 }
 
 StepItems training_items(const StepModel& model, const StepOptions& options) {

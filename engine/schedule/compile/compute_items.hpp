@@ -1,7 +1,9 @@
 // The passes of a training step in the order in which they compute.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "engine/schedule/compile/step_model.hpp"
@@ -40,6 +42,13 @@ std::int32_t last_own_microbatch(const StepModel& model, const StepOptions& opti
 // All passes of the rank's micro-batches through its units. In a pipeline they go in the order of
 // the model's stages, else in the one that the options name.
 StepItems training_items(const StepModel& model, const StepOptions& options);
+// Whether passes are cut, and follow each other in an order that the options decide.
+bool may_take_turns(const StepModel& model);
+// Passes that take turns: the same ones over several micro-batches. A visit is a run of passes over one
+// unit and micro-batch.
+using Turn = std::vector<std::span<const ComputeItem>>;
+// All items, in order. Without turns each is alone.
+std::vector<Turn> turns_of(const StepOptions& options, std::span<const ComputeItem> items);
 // The forward passes of the rank's first micro-batch.
 StepItems evaluation_items(const StepModel& model, const StepOptions& options);
 

@@ -1,4 +1,4 @@
-// 640 lines because one walk over the items drives all streams.
+// 660 lines because one walk over the items drives all streams.
 //
 // Generates the schedules of a run by walking its compute passes in order.
 //
@@ -16,16 +16,17 @@
 #include "engine/schedule/compile/generate.hpp"
 
 #include <algorithm>
-#include <array>
 #include <functional>
+#include <optional>
+#include <span>
 
 #include "base/error.hpp"
 #include "engine/schedule/compile/activation_stream.hpp"
 #include "engine/schedule/compile/compute_items.hpp"
 #include "engine/schedule/compile/gradient_path.hpp"
-#include "engine/schedule/compile/inner_sums.hpp"
 #include "engine/schedule/compile/link.hpp"
 #include "engine/schedule/compile/pack.hpp"
+#include "engine/schedule/compile/pass_steps.hpp"
 #include "engine/schedule/compile/rank_exchange.hpp"
 #include "engine/schedule/compile/saved_values.hpp"
 #include "engine/schedule/compile/state_save.hpp"
@@ -53,7 +54,6 @@ class StepGenerator {
   // pending: the carried updates of the step before are made first.
   StepGenerator(const StepModel& model, const StepOptions& options, bool pending = false)
       : model_(model),
-        options_(options),
         builder_(model, options, pending ? 1 : 0),
         gradients_(builder_),
         carried_updates_(make_carried_updates()),
@@ -61,6 +61,7 @@ class StepGenerator {
     // The state log finds all state in one slot, so all of it is made by one update.
     SLUICE_CHECK(!options.durable || carried() == 0 || carried() == units());
     SLUICE_CHECK(is_possible(model, options.recompute));
+    SLUICE_CHECK(options.turns == 1 || may_take_turns(model));
     for (std::int32_t unit = 0; unit < units(); ++unit) {
       saved_values_.push_back(saved_values(model, options, unit));
     }
@@ -70,8 +71,8 @@ class StepGenerator {
   // needs all norms. Updates that are not placed elsewhere end the step.
   Schedule training_step(bool saves) {
     if (saves) saver_.emplace(builder_);
-    if (options_.recompute.any()) builder_.declare_saved_parts();
-    emit_items(training_items(model_, options_));
+    if (options().recompute.any()) builder_.declare_saved_parts();
+    emit_items(training_items(model_, options()));
     commit();
     gradients_.finish();
     for (std::int32_t update = 0; update < update_count(model_); ++update) {
@@ -84,7 +85,7 @@ class StepGenerator {
     const std::int32_t left = found + update_count(model_);
     if (carried() == 0) emit_tied_weights(builder_, left);
     // Gradients stay for a redo, too.
-    const bool redoable = options_.update == UpdatePlacement::kSpeculative;
+    const bool redoable = options().update == UpdatePlacement::kSpeculative;
     return builder_.finish(
         {.carried = {0, found, pending(), true}, .others = {found, left, false, redoable}},
         carried_updates_.kept());
@@ -107,7 +108,7 @@ class StepGenerator {
   }
 
   Schedule evaluation() {
-    emit_items(evaluation_items(model_, options_));
+    emit_items(evaluation_items(model_, options()));
     return builder_.finish({});
   }
 
@@ -117,6 +118,7 @@ class StepGenerator {
   }
 
  private:
+  const StepOptions& options() const { return builder_.options(); }
   std::int32_t units() const { return builder_.unit_count(); }
   std::int32_t carried() const { return builder_.carried_units(); }
   // Whether the carried updates of the step before are made first.
@@ -166,18 +168,18 @@ class StepGenerator {
   }
   // Whether the unit makes parts again from this value.
   bool is_source(std::int32_t unit, const SavedValue& value) const {
-    const PartMask remade = options_.recompute.parts_of(unit);
+    const PartMask remade = options().recompute.parts_of(unit);
     return (sources_of(footprint(unit).saved_parts, remade) & value.parts) != 0;
   }
 
   // A Recompute makes an output only if that of the run before was dropped.
   bool makes_output(const ComputeItem& item) const {
-    if (item.op == Op::kRecompute) return options_.recompute.output_run(item.unit) >= item.run;
+    if (item.op == Op::kRecompute) return options().recompute.output_run(item.unit) >= item.run;
     return item.op == Op::kForward;
   }
   // A Recompute that only makes an output leaves no parts, as the forward pass before it.
   bool makes_parts(const ComputeItem& item) const {
-    return item.run == options_.recompute.units[static_cast<std::size_t>(item.unit)].parts_run;
+    return item.run == options().recompute.units[static_cast<std::size_t>(item.unit)].parts_run;
   }
 
   // The activations that an item reads from other passes or makes for them.
@@ -190,7 +192,7 @@ class StepGenerator {
       // for the other. A forward pass reads the output of the same run, or of the one that stays.
       std::int32_t run = 0;
       if (role == BufferRole::kActivation) {
-        run = options_.recompute.output_run(of);
+        run = options().recompute.output_run(of);
         if (!goes_back) run = std::min(run, item.run);
       }
       if (of >= 0 && bytes > 0) keys.push_back({role, of, item.microbatch, run});
@@ -218,15 +220,21 @@ class StepGenerator {
     return buffers.saved[at][static_cast<std::size_t>(key.value)];
   }
   Tier waiting_tier(const ActivationKey& key) const {
-    if (key.role != BufferRole::kSaved) return options_.placement.activation_of(key.unit);
+    if (key.role != BufferRole::kSaved) return options().placement.activation_of(key.unit);
     return saved_values_[static_cast<std::size_t>(key.unit)][static_cast<std::size_t>(key.value)]
         .tier;
   }
-  // The stream sees all passes with the values that they touch, and so knows every next use.
-  ActivationStream make_activations(const std::vector<ComputeItem>& items) {
+  // The stream sees all passes with the values that they touch, and so knows every next use. Passes
+  // that take turns are one to it.
+  ActivationStream make_activations(const std::vector<Turn>& turns) {
     std::vector<ActivationStream::Pass> passes;
-    for (const ComputeItem& item : items) {
-      passes.push_back({item.unit, item.microbatch, activations(item)});
+    for (const Turn& turn : turns) {
+      passes.push_back({first_of(turn).unit, first_of(turn).microbatch, {}});
+      std::vector<ActivationKey>& touches = passes.back().touches;
+      for (const ComputeItem& item : items_of(turn)) {
+        const std::vector<ActivationKey> keys = activations(item);
+        touches.insert(touches.end(), keys.begin(), keys.end());
+      }
     }
     return {builder_, passes,
             [this](const ActivationKey& key) -> BufferId& { return device_buffer(key); },
@@ -237,7 +245,7 @@ class StepGenerator {
   UpdateStream make_carried_updates() {
     return {builder_,
             own_units(0, carried()),
-            {.gradients_complete = true, .clips = true, .keeps_ring = options_.keeps_update_ring}};
+            {.gradients_complete = true, .clips = true, .keeps_ring = options().keeps_update_ring}};
   }
   // This step's updates of the other units, as they become possible: in the backward pass from the
   // last unit on, and in a pipeline as the order of its passes has it.
@@ -254,7 +262,7 @@ class StepGenerator {
   }
   std::vector<std::int32_t> in_order_of_completion(std::vector<std::int32_t> order) const {
     std::vector<std::size_t> completed(static_cast<std::size_t>(units()), SIZE_MAX);
-    const std::vector<ComputeItem> items = training_items(model_, options_).items;
+    const std::vector<ComputeItem> items = training_items(model_, options()).items;
     for (std::size_t i = 0; i < items.size(); ++i) {
       if (completes_gradient(items[i])) completed[static_cast<std::size_t>(items[i].unit)] = i;
     }
@@ -265,14 +273,14 @@ class StepGenerator {
   }
   bool delays_updates() const { return model_.pipeline.order.delays_updates(); }
   bool updates_in_backward() const {
-    return options_.update == UpdatePlacement::kInBackward ||
-           options_.update == UpdatePlacement::kSpeculative;
+    return options().update == UpdatePlacement::kInBackward ||
+           options().update == UpdatePlacement::kSpeculative;
   }
   // Whether the gradient of one of the unit's updates is complete after this item. A tied embedding's is complete only
   // after its fold.
   bool completes_gradient(const ComputeItem& item) const {
     return item.op == Op::kBackwardWeight &&
-           item.microbatch % options_.microbatches == last_own_microbatch(model_, options_) &&
+           item.microbatch % options().microbatches == last_own_microbatch(model_, options()) &&
            !(item.unit == 0 && model_.tied_elems > 0);
   }
 
@@ -280,40 +288,58 @@ class StepGenerator {
   // part of the design: memory of spilled values is freed before weights are fetched, and both
   // before activations come back.
   void emit_items(const StepItems& step) {
-    const std::vector<ComputeItem>& items = step.items;
+    const std::vector<Turn> turns = turns_of(options(), step.items);
     std::vector<std::vector<WeightUse>> uses;
-    for (const ComputeItem& item : items) uses.push_back(weights_read(item));
+    for (const Turn& turn : turns) uses.push_back(weights_read(turn));
     std::function<void(std::int32_t)> before_use;
     if (pending()) before_use = [this](std::int32_t unit) { make_pending_update(unit); };
     // The copy of a tied tensor's unit arrives before anything else.
     if (pending() && !builder_.owns(0)) return_tied_weights();
     weight_versions_.emplace(builder_, uses);
     WeightStream weights(builder_, *weight_versions_, uses, std::move(before_use));
-    ActivationStream activations = make_activations(items);
-    const auto updated = std::find_if(items.begin(), items.end(), [&](const ComputeItem& item) {
-      return updates_in_backward() && item.unit >= carried() && completes_gradient(item);
+    ActivationStream activations = make_activations(turns);
+    const auto updated = std::find_if(turns.begin(), turns.end(), [&](const Turn& turn) {
+      return updates_in_backward() && first_of(turn).unit >= carried() &&
+             std::ranges::any_of(items_of(turn),
+                                 [&](const ComputeItem& item) { return completes_gradient(item); });
     });
-    const auto saves_within = static_cast<std::size_t>(updated - items.begin());
+    const auto saves_within = static_cast<std::size_t>(updated - turns.begin());
     auto message = step.messages.begin();
     const auto emit_messages = [&](std::size_t before) {
       for (; message != step.messages.end() && message->before == before; ++message) {
         emit_message(*message);
       }
     };
-    for (std::size_t i = 0; i < items.size(); ++i) {
+    std::size_t item = 0;
+    for (std::size_t i = 0; i < turns.size(); ++i) {
       weight_versions_->advance(i);
-      builder_.set_update(items[i].microbatch / options_.microbatches);
+      builder_.set_update(first_of(turns[i]).microbatch / options().microbatches);
       activations.spill(i);
-      emit_messages(i);
+      emit_messages(item);
       weights.advance(i);
       activations.fetch(i);
-      enter_microbatch(items[i].microbatch);
-      std::vector<BufferId> windows;
-      for (const WeightUse& read : uses[i]) windows.push_back(weights.window(read));
-      emit_compute(items[i], windows);
+      emit_turn(turns[i], [&](const WeightUse& read) { return weights.window(read); });
+      for (const auto& visit : turns[i]) item += visit.size();
       if (saver_) saver_->advance(i + 1, saves_within);
     }
-    emit_messages(items.size());
+    finish_late_visit();
+    emit_messages(item);
+  }
+  static const ComputeItem& first_of(const Turn& turn) { return turn.front().front(); }
+  // The visits of a turn follow each other in the list of items.
+  static std::span<const ComputeItem> items_of(const Turn& turn) {
+    return {&turn.front().front(), &turn.back().back() + 1};
+  }
+  // Once each.
+  std::vector<WeightUse> weights_read(const Turn& turn) const {
+    if (turn.size() == 1 && turn.front().size() == 1) return weights_read(first_of(turn));
+    std::vector<WeightUse> all;
+    for (const ComputeItem& item : items_of(turn)) {
+      for (const WeightUse& use : weights_read(item)) {
+        if (std::ranges::find(all, use) == all.end()) all.push_back(use);
+      }
+    }
+    return all;
   }
 
   // The carried update of a unit, in front of a use of its weights.
@@ -379,15 +405,6 @@ class StepGenerator {
                       std::int32_t unit) {
     return builder_.add_device(role, Category::kActivation, bytes, unit, item.microbatch);
   }
-
-  // The buffers that one pass touches, and the gradients that follow it.
-  struct PassUses {
-    std::vector<BufferId> reads;
-    std::vector<BufferId> writes;
-    BufferId loss = kNoId;
-    std::vector<std::pair<std::int32_t, BufferId>> gradients;  // (unit, window written)
-    std::uint64_t workspace_bytes = 0;
-  };
 
   // Makes all saved values; in a Recompute, those that were not kept. A forward pass makes these
   // too, because it reads them itself, but they die with it.
@@ -463,9 +480,74 @@ class StepGenerator {
     if (unit.borrows >= 0) target(builder_.tied_unit());
   }
 
-  // Emits one pass, then the download of its loss and the path of its gradients. An update in
-  // backward follows right behind the last gradient that it needs.
-  void emit_compute(const ComputeItem& item, const std::vector<BufferId>& windows) {
+  // A visit whose passes are being emitted.
+  struct OpenVisit {
+    std::span<const ComputeItem> items;  // those that are left
+    std::vector<PassUses> uses;          // of all of them
+    std::vector<std::vector<PassStep>> steps;
+    std::size_t item = 0, step = 0;  // of the next step
+    bool is_done() const { return item == items.size(); }
+  };
+  OpenVisit open_visit(std::span<const ComputeItem> items, const auto& window) {
+    OpenVisit visit{items, {}, {}};
+    enter_microbatch(items.front().microbatch);
+    for (const ComputeItem& item : items) {
+      std::vector<BufferId> windows;
+      for (const WeightUse& read : weights_read(item)) windows.push_back(window(read));
+      visit.uses.push_back(uses_of(item, windows));
+      visit.steps.push_back(steps_of_pass(item));
+    }
+    return visit;
+  }
+  // The steps up to the next sum over ranks.
+  void go_on(OpenVisit& visit) {
+    for (bool cut = false; !cut && !visit.is_done();) {
+      const ComputeItem& item = visit.items[visit.item];
+      const std::vector<PassStep>& steps = visit.steps[visit.item];
+      cut = !steps[visit.step].cuts.empty();
+      emit_step(builder_, item, visit.uses[visit.item], steps, visit.step);
+      if (++visit.step < steps.size()) continue;
+      follow(item, visit.uses[visit.item]);
+      ++visit.item;
+      visit.step = 0;
+    }
+  }
+
+  // The visits take turns from sum to sum. The end of a forward pass behind its last sum comes late:
+  // behind the first steps of the next turn, which need not wait for that sum.
+  void emit_turn(const Turn& turn, const auto& window) {
+    if (late_ && late_->items.front().microbatch == first_of(turn).microbatch) finish_late_visit();
+    std::vector<OpenVisit> visits;
+    for (const auto& items : turn) visits.push_back(open_visit(items, window));
+    go_on(visits.front());
+    finish_late_visit();
+    for (std::size_t next = 1; next < visits.size(); ++next) go_on(visits[next]);
+    while (!visits.back().is_done()) {
+      for (OpenVisit& visit : visits) {
+        const bool ends = &visit == &visits.back() && visits.size() > 1 && may_end_late(visit);
+        if (ends) {
+          late_ = std::move(visit);
+          return;
+        }
+        go_on(visit);
+      }
+    }
+    for (OpenVisit& visit : visits) {
+      while (!visit.is_done()) go_on(visit);
+    }
+  }
+  // Whether no more than the end of a forward pass is left, and nothing moves what it makes.
+  bool may_end_late(const OpenVisit& visit) const {
+    return visit.items.back().op == Op::kForward && visit.item + 1 == visit.items.size() &&
+           visit.step + 1 == visit.steps.back().size() && visit.steps.back().back().cuts.empty() &&
+           !spills_activations(options().placement);
+  }
+  void finish_late_visit() {
+    while (late_ && !late_->is_done()) go_on(*late_);
+    late_.reset();
+  }
+
+  PassUses uses_of(const ComputeItem& item, const std::vector<BufferId>& windows) {
     PassUses uses;
     uses.reads = windows;
     const auto at = static_cast<std::size_t>(item.unit);
@@ -489,7 +571,12 @@ class StepGenerator {
                                               uses.workspace_bytes, item.unit, item.microbatch));
     std::erase(uses.reads, kNoId);
     std::erase(uses.writes, kNoId);
-    emit_pass(item, uses);
+    return uses;
+  }
+
+  // The download of a pass's loss and the path of its gradients. An update in backward follows right
+  // behind the last gradient that it needs.
+  void follow(const ComputeItem& item, const PassUses& uses) {
     if (uses.loss != kNoId) {
       builder_.move(Op::kDownload, Lane::kD2H, -1, item.microbatch, -1,
                     {uses.loss, 0, sizeof(double)},
@@ -510,69 +597,11 @@ class StepGenerator {
     }
   }
 
-  // The pass, in as many instructions as it has steps with sums over ranks between them. A later step
-  // also reads what the first one leaves for it; the last one makes the output.
-  void emit_pass(const ComputeItem& item, const PassUses& uses) {
+  std::vector<PassStep> steps_of_pass(const ComputeItem& item) const {
     const bool remakes = item.op == Op::kRecompute;
-    const std::vector<PassStep> steps =
-        steps_of(builder_.tensor(), segments_of(item), !remakes || makes_output(item),
-                 remakes ? options_.recompute.parts_of(item.unit) : 0);
-    for (const PassStep& step : steps) {
-      const bool first = step.segments.begin == 0, last = &step == &steps.back();
-      Instruction& instruction = builder_.emit(item.op, Lane::kCompute, item.unit, item.microbatch);
-      instruction.segments = step.segments;
-      for (const BufferId id : uses.reads) instruction.reads.push_back({id, 0, 0});
-      for (const BufferId id : uses.writes) {
-        const bool output = is_output(builder_.buffer(id).role);
-        if (!first && !output) instruction.reads.push_back({id, 0, 0});
-        if (last || !output) instruction.writes.push_back({id, 0, 0});
-      }
-      for (const Cut& cut : step.cuts) {
-        const bool tied = cut.value == CutValue::kTiedGradient;
-        emit_inner_reduction(builder_, cut.kind, tied ? builder_.tied_unit() : item.unit,
-                             item.microbatch, use_of(cut, uses), cut.dtype);
-      }
-    }
-  }
-  static bool is_output(BufferRole role) {
-    return role == BufferRole::kActivation || role == BufferRole::kGradOut ||
-           role == BufferRole::kState;
-  }
-  const PassSegments& segments_of(const ComputeItem& item) const {
-    static const PassSegments whole{{}};
-    const UnitSegments& segments = footprint(item.unit).segments;
-    switch (item.op) {
-      case Op::kForward:
-      case Op::kRecompute:
-        return segments.forward;
-      case Op::kLoss:
-        return segments.loss;
-      case Op::kBackwardInput:
-        return segments.backward_input;
-      case Op::kBackwardWeight:
-        return segments.backward_weight;
-      default:
-        return whole;
-    }
-  }
-  // The bytes that cross a cut, in the buffer of the pass that they lie in.
-  Use use_of(const Cut& cut, const PassUses& uses) const {
-    constexpr std::array<BufferRole, 7> kRoles{BufferRole::kActivation,    BufferRole::kSaved,
-                                               BufferRole::kWeightContext, BufferRole::kWorkspace,
-                                               BufferRole::kState,         BufferRole::kState,
-                                               BufferRole::kLoss};
-    for (const BufferId id : uses.writes) {
-      const Buffer& buffer = builder_.buffer(id);
-      const bool tied = buffer.role == BufferRole::kState && buffer.unit == builder_.tied_unit();
-      if (tied != (cut.value == CutValue::kTiedGradient)) continue;
-      // Saved values are ranges of the unit's saved region.
-      const std::uint64_t base = buffer.role == BufferRole::kSaved ? buffer.first_elem : 0;
-      if (buffer.role == kRoles[static_cast<std::size_t>(cut.value)] && base <= cut.begin_bytes &&
-          cut.begin_bytes + cut.bytes() <= base + buffer.bytes) {
-        return {id, cut.begin_bytes - base, cut.bytes()};
-      }
-    }
-    throw InternalError("a value that crosses a cut is in none of its pass's buffers");
+    return steps_of(builder_.tensor(), segments_of(footprint(item.unit), item.op),
+                    !remakes || makes_output(item),
+                    remakes ? options().recompute.parts_of(item.unit) : 0);
   }
 
   // One of a unit's updates, as soon as its gradient is complete. The passes that have begun, and
@@ -586,13 +615,13 @@ class StepGenerator {
   }
 
   const StepModel& model_;
-  const StepOptions& options_;
   StepBuilder builder_;
   GradientPath gradients_;
   UpdateStream carried_updates_;
   UpdateStream updates_;
   std::vector<std::vector<SavedValue>> saved_values_;  // by unit
   std::vector<MicrobatchBuffers> buffers_;
+  std::optional<OpenVisit> late_;     // its end comes behind the next turn's first steps
   MicrobatchBuffers* now_ = nullptr;  // of the micro-batch that is being emitted
   bool tied_weights_returned_ = false;
   std::optional<WeightVersions> weight_versions_;

@@ -32,8 +32,7 @@ Instruction& emit_reduction(StepBuilder& builder, CutKind kind, std::int32_t uni
     sent += sizes.sent;
     workspace = std::max(workspace, sizes.workspace);
   }
-  const BufferId scratch = builder.add_device(BufferRole::kWorkspace, Category::kCommunication,
-                                              workspace, unit, microbatch);
+  const BufferId scratch = builder.add_sum_scratch(workspace, unit, microbatch);
   Instruction& reduction = builder.emit(Op::kAllReduce, Lane::kInner, unit, microbatch);
   reduction.group = builder.tensor_group();
   reduction.reduction = kind;

@@ -1,4 +1,4 @@
-// 575 lines because homes, transients and releases are one table.
+// 610 lines because homes, transients and releases are one table.
 //
 // Bookkeeping under the parts of a step. Homes come first in the list of buffers, in the same order
 // for every schedule of a run, so that they have the same ids and places in all of them. At the end
@@ -327,10 +327,11 @@ void StepBuilder::add_homes() {
   // Norm partials of all units lie in one array, in tensor order; those of several updates follow
   // each other.
   const auto updates = static_cast<std::uint64_t>(update_count(model_));
-  norm_partials_ = pinned(BufferRole::kNormPartial, Category::kGradient, DType::kF64,
-                          updates * norm_blocks_of_earlier_units_.back() * sizeof(double), -1);
+  shared_.norm_partials =
+      pinned(BufferRole::kNormPartial, Category::kGradient, DType::kF64,
+             updates * norm_blocks_of_earlier_units_.back() * sizeof(double), -1);
   // The global norm and the factor that gradients are multiplied by.
-  clip_scalar_ =
+  shared_.clip_scalar =
       pinned(BufferRole::kScalar, Category::kGradient, DType::kF64, 2 * sizeof(double), -1);
   made_homes_ = homes_;
   if (options_.update == UpdatePlacement::kSpeculative) add_shadows();
@@ -348,13 +349,14 @@ Use StepBuilder::norm_partials_of_blocks(std::int32_t unit, ElemRange blocks) co
   const std::uint64_t base =
       static_cast<std::uint64_t>(versions_.update) * norm_blocks_of_earlier_units_.back() +
       norm_blocks_of_earlier_units_[index(unit)];
-  return {norm_partials_, (base + blocks.begin) * sizeof(double), blocks.elems() * sizeof(double)};
+  return {shared_.norm_partials, (base + blocks.begin) * sizeof(double),
+          blocks.elems() * sizeof(double)};
 }
 
 Use StepBuilder::norm_partials() const {
-  if (update_count(model_) == 1) return {norm_partials_, 0, 0};
+  if (update_count(model_) == 1) return {shared_.norm_partials, 0, 0};
   const std::uint64_t bytes = norm_blocks_of_earlier_units_.back() * sizeof(double);
-  return {norm_partials_, static_cast<std::uint64_t>(versions_.update) * bytes, bytes};
+  return {shared_.norm_partials, static_cast<std::uint64_t>(versions_.update) * bytes, bytes};
 }
 
 // Windows take whole slots; the pool maps them (chunk_pool.hpp).
@@ -438,6 +440,22 @@ BufferId StepBuilder::add_update_workspace(Tier tier, std::int32_t unit) {
 }
 
 // Returns kNoId for no bytes: units without saved values or workspace have no such buffer.
+// Where visits take turns, one buffer serves all sums, which run one after another. So no later value
+// takes its memory and waits for a sum of another micro-batch.
+BufferId StepBuilder::add_sum_scratch(std::uint64_t bytes, std::int32_t unit,
+                                      std::int32_t microbatch) {
+  if (options_.turns == 1 || bytes == 0) {
+    return add_device(BufferRole::kWorkspace, Category::kCommunication, bytes, unit, microbatch);
+  }
+  BufferId& id = shared_.sum_scratch;
+  if (id == kNoId) {
+    id = add_device(BufferRole::kWorkspace, Category::kCommunication, bytes, -1, -1);
+  }
+  Buffer& scratch = schedule_.buffers[id];
+  scratch.bytes = std::max(scratch.bytes, bytes);
+  return id;
+}
+
 BufferId StepBuilder::add_device(BufferRole role, Category category, std::uint64_t bytes,
                                  std::int32_t unit, std::int32_t microbatch) {
   if (bytes == 0) return kNoId;

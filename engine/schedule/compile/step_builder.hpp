@@ -132,7 +132,7 @@ class StepBuilder {
   BufferId host_loss(std::int32_t microbatch) const { return losses_[index(microbatch)]; }
   // The partials of the present update's norm, of all units.
   Use norm_partials() const;
-  BufferId clip_scalar() const { return clip_scalar_; }
+  BufferId clip_scalar() const { return shared_.clip_scalar; }
   // The part of norm_partials() that belongs to a range of a unit. Its bytes are 0 if no block
   // begins there.
   Use norm_partials_of(std::int32_t unit, ElemRange range) const;
@@ -162,6 +162,8 @@ class StepBuilder {
   BufferId add_update_workspace(Tier tier, std::int32_t unit);
   BufferId add_device(BufferRole role, Category category, std::uint64_t bytes, std::int32_t unit,
                       std::int32_t microbatch);
+  // Workspace of a sum between segments. 0 bytes: kNoId.
+  BufferId add_sum_scratch(std::uint64_t bytes, std::int32_t unit, std::int32_t microbatch);
   // A device buffer for the range `bytes` of a unit's saved values.
   BufferId add_saved(std::int32_t unit, std::int32_t microbatch, ElemRange bytes, SavedFor used_by);
 
@@ -216,8 +218,12 @@ class StepBuilder {
   std::vector<std::array<BufferId, kStateKindCount>> saved_homes_;  // of a durable run
   std::vector<BufferId> tokens_;
   std::vector<BufferId> losses_;
-  BufferId norm_partials_ = kNoId;
-  BufferId clip_scalar_ = kNoId;
+  struct Shared {
+    BufferId norm_partials = kNoId;
+    BufferId clip_scalar = kNoId;
+    BufferId sum_scratch = kNoId;
+  };
+  Shared shared_;                                            // by all of the step
   std::vector<std::uint64_t> norm_blocks_of_earlier_units_;  // by unit, and of all units
 };
 

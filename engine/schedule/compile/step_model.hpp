@@ -101,6 +101,15 @@ struct Placement {
   }
 };
 
+// Whether any activation waits off the device.
+inline bool spills_activations(const Placement& placement) {
+  const auto leaves = [](Tier tier) { return tier != Tier::kDevice; };
+  return std::any_of(placement.activation.begin(), placement.activation.end(), leaves) ||
+         std::any_of(placement.saved.begin(), placement.saved.end(), [&](const auto& tiers) {
+           return std::any_of(tiers.begin(), tiers.end(), leaves);
+         });
+}
+
 // The order of a step's passes. Results are the same, since each unit's gradient is summed in
 // micro-batch order either way.
 enum class ComputeOrder : std::uint8_t {
@@ -164,6 +173,10 @@ struct StepOptions {
   // first of the stage's backward passes. These wait for the gradient of the next stage, so the
   // recomputation takes time of the bubble; the parts of all these units lie in memory at once.
   std::int32_t recompute_ahead = 0;
+  // Tensor groups: the passes of so many micro-batches through a unit take turns, segment by segment
+  // (compute_items.hpp), so that the sums of one are made beside the segments of the other. 1 or 2,
+  // in a pipeline 1.
+  std::int32_t turns = 1;
   // Windows and the device arena use the same memory at different times (pack.hpp). That takes less
   // memory, but instructions that reuse memory wait longer.
   bool shares_device = false;

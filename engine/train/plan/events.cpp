@@ -257,6 +257,7 @@ RunEvent plan_event(const planner::Plan& plan) {
       {"recompute", plan.recompute.policy},
       {"recomputed", recomputed_json(plan.recompute)},
       {"order", plan.options.order == schedule::ComputeOrder::kUnit ? "unit" : "microbatch"},
+      {"turns", plan.options.turns},
       {"optimizer_placement", update_placement_name(plan.options.update)},
       {"carried_units",
        schedule::carried_units(plan.options, plan.options.placement.weight.size())},

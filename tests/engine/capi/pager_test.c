@@ -245,6 +245,33 @@ static void test_refusals(const char* folder) {
   sluice_engine_destroy(stored);
 }
 
+/* An allocator and a pager divide the device budget: pages that one caches are not the other's,
+ * until they are trimmed. */
+static void test_shared_budget(void) {
+  const sluice_allocator_options of_allocator = SLUICE_ALLOCATOR_OPTIONS_INIT;
+  const sluice_pager_options of_pager = SLUICE_PAGER_OPTIONS_INIT;
+  sluice_engine* engine = make_engine(NULL, 14 * MIB, 64 * MIB);
+  sluice_allocator* allocator = NULL;
+  void *block = NULL, *other = NULL;
+  struct trial t;
+  EXPECT(SLUICE_OK, sluice_allocator_create(engine, &of_allocator, &allocator));
+  EXPECT(SLUICE_OK, sluice_alloc(allocator, 10 * MIB, NULL, 0, &block));
+  EXPECT(SLUICE_OK, sluice_free(allocator, block));
+  EXPECT(SLUICE_OK, sluice_pager_create(engine, &of_pager, &t.pager));
+  add_units(&t);
+  EXPECT(SLUICE_E_REFUSED, sluice_pager_seal(t.pager));
+  close_trial(&t);
+  EXPECT(SLUICE_OK, sluice_allocator_trim(allocator));
+  open_trial(&t, engine, SLUICE_STATE_AUTO, SLUICE_STATE_AUTO);
+  EXPECT(SLUICE_E_MEMORY, sluice_alloc(allocator, 10 * MIB, NULL, 0, &other));
+  steady_pass(&t);
+  close_trial(&t);
+  EXPECT(SLUICE_OK, sluice_alloc(allocator, 10 * MIB, NULL, 0, &other));
+  EXPECT(SLUICE_OK, sluice_free(allocator, other));
+  sluice_allocator_destroy(allocator);
+  sluice_engine_destroy(engine);
+}
+
 static sluice_engine* struct_engine;
 static sluice_status create_with(void* context, void* options) {
   sluice_pager* pager = NULL;
@@ -355,6 +382,7 @@ int main(int argc, char** argv) {
   test_orders(folder);
   test_plans();
   test_refusals(folder);
+  test_shared_budget();
   test_wrong_calls();
   test_corruption(folder);
   return check_result();

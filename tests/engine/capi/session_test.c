@@ -172,6 +172,49 @@ static void test_refusal(void) {
   sluice_engine_destroy(engine);
 }
 
+/* What no file could name, settings that a rule does not have, and paths that are no files. */
+static void test_names_and_ranges(const char* folder) {
+  static const char* const wrong[] = {"\xff\xfe", "__metadata__", "moment1.w", ""};
+  const int64_t shape = 4;
+  sluice_engine* engine = make_engine(NULL, 8 * MIB);
+  sluice_session_options options = SLUICE_SESSION_OPTIONS_INIT;
+  sluice_group_options group = SLUICE_GROUP_OPTIONS_INIT;
+  sluice_param_options param = SLUICE_PARAM_OPTIONS_INIT;
+  sluice_error_info info = SLUICE_ERROR_INFO_INIT;
+  sluice_session* session = NULL;
+  sluice_unit unit;
+  sluice_param made;
+  size_t i;
+  EXPECT(SLUICE_OK, sluice_session_create(engine, &options, &session));
+  group.nesterov = 1;
+  EXPECT(SLUICE_E_INPUT, sluice_add_group(session, &group, &param.group));
+  group.rule = SLUICE_SGD;
+  group.momentum = 0;
+  EXPECT(SLUICE_E_INPUT, sluice_add_group(session, &group, &param.group));
+  group.momentum = 0.9;
+  group.lr = -1;
+  EXPECT(SLUICE_E_INPUT, sluice_add_group(session, &group, &param.group));
+  EXPECT(SLUICE_OK, sluice_error(&info));
+  CHECK(strstr(info.message, "lr is -1; it is at least 0 and below 1e+30") != NULL);
+  group.lr = 0.1;
+  EXPECT(SLUICE_OK, sluice_add_group(session, &group, &param.group));
+  EXPECT(SLUICE_E_INPUT, sluice_add_unit(session, "bad\xff", &unit));
+  EXPECT(SLUICE_OK, sluice_add_unit(session, "unit", &param.unit));
+  param.ndim = 1;
+  param.shape = &shape;
+  for (i = 0; i < sizeof(wrong) / sizeof(wrong[0]); ++i) {
+    param.name = wrong[i];
+    EXPECT(SLUICE_E_INPUT, sluice_add_param(session, &param, &made));
+  }
+  param.name = "line\nbreak \"quoted\" \xc3\xa9";
+  EXPECT(SLUICE_OK, sluice_add_param(session, &param, &made));
+  EXPECT(SLUICE_OK, sluice_session_seal(session));
+  EXPECT(SLUICE_E_INPUT, sluice_save(session, ""));
+  EXPECT(SLUICE_E_INPUT, sluice_save(session, folder));
+  sluice_session_destroy(session);
+  sluice_engine_destroy(engine);
+}
+
 static sluice_status create_session(void* context, void* data) {
   sluice_session* session = NULL;
   const sluice_status status = sluice_session_create(context, data, &session);
@@ -616,6 +659,7 @@ int main(int argc, char** argv) {
   test_arithmetic();
   test_tiers(folder);
   test_refusal();
+  test_names_and_ranges(folder);
   test_wrong_calls(folder);
   test_not_finite(folder);
   test_momentum();

@@ -34,6 +34,7 @@ schedule::StepOptions drawn_options(std::uint64_t seed) {
   options.durable = below(3) == 0;
   options.exchange_lag = static_cast<std::int32_t>(below(3));
   options.recompute_ahead = static_cast<std::int32_t>(below(5));
+  options.turns = static_cast<std::int32_t>(1 + below(2));
   options.keeps_update_ring = below(2) == 0;
   if (below(2) == 0) scatter_saved(model, seed, options.placement);
   if (below(2) == 0) {

@@ -194,7 +194,8 @@ TEST(PlanOrRefuse, APlanFitsTheBudgetsOfItsPeaks) {
     config.memory.device_bytes = plan->peak_bytes[0];
     config.memory.pinned_bytes = plan->peak_bytes[1];
     config.memory.storage_bytes = plan->peak_bytes[2];
-    EXPECT_TRUE(accepted(config)) << seed << ", spills: " << spills_activations(plan->options);
+    EXPECT_TRUE(accepted(config)) << seed << ", spills: "
+                                  << schedule::spills_activations(plan->options.placement);
   }
   EXPECT_GT(plans, configurations / 4);
 }

@@ -241,6 +241,7 @@ TEST(RankPlans, RefuseOptionsOfAnotherStep) {
   refused([](auto& options) { options.placement.weight.front() = Tier::kPinned; });
   refused([](auto& options) { options.recompute.units.assign(2, {}); });
   refused([](auto& options) { options.chunk_bytes *= 2; });
+  refused([](auto& options) { options.turns = 2; });
 }
 
 // Budgets from hopeless to ample, any stage and number of ranks.
