@@ -90,6 +90,7 @@ void emit_device_path(StepBuilder& builder, std::int32_t unit,
   const ElemRange range = builder.home_range(StateKind::kGradient, unit);
   if (sums(builder)) {
     add_on_device(builder, unit, range, parts, home, is_first(builder, parts.front().microbatch));
+    hold_parts(builder, parts);
   }
   if (is_last(builder, parts.back().microbatch) && !folded_later(builder, unit)) {
     emit_device_norm(builder, unit, home, range);
@@ -328,6 +329,7 @@ void GradientPath::sum_on_device(std::int32_t unit, const std::vector<GradientPa
   for (const ElemRange slice : bucket_slices(builder_, unit, builder_.view().rank)) {
     if (slice.elems() > 0) add_on_device(builder_, unit, slice, parts, sum, fresh);
   }
+  hold_parts(builder_, parts);
 }
 
 // Rounds the sum of the rank's shard. Without shards of the optimizer's state every rank applies the

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "engine/schedule/compile/pipeline_pieces.hpp"
+#include "engine/schedule/compile/rank_exchange.hpp"
 
 namespace sluice::schedule {
 
@@ -45,6 +46,7 @@ void HostGradientPath::bring(std::size_t i) {
                   builder_.part(parts_[k].buffer, range), builder_.part(incoming(i, k), range),
                   range.elems() * dtype_bytes(model().dtype));
   }
+  if (i + 1 == pieces_.size()) hold_parts(builder_, parts_);
   bring_sum(i);
 }
 

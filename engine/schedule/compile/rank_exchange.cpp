@@ -105,6 +105,10 @@ std::vector<GradientPart> emit_exchange(StepBuilder& builder, std::int32_t unit,
   return parts;
 }
 
+void hold_parts(StepBuilder& builder, const std::vector<GradientPart>& parts) {
+  for (const GradientPart& part : parts) builder.hold(part.buffer);
+}
+
 BufferId emit_fold_of_parts(StepBuilder& builder, std::int32_t unit, ElemRange range,
                             const std::vector<GradientPart>& parts) {
   GroupSums groups;
@@ -123,6 +127,7 @@ BufferId emit_fold_of_parts(StepBuilder& builder, std::int32_t unit, ElemRange r
                 -1);
     });
   }
+  hold_parts(builder, parts);
   return parts.empty() ? kNoId : groups.top();
 }
 

@@ -32,6 +32,10 @@ std::vector<ElemRange> bucket_slices(const StepBuilder& builder, std::int32_t un
 std::vector<GradientPart> emit_exchange(StepBuilder& builder, std::int32_t unit, BufferId window,
                                         std::int32_t first, std::int32_t stride);
 
+// Keeps the parts until all of them are added. Else the memory of a rank's own part would be free
+// earlier or later than others' by the rank's number, and ranks that do the same would have other lists.
+void hold_parts(StepBuilder& builder, const std::vector<GradientPart>& parts);
+
 // Folds parts of one range, which follow each other in the order of groups, by the balanced tree on
 // the device. Parts in the gradients' own dtype are single micro-batches and become fp32 first.
 // Returns the sum; kNoId: there are no parts.

@@ -310,18 +310,18 @@ void StepBuilder::add_homes() {
     buffer.microbatch = microbatch;
     return add_persistent(std::move(buffer));
   };
-  tokens_.assign(index(total_microbatches(model_, options_)), kNoId);
-  losses_.assign(index(total_microbatches(model_, options_)), kNoId);
+  data_.tokens.assign(index(total_microbatches(model_, options_)), kNoId);
+  data_.losses.assign(index(total_microbatches(model_, options_)), kNoId);
   // A host program computes with data of its own: its steps have neither tokens nor losses.
   const bool has_data = model_.token_bytes > 0;
   for (const std::int32_t mb :
        has_data ? own_microbatches(model_, options_) : std::vector<std::int32_t>()) {
     if (reads_tokens()) {
-      tokens_[index(mb)] =
+      data_.tokens[index(mb)] =
           pinned(BufferRole::kTokens, Category::kActivation, DType::kI32, model_.token_bytes, mb);
     }
     if (!owns_head()) continue;
-    losses_[index(mb)] =
+    data_.losses[index(mb)] =
         pinned(BufferRole::kLoss, Category::kActivation, DType::kF64, sizeof(double), mb);
   }
   // Norm partials of all units lie in one array, in tensor order; those of several updates follow
@@ -529,6 +529,7 @@ Schedule StepBuilder::finish(const StepBorders& borders, std::span<const BufferI
       for (const Use& use : *uses) last_use[use.buffer] = i;
     }
   }
+  for (const auto& [id, through] : held_) last_use[id] = std::max(last_use[id], through);
   for (const BufferId id : kept) {
     if (last_use[id] != SIZE_MAX) last_use[id] = schedule_.instructions.size() - 1;
   }

@@ -7,6 +7,7 @@
 
 #include <array>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "engine/schedule/compile/step_model.hpp"
@@ -128,8 +129,8 @@ class StepBuilder {
   Tier partial_tier(std::int32_t unit) const {
     return options_.placement.partial_of(unit == tied_unit() ? 0 : unit);
   }
-  BufferId host_tokens(std::int32_t microbatch) const { return tokens_[index(microbatch)]; }
-  BufferId host_loss(std::int32_t microbatch) const { return losses_[index(microbatch)]; }
+  BufferId host_tokens(std::int32_t microbatch) const { return data_.tokens[index(microbatch)]; }
+  BufferId host_loss(std::int32_t microbatch) const { return data_.losses[index(microbatch)]; }
   // The partials of the present update's norm, of all units.
   Use norm_partials() const;
   BufferId clip_scalar() const { return shared_.clip_scalar; }
@@ -176,6 +177,9 @@ class StepBuilder {
   void move(Op op, Lane lane, std::int32_t unit, std::int32_t microbatch, std::int32_t piece,
             Use from, Use to, std::uint64_t bytes);
 
+  // The buffer lives at least until the instruction that was emitted last has retired.
+  void hold(BufferId id) { held_.emplace_back(id, schedule_.instructions.size() - 1); }
+
   // The pieces of a range of a unit, in order.
   std::vector<ElemRange> pieces(ElemRange range) const;
 
@@ -216,8 +220,12 @@ class StepBuilder {
   std::vector<std::array<BufferId, kStateKindCount>> homes_;
   std::vector<std::array<BufferId, kStateKindCount>> made_homes_;   // shadows, or the homes
   std::vector<std::array<BufferId, kStateKindCount>> saved_homes_;  // of a durable run
-  std::vector<BufferId> tokens_;
-  std::vector<BufferId> losses_;
+  struct Data {                                                     // by micro-batch
+    std::vector<BufferId> tokens, losses;
+  };
+  Data data_;
+  // Transient buffers that live at least through an instruction, by its place in the list.
+  std::vector<std::pair<BufferId, std::size_t>> held_;
   struct Shared {
     BufferId norm_partials = kNoId;
     BufferId clip_scalar = kNoId;

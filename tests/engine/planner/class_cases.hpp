@@ -158,14 +158,9 @@ inline AllRanks all_ranks(const config::Config& config, const planner::Plan& pla
   return all;
 }
 
-// Worlds that were compared, and those in which the lists of alike ranks wait for the same.
-struct ClassTally {
-  int worlds = 0, alike = 0;
-};
-
 // Plans the mesh by classes and compares every rank with its class. Returns the number of classes.
 inline std::size_t expect_classes_equal_all_ranks(const TrainingBench& bench, std::uint64_t seed,
-                                                  const Mesh& mesh, ClassTally& tally) {
+                                                  const Mesh& mesh) {
   Draws draw(seed, "test/rank-classes");
   const Overrides settings = random_world(draw, mesh);
   SCOPED_TRACE("seed " + std::to_string(seed) + ": " + ::testing::PrintToString(settings));
@@ -185,20 +180,8 @@ inline std::size_t expect_classes_equal_all_ranks(const TrainingBench& bench, st
                               hardware.rank_links_or_default());
   EXPECT_EQ(plan->ranks.size(), static_cast<std::size_t>(classes.count()));
   const AllRanks all = all_ranks(config, *plan, hardware);
-  // Each rank adds its own part of a sum in its own turn, so a buffer is free a few instructions earlier
-  // or later, and ranks with equal needs may lie in memory in different ways. Then others wait for the
-  // same memory.
-  bool waits_alike = true;
-  for (std::int32_t rank = 0; rank < plan->world_ranks(); ++rank) {
-    const std::int32_t first = classes.world_rank_of(classes.class_of(rank));
-    waits_alike = waits_alike && all.waits[static_cast<std::size_t>(rank)] ==
-                                     all.waits[static_cast<std::size_t>(first)];
-  }
-  tally.worlds += 1;
-  tally.alike += waits_alike ? 1 : 0;
-  const double tolerance = waits_alike ? 1e-12 : 0.1;
   const auto near = [&](double one, double other) {
-    return std::abs(one - other) <= tolerance * std::max(one, other);
+    return std::abs(one - other) <= 1e-12 * std::max(one, other);
   };
   EXPECT_TRUE(near(plan->simulation.total_s, all.step_s))
       << plan->simulation.total_s << " " << all.step_s;
@@ -208,6 +191,9 @@ inline std::size_t expect_classes_equal_all_ranks(const TrainingBench& bench, st
         plan->ranks[static_cast<std::size_t>(classes.class_of(rank))];
     // The parts of a sum in a tensor group differ by an element; the class has those of the first rank.
     const bool first_of_group = rank % mesh.tensor == 0;
+    EXPECT_EQ(all.waits[static_cast<std::size_t>(rank)],
+              all.waits[static_cast<std::size_t>(classes.world_rank_of(classes.class_of(rank)))])
+        << "rank " << rank << " waits for others than the first of its class";
     const bool same_bytes = own.sent == of_class.sent && own.links == of_class.links;
     const bool same = own.peak_bytes == of_class.peak_bytes &&
                       own.state_bytes == of_class.state_bytes && (same_bytes || !first_of_group) &&

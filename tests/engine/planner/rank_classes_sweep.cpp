@@ -2,8 +2,6 @@
 // meshes. It takes minutes.
 #include <gtest/gtest.h>
 
-#include <cstdio>
-
 #include "tests/engine/planner/class_cases.hpp"
 
 namespace sluice::planner {
@@ -15,15 +13,12 @@ TEST(RankClassesSweep, EveryMeshAndAHundredProfiles) {
   const TrainingBench bench;
   const std::vector<Mesh> all = meshes(64);
   std::size_t classes = 0, ranks = 0;
-  ClassTally tally;
   for (std::size_t i = 0; i < all.size() + 100; ++i) {
     const Mesh& mesh = i < all.size() ? all[i] : all[(i * 7919) % all.size()];
-    classes += expect_classes_equal_all_ranks(bench, i, mesh, tally);
+    classes += expect_classes_equal_all_ranks(bench, i, mesh);
     ranks += static_cast<std::size_t>(mesh.data * mesh.pipeline * mesh.tensor);
     if (HasFatalFailure()) return;
   }
-  EXPECT_GE(tally.alike, tally.worlds / 2);
-  std::printf("%d worlds, %d with alike waits\n", tally.worlds, tally.alike);
   RecordProperty("classes", static_cast<int>(classes));
   RecordProperty("ranks", static_cast<int>(ranks));
 }

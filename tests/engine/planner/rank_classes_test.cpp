@@ -13,13 +13,11 @@ TEST(RankClasses, OneListForEachClassGivesWhatAllRanksGive) {
   const TrainingBench bench;
   const std::vector<Mesh> all = meshes(64);
   std::size_t classes = 0, ranks = 0;
-  ClassTally tally;
   for (std::size_t i = 3; i < all.size(); i += 29) {
-    classes += expect_classes_equal_all_ranks(bench, i, all[i], tally);
+    classes += expect_classes_equal_all_ranks(bench, i, all[i]);
     ranks += static_cast<std::size_t>(all[i].data * all[i].pipeline * all[i].tensor);
   }
   EXPECT_LT(classes, ranks);
-  EXPECT_GT(tally.alike, tally.worlds / 2);
 }
 
 }  // namespace
