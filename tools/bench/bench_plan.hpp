@@ -1,7 +1,9 @@
 // `sluice bench plan`: the time to plan, and how good the plans are.
 #pragma once
 
+#include <functional>
 #include <nlohmann/json_fwd.hpp>
+#include <string>
 
 namespace sluice::bench {
 
@@ -21,6 +23,8 @@ struct PlanBenchOptions {
 //   and of a plan step_s, bound_s, tokens_per_s}], "shapes":{count, fits, median_cpu_s, worst_cpu_s,
 //   median_gap (step / bound - 1)}}}, or figures of "quality",
 //   "small", "ranks" or "worlds" alone.
-nlohmann::json run_plan_bench(const PlanBenchOptions& options);
+// note: told of each plan of "worlds" before it is made.
+nlohmann::json run_plan_bench(const PlanBenchOptions& options,
+                              const std::function<void(const std::string&)>& note = {});
 
 }  // namespace sluice::bench

@@ -114,18 +114,21 @@ json planned(const config::Config& config, const planner::HardwareProfile& hardw
   return figures;
 }
 
+using Note = std::function<void(const std::string&)>;
+
 // 1 T parameters, the last row's model.
-json large(const planner::HardwareProfile& hardware) {
+json large(const planner::HardwareProfile& hardware, const Note& note) {
   Row row = kRows.back();
   row.ranks = 10'000;
   row.pipeline = 25;
   row.batch = 3'200;
+  note("10,000 ranks, 1 T parameters");
   json figures = planned(config_of(row, hardware, {"parallel.zero=1"}), hardware);
   figures["ranks"] = row.ranks;
   return figures;
 }
 
-json best_mesh(const planner::HardwareProfile& hardware) {
+json best_mesh(const planner::HardwareProfile& hardware, const Note& note) {
   constexpr std::int64_t kRanks = 512;
   Row row = kRows[4];
   row.tensor = row.pipeline = row.ranks = 1;
@@ -133,7 +136,13 @@ json best_mesh(const planner::HardwareProfile& hardware) {
   const config::Config config =
       config_of(row, hardware, {setting("train.fold_groups", kRanks), "recompute.policy=auto"});
   const Stopwatch watch;
-  const train::MeshChoice choice = train::choose_mesh(config, hardware, kRanks);
+  note("meshes of 512 ranks: bounds");
+  const train::MeshChoice choice = train::choose_mesh(
+      config, hardware, kRanks, train::MeshScope::kPossible,
+      [&](const train::TriedMesh& next, std::size_t precede, std::size_t of) {
+        note("meshes of 512 ranks: " + train::mesh_text(next.mesh) + ", number " +
+             std::to_string(precede + 1) + " of " + std::to_string(of));
+      });
   json figures{{"ranks", kRanks}, {"meshes", train::meshes_json(choice.tried)}};
   watch.add_to(figures);
   if (!choice.best) throw InternalError("bench plan: no mesh of 512 ranks fits");
@@ -150,9 +159,10 @@ json planned_or_why(const Row& row, const planner::HardwareProfile& hardware) {
   }
 }
 
-json published(const planner::HardwareProfile& hardware) {
+json published(const planner::HardwareProfile& hardware, const Note& note) {
   json list = json::array();
   for (const Row& row : kRows) {
+    note(std::to_string(row.ranks) + " GPUs of table 1");
     json figures = planned_or_why(row, hardware);
     figures["billions"] = row.billions;
     figures["ranks"] = row.ranks;
@@ -171,13 +181,14 @@ json published(const planner::HardwareProfile& hardware) {
 
 }  // namespace
 
-json measure_world_plans() {
+json measure_world_plans(const std::function<void(const std::string&)>& note) {
+  const Note told = note ? note : [](const std::string&) {};
   const planner::HardwareProfile hardware =
       planner::load_named_profile("dgx-a100", planner::bundled_profile_directory());
   json figures;
-  figures["large"] = large(hardware);
-  figures["published"] = published(hardware);
-  figures["meshes"] = best_mesh(hardware);
+  figures["large"] = large(hardware, told);
+  figures["published"] = published(hardware, told);
+  figures["meshes"] = best_mesh(hardware, told);
   return figures;
 }
 

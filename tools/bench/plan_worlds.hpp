@@ -2,7 +2,9 @@
 // published throughputs of Megatron-LM beside simulated ones.
 #pragma once
 
+#include <functional>
 #include <nlohmann/json_fwd.hpp>
+#include <string>
 
 namespace sluice::bench {
 
@@ -11,7 +13,8 @@ namespace sluice::bench {
 //  "published": a row for each model of Table 1 of Narayanan et al., "Efficient large-scale language
 //    model training on GPU clusters using Megatron-LM", SC 2021 (arXiv 2104.04473): its TFLOP/s a GPU,
 //    the simulated ones, and the error}.
+// note: told of each plan before it is made, since all of them take minutes.
 // Times are of the wall clock and of the process; peak_bytes is the process's so far.
-nlohmann::json measure_world_plans();
+nlohmann::json measure_world_plans(const std::function<void(const std::string&)>& note = {});
 
 }  // namespace sluice::bench

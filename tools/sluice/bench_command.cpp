@@ -3,6 +3,8 @@
 // Each bench is a subcommand. Its arguments are parsed into the bench's own options, so that --help
 // shows the bench's defaults. Byte counts pass through text: "1GiB".
 #include <CLI/CLI.hpp>
+#include <chrono>
+#include <cstdio>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -27,6 +29,7 @@
 #include "tools/bench/plan_quality.hpp"
 #include "tools/sluice/arguments.hpp"
 #include "tools/sluice/commands.hpp"
+#include "tools/sluice/waiting_notice.hpp"
 
 namespace sluice::cli {
 namespace {
@@ -227,6 +230,25 @@ void add_copy(CLI::App& bench, Command& chosen) {
   });
 }
 
+// Says on stderr what a long bench is doing: at each begin, and every other second from then on.
+class Notices {
+ public:
+  void begin(const std::string& text) {
+    now_.reset();
+    std::fprintf(stderr, "bench: %s\n", text.c_str());
+    now_.emplace(
+        [text](double seconds) {
+          std::fprintf(stderr, "bench: %s: %s so far\n", text.c_str(),
+                       format_seconds(seconds).c_str());
+        },
+        kInterval, kInterval);
+  }
+
+ private:
+  static constexpr std::chrono::milliseconds kInterval{2000};
+  std::optional<WaitingNotice> now_;
+};
+
 void add_plan(CLI::App& bench, Command& chosen) {
   CLI::App* command =
       bench.add_subcommand("plan", "The time to plan; or plans beside settings by hand");
@@ -251,7 +273,10 @@ void add_plan(CLI::App& bench, Command& chosen) {
                     "Compare ZeRO-3 on 8 ranks with compute alone and traffic alone");
   command->add_flag("--worlds", options->worlds,
                     "Plan thousands of ranks on paper, and compare them with published figures");
-  choose(*command, chosen, [options] { return bench::run_plan_bench(*options); });
+  choose(*command, chosen, [options] {
+    Notices notices;
+    return bench::run_plan_bench(*options, [&](const std::string& text) { notices.begin(text); });
+  });
 }
 
 void add_pipelines(CLI::App& bench, Command& chosen) {

@@ -10,7 +10,8 @@
 namespace sluice::schedule {
 namespace {
 
-// The bytes that this rank sends, and those of the workspace that it receives parts in.
+// The bytes that this rank sends, and those of the workspace that it receives parts in. Parts differ
+// by an element; all ranks of the group have room for the largest, so that their memory is alike.
 struct Sizes {
   std::uint64_t sent = 0;
   std::uint64_t workspace = 0;
@@ -19,7 +20,8 @@ struct Sizes {
 Sizes sizes_of(const TensorView& tensor, CutKind kind, std::uint64_t bytes, DType dtype) {
   const std::uint64_t elems = elems_in(dtype, bytes);
   const std::uint64_t own = bytes_of(dtype, even_part(elems, tensor.ranks, tensor.rank).elems());
-  const std::uint64_t others = static_cast<std::uint64_t>(tensor.ranks - 1) * own;
+  const std::uint64_t largest = bytes_of(dtype, even_part(elems, tensor.ranks, 0).elems());
+  const std::uint64_t others = static_cast<std::uint64_t>(tensor.ranks - 1) * largest;
   return {inner_bytes(kind, bytes, own, static_cast<std::uint64_t>(tensor.ranks)),
           adds(kind) || kind == CutKind::kExchange ? others : 0};
 }

@@ -115,14 +115,16 @@ config::Config with_mesh(const config::Config& config, const Mesh& mesh) {
 }
 
 MeshChoice choose_mesh(const config::Config& config, const planner::HardwareProfile& hardware,
-                       std::int64_t world, MeshScope scope) {
+                       std::int64_t world, MeshScope scope, const MeshNotice& notice) {
   MeshChoice choice;
   double best_s = std::numeric_limits<double>::infinity();
   std::uint64_t least_missing = std::numeric_limits<std::uint64_t>::max();
-  for (Candidate& candidate : candidates_of(config, hardware, world)) {
+  std::vector<Candidate> candidates = candidates_of(config, hardware, world);
+  for (Candidate& candidate : candidates) {
     TriedMesh& tried = candidate.tried;
     const bool may_be_faster = tried.bound_s < best_s;
     if (may_be_faster || scope == MeshScope::kAll) {
+      if (notice) notice(tried, choice.tried.size(), candidates.size());
       std::optional<Prepared> prepared = planned(candidate, hardware);
       if (prepared && prepared->plan() != nullptr) {
         tried.step_s = prepared->plan()->step_s();

@@ -2,7 +2,9 @@
 // those of a pipeline, and which ZeRO stage the first have.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -45,11 +47,16 @@ enum class MeshScope : std::uint8_t {
   kAll,
 };
 
+// Told of each mesh before it is planned. Precedes: the meshes before it in the order of bounds, of all
+// that the configuration can have.
+using MeshNotice = std::function<void(const TriedMesh& next, std::size_t precede, std::size_t of)>;
+
 // Plans meshes in the order of their bounds, until no other can be faster. So the choice is that of
 // a search through all of them. Settings that decide the order of sums stay as they are, and meshes
 // that they do not go with are left out. Throws InputError if no mesh goes with the configuration.
 MeshChoice choose_mesh(const config::Config& config, const planner::HardwareProfile& hardware,
-                       std::int64_t world, MeshScope scope = MeshScope::kPossible);
+                       std::int64_t world, MeshScope scope = MeshScope::kPossible,
+                       const MeshNotice& notice = {});
 
 // An array with an object for each mesh: data, tensor, pipeline, zero, bound_s, step_time_s or null, why.
 RunEvent meshes_json(const std::vector<TriedMesh>& tried);
