@@ -80,6 +80,7 @@ struct Config {
     kCsv
   };
   enum class GradientSum : std::uint8_t { kTree, kRing };
+  enum class ServerMode : std::uint8_t { kBsp, kAsp, kRotating };
   enum class Transport : std::uint8_t { kAuto, kGloo, kNccl };
   enum class CheckpointMode : std::uint8_t { kScratch, kDurable };
   enum class Order : std::uint8_t { kAuto, kMicrobatch, kUnit };
@@ -174,9 +175,10 @@ struct Config {
 
   struct {
     std::int64_t data = 1, tensor = 1, pipeline = 1, context = 1;
-    bool sequence = false;        // the ranks of a tensor group also divide the rows
-    std::int64_t zero = 0;        // ZeRO stage
-    bool server = false;          // rank 0 keeps all optimizer state and updates for all
+    bool sequence = false;  // the ranks of a tensor group also divide the rows
+    std::int64_t zero = 0;  // ZeRO stage
+    bool server = false;    // rank 0 keeps all optimizer state and updates for all
+    ServerMode server_mode = ServerMode::kBsp;
     std::int64_t node_ranks = 0;  // that sum among themselves first; 0: none do
     GradientSum reduction = GradientSum::kTree;
     std::uint64_t bucket_bytes =
@@ -187,12 +189,15 @@ struct Config {
     std::int64_t virtual_stages = 0;  // stages of a pipeline rank; derived from the schedule
     std::int64_t updates = 1;         // of one schedule; derived from the schedule and train.steps
 
-    // Whether micro-batches read weights that lack updates of earlier ones.
     // The ranks that compute each micro-batch together: a tensor group or a context group.
     std::int64_t inner_ranks() const { return tensor * context; }
     std::int64_t ranks() const { return data * pipeline * inner_ranks(); }
+    // Whether a server makes several updates in one schedule.
+    bool has_server_order() const { return server && data > 1 && server_mode != ServerMode::kBsp; }
+    // Whether a schedule holds several updates: micro-batches may read weights that lack updates of
+    // earlier ones.
     bool delays_updates() const {
-      return schedule == PipelineSchedule::kPipeDream ||
+      return has_server_order() || schedule == PipelineSchedule::kPipeDream ||
              schedule == PipelineSchedule::kPipeDreamVsync || schedule == PipelineSchedule::kTwoBw;
     }
   } parallel;

@@ -110,6 +110,17 @@ namespace {
 // pipeline drains, and, but for 2BW, on the number of its ranks.
 void add_delays(const Config& config, std::map<std::string, std::string>& settings) {
   if (!config.parallel.delays_updates()) return;
+  if (config.parallel.has_server_order()) {
+    // Servers that take turns make the steps of one server.
+    if (config.parallel.server_mode == Config::ServerMode::kRotating) return;
+    for (const ConfigKey& key : config_schema()) {
+      if (key.path == "parallel.server_mode" || key.path == "parallel.updates" ||
+          key.path == "parallel.data") {
+        settings[key.path] = format_value(key, key.read(config));
+      }
+    }
+    return;
+  }
   for (const ConfigKey& key : config_schema()) {
     const bool counts_ranks = key.path == "parallel.pipeline" &&
                               config.parallel.schedule != Config::PipelineSchedule::kTwoBw;

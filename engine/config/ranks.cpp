@@ -35,6 +35,36 @@ std::optional<RanksProblem> partial_problem(const Config& config) {
                       "memory.place.partial has no meaning with " + why + "; leave it out"};
 }
 
+// A server that makes several updates in one schedule.
+std::optional<RanksProblem> server_problem(const Config& config) {
+  const auto& parallel = config.parallel;
+  using Mode = Config::ServerMode;
+  if (parallel.server_mode == Mode::kBsp) return std::nullopt;
+  const bool rotates = parallel.server_mode == Mode::kRotating;
+  const std::string mode =
+      std::string("parallel.server_mode = ") + (rotates ? "\"rotating\"" : "\"asp\"");
+  const std::string ranks = "parallel.data = " + std::to_string(parallel.data);
+  if (!parallel.server || parallel.data == 1) {
+    return RanksProblem{"parallel.server_mode",
+                        mode + " needs parallel.server = true and parallel.data of at least 2"};
+  }
+  if (!rotates && config.train.accumulate != 1) {
+    return RanksProblem{"train.accumulate",
+                        mode + " needs train.accumulate = 1: each micro-batch is an update"};
+  }
+  if (rotates && parallel.updates % parallel.data != 0) {
+    return RanksProblem{
+        "parallel.updates",
+        mode + " needs parallel.updates to be a multiple of " + ranks +
+            ", so that each rank serves and the first one has the state in the end"};
+  }
+  if (!rotates && parallel.updates < parallel.data) {
+    return RanksProblem{"parallel.updates", mode + " needs parallel.updates of at least " + ranks +
+                                                ", so that a gradient of each rank arrives"};
+  }
+  return std::nullopt;
+}
+
 // The ring and the server are ways of plain data parallelism.
 std::optional<RanksProblem> plain_problem(const Config& config) {
   const auto& parallel = config.parallel;
@@ -215,11 +245,13 @@ std::optional<RanksProblem> ranks_problem(const Config& config) {
   if (const auto problem = tensor_problem(config)) return problem;
   if (const auto problem = context_problem(config)) return problem;
   if (const auto problem = pipeline_problem(config)) return problem;
+  if (const auto problem = server_problem(config)) return problem;
   const std::int64_t ranks = config.parallel.data;
   if (ranks == 1) return std::nullopt;
   const std::string ranks_text = "parallel.data = " + std::to_string(ranks);
   const std::int64_t accumulate = config.train.accumulate;
-  if (accumulate != Config::kAutoCount && accumulate % ranks != 0) {
+  const bool one_each = config.parallel.server_mode == Config::ServerMode::kAsp;
+  if (accumulate != Config::kAutoCount && accumulate % ranks != 0 && !one_each) {
     return RanksProblem{"train.accumulate",
                         "train.accumulate is " + std::to_string(accumulate) +
                             ", the micro-batches of a step over all ranks, and must be a multiple "

@@ -38,9 +38,13 @@ std::int64_t usual_virtual_stages(Config::PipelineSchedule schedule) {
 // Few enough steps that a schedule stays small, and a whole number of schedules in the run.
 std::int64_t usual_updates(const Config& config) {
   if (!config.parallel.delays_updates() || config.train.steps == 0) return 1;
-  std::int64_t updates = 16;
-  while (config.train.steps % updates != 0) --updates;
-  return updates;
+  // A server comes to each rank, or each rank to the server.
+  const auto& parallel = config.parallel;
+  const bool rotates = parallel.server && parallel.server_mode == Config::ServerMode::kRotating;
+  const std::int64_t unit = rotates ? parallel.data : 1;
+  std::int64_t updates = std::max<std::int64_t>(16 / unit, 1);
+  while (updates > 1 && config.train.steps % (updates * unit) != 0) --updates;
+  return updates * unit;
 }
 
 void derive_defaults(Config& config, const ConfigOrigins& origins) {
@@ -310,20 +314,26 @@ void check_delays(const Config& config, const ConfigOrigins& origins) {
     if (parallel.updates == 1) return;
     throw InputError(origins.of("parallel.updates") + ": " + updates +
                      " has a meaning with parallel.schedule = \"pipedream\", "
-                     "\"pipedream-vsync\" or \"2bw\" alone; leave it out");
+                     "\"pipedream-vsync\" or \"2bw\", and with parallel.server_mode = \"asp\" or "
+                     "\"rotating\" alone; leave it out");
   }
+  const bool of_server = parallel.has_server_order();
+  const std::string who = of_server ? "a server that makes several updates in one schedule "
+                                    : "parallel.schedule delays updates and ";
   const auto need = [&](bool holds, const std::string& path, const std::string& rest) {
-    if (!holds)
-      throw InputError(origins.of(path) + ": parallel.schedule delays updates and " + rest);
+    if (!holds) throw InputError(origins.of(path) + ": " + who + rest);
   };
-  need(parallel.pipeline > 1, "parallel.pipeline",
+  need(of_server || parallel.pipeline > 1, "parallel.pipeline",
        "needs parallel.pipeline of at least 2: one rank delays nothing");
   need(config.train.clip == 0, "train.clip",
-       "needs train.clip = 0: a stage updates before the gradients of other stages are there, so "
-       "clipping by their norm has no meaning");
+       of_server
+           ? "needs train.clip = 0: units are updated before the gradients of others are there, "
+             "so clipping by their norm has no meaning"
+           : "needs train.clip = 0: a stage updates before the gradients of other stages are "
+             "there, so clipping by their norm has no meaning");
   need(config.train.precision != Config::Precision::kFP16, "train.precision",
-       "needs train.precision = \"bf16\" or \"fp32\": an overflow of fp16 is known only when the "
-       "gradients of all stages are there");
+       "needs train.precision = \"bf16\" or \"fp32\": an overflow of fp16 is known only when "
+       "all gradients are there");
   using Placement = Config::OptimizerPlacement;
   need(config.optimizer.placement == Placement::kAuto ||
            config.optimizer.placement == Placement::kInBackward,
@@ -334,14 +344,14 @@ void check_delays(const Config& config, const ConfigOrigins& origins) {
        "needs checkpoint.mode = \"scratch\": a durable run commits after any step");
   need(config.train.fold_groups == 1, "train.fold_groups", "needs train.fold_groups = 1");
   need(!config.model.tie_embeddings, "model.tie_embeddings",
-       "needs model.tie_embeddings = false: the two ends of a tied head have other versions of its "
-       "weights");
+       "needs model.tie_embeddings = false: the gradient of a tied head comes long before that of "
+       "its embedding, and its weights have other versions");
   for (const auto& [path, count] : {std::pair("train.steps", config.train.steps),
                                     std::pair("train.eval_every", config.train.eval_every),
                                     std::pair("checkpoint.every", config.checkpoint.every)}) {
     need(count % parallel.updates == 0, path,
          std::string("needs ") + path + " to be a multiple of " + updates +
-             ", the steps between two points at which the pipeline is empty");
+             ", the steps between two points at which nothing is in flight");
   }
 }
 

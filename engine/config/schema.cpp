@@ -474,6 +474,12 @@ void add_run(Keys& keys) {
                "rank 0 is a parameter server: it sums all gradients, keeps all optimizer state, "
                "updates, and sends the weights; with parallel.zero = 0. Results are the same",
                SLUICE_FIELD(parallel.server)));
+  add(choice(
+      "parallel.server_mode", SLUICE_FIELD(parallel.server_mode), {"bsp", "asp", "rotating"},
+      "how the server of parallel.server updates. bsp: behind each step, of all ranks. asp: of "
+      "each micro-batch by itself, in a seeded order of ranks, whose weights lack the newest "
+      "updates; this changes results. rotating: as bsp, but step s is served by rank s modulo "
+      "parallel.data"));
   add(integer(
       "parallel.node_ranks", SLUICE_FIELD(parallel.node_ranks), 0, kMaxRanks,
       "consecutive ranks, 2, 4, 8, ..., that sum gradients among themselves before they "
@@ -498,10 +504,11 @@ void add_run(Keys& keys) {
               "stages of each pipeline rank; interleaved and vertical take any number"),
       "1; interleaved, vertical and zb-v: 2"));
   add(derived(
-      integer("parallel.updates", SLUICE_FIELD(parallel.updates), 1, 1024,
-              "pipedream, pipedream-vsync and 2bw: steps between two points at which the "
-              "pipeline is empty and all weights have all updates"),
-      "1; pipedream, pipedream-vsync and 2bw: the largest divisor of train.steps up to 16"));
+      integer(
+          "parallel.updates", SLUICE_FIELD(parallel.updates), 1, 1024,
+          "pipedream, pipedream-vsync, 2bw, and server_mode asp and rotating: steps between two "
+          "points at which nothing is in flight and all weights have all updates"),
+      "1; where it has a meaning: the largest divisor of train.steps up to 16"));
   add(derived(text("checkpoint.dir", SLUICE_FIELD(checkpoint.dir),
                    "where checkpoints go; if set, each run has its own directory there"),
               "log.dir + \"/checkpoints\""));

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/error.hpp"
+#include "engine/parallel/server_order.hpp"
 #include "engine/parallel/stages.hpp"
 #include "engine/planner/candidates.hpp"
 #include "engine/schedule/compile/rank_share.hpp"
@@ -93,8 +94,25 @@ schedule::PipelineOrder delayed_order(const config::Config& config, std::int32_t
 
 }  // namespace
 
+void set_server_mode(const config::Config& config, schedule::RankView& view) {
+  if (!config.parallel.has_server_order()) return;
+  view.rotates = config.parallel.server_mode == config::Config::ServerMode::kRotating;
+  if (view.rotates) return;
+  view.arrivals =
+      parallel::draw_arrivals(view.ranks, static_cast<std::int32_t>(config.parallel.updates),
+                              static_cast<std::uint64_t>(config.train.seed));
+}
+
 schedule::PipelineOrder choose_order(const config::Config& config) {
-  if (config.parallel.pipeline == 1) return {};
+  if (!has_order(config)) return {};
+  if (config.parallel.has_server_order()) {
+    schedule::RankView view;
+    view.ranks = static_cast<std::int32_t>(config.parallel.data);
+    set_server_mode(config, view);
+    const std::int64_t rounds = view.rotates ? config.train.accumulate / config.parallel.data : 1;
+    return parallel::make_server_order(view, static_cast<std::int32_t>(config.parallel.updates),
+                                       static_cast<std::int32_t>(rounds));
+  }
   const auto microbatches =
       static_cast<std::int32_t>(config.train.accumulate / config.parallel.data);
   if (config.parallel.schedule == Schedule::kCsv) return read_order(config, microbatches);

@@ -14,6 +14,13 @@ namespace sluice::planner {
 // where the order cannot run, would not have one rank's bits, or is of other ranks or micro-batches.
 schedule::PipelineOrder choose_order(const config::Config& config);
 
+// Whether an order leads the passes: of a pipeline, or of a server that makes several updates.
+inline bool has_order(const config::Config& config) {
+  return config.parallel.pipeline > 1 || config.parallel.delays_updates();
+}
+// Tells the view of data-parallel ranks with a server how it serves.
+void set_server_mode(const config::Config& config, schedule::RankView& view);
+
 // Cuts of the model that may be the best: the one in which the stage with the longest passes is as
 // short as possible, the one in which the stage with the most bytes has as few as possible, and one
 // between them; equal ones once. Bytes are those of state and of the activations that the order has

@@ -144,7 +144,7 @@ double least_pipeline_s(const config::Config& config, const schedule::StepModel&
   double all_s = 0;
   for (std::int32_t unit = 0; unit < units; ++unit) all_s += costs.unit_s(unit);
   const double even_s = microbatches * all_s / ranks;
-  if (!fills_and_drains(config)) return even_s;
+  if (!fills_and_drains(config) || config.parallel.pipeline == 1) return even_s;
   double least_s = std::numeric_limits<double>::infinity();
   double earlier_s = 0, way_s = 0;
   for (std::int32_t unit = 0; unit < units; ++unit) {

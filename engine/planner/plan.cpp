@@ -166,6 +166,7 @@ schedule::StepModel step_model_of(const config::Config& config, const model::Mod
                   ? parallel::make_server_view(step, 0, ranks)
                   : parallel::make_rank_view(step, 0, ranks,
                                              static_cast<std::int32_t>(config.parallel.zero));
+  set_server_mode(config, step.view);
   step.view.tensor.ranks = static_cast<std::int32_t>(config.parallel.inner_ranks());
   step.view.tensor.of_context = config.parallel.context > 1;
   return step;
@@ -304,7 +305,7 @@ double least_step_s(const config::Config& given, const model::Model& model,
   const schedule::StepModel step_model = step_model_of(config, model, kernels, host_kernels);
   const TierBytes budgets = budgets_of(config);
   CostModel costs(config, model, batch, hardware);
-  if (config.parallel.pipeline > 1) return least_pipeline_s(config, step_model, costs);
+  if (has_order(config)) return least_pipeline_s(config, step_model, costs);
   std::vector<CandidateGroup> groups = plan_candidates(config, step_model);
   if (groups.empty()) return 0;
   Trials trials(step_model, costs, {});
@@ -318,7 +319,7 @@ Plan plan_rank(const config::Config& config, const model::Model& model,
   check_rank_counts(config);
   const model::BatchShape batch = batch_shape(config);
   schedule::StepModel step = step_model_of(config, model, kernels, host_kernels);
-  if (config.parallel.pipeline > 1) {
+  if (has_order(config)) {
     schedule::PipelineOrder order = choose_order(config);
     check_stages(options.stages, order, step.units.size());
     step.pipeline = parallel::make_stage_view(order, options.stages, 0);
@@ -349,8 +350,7 @@ std::variant<Plan, Refusal> make_plan(const config::Config& given, const model::
   const schedule::StepModel step_model = step_model_of(config, model, kernels, host_kernels);
   const TierBytes budgets = budgets_of(config);
   CostModel costs(config, model, batch, hardware);
-  if (config.parallel.pipeline > 1)
-    return plan_pipeline(config, step_model, model, hardware, costs, scope);
+  if (has_order(config)) return plan_pipeline(config, step_model, model, hardware, costs, scope);
   std::vector<CandidateGroup> groups = plan_candidates(config, step_model);
   leave_out_long_steps(config, step_model, groups);
   Trials trials(step_model, costs, fixed_need(config, step_model), other_ranks(step_model));

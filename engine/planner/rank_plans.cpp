@@ -90,7 +90,7 @@ std::vector<schedule::StepModel> likely_fullest_ranks(const schedule::StepModel&
 
 std::vector<schedule::StepModel> ranks_of_pipeline(const schedule::StepModel& step) {
   std::vector<schedule::StepModel> ranks;
-  for (std::int32_t rank = 0; !step.pipeline.is_alone() && rank < ranks_of(step); ++rank) {
+  for (std::int32_t rank = 0; !step.pipeline.order.empty() && rank < ranks_of(step); ++rank) {
     ranks.push_back(step_of_rank(step, rank));
   }
   return ranks;

@@ -20,7 +20,7 @@ std::vector<schedule::StepModel> other_ranks(const schedule::StepModel& step);
 // Those of them that are likely to need most: of pipeline ranks with equal units only the first one
 // with the most micro-batches in flight.
 std::vector<schedule::StepModel> likely_fullest_ranks(const schedule::StepModel& step);
-// Of every rank, by number; empty without a pipeline.
+// Of every rank, by number; empty without an order of passes.
 std::vector<schedule::StepModel> ranks_of_pipeline(const schedule::StepModel& step);
 // The models of each class's first rank, by the class's number.
 std::vector<schedule::StepModel> ranks_of_classes(const schedule::StepModel& step,

@@ -62,6 +62,16 @@ config::Config with_places_of_stage(config::Config config) {
     kind = Place::kDevice;
   };
   if (config.parallel.zero < 3) keep_on_device(place.weight, "memory.place.weight", "weights");
+  // It moves from rank to rank, which only memory does.
+  if (config.parallel.server &&
+      config.parallel.server_mode == config::Config::ServerMode::kRotating) {
+    if (place.optimizer == Place::kStorage) {
+      throw InputError(
+          "memory.place.optimizer must be \"pinned\" or \"device\" with parallel.server_mode = "
+          "\"rotating\", where the optimizer's state moves from rank to rank");
+    }
+    if (place.optimizer == Place::kAuto) place.optimizer = Place::kPinned;
+  }
   if (config.parallel.zero == 0 && !config.parallel.server) {
     keep_on_device(place.gradient, "memory.place.gradient", "gradients");
   }

@@ -14,6 +14,11 @@
 // learning with the parameter server", OSDI 2014, as a bulk-synchronous step). It also computes its
 // share of the passes.
 //
+// Two other servers make several updates in one schedule. One applies each gradient as it arrives, so
+// that a worker waits for nobody and its weights lack the newest updates (the asynchronous server of
+// Dean et al., "Large scale distributed deep networks", NIPS 2012). The other is each rank in turn: the
+// optimizer's state moves on to the next one behind each update.
+//
 // A gradient is always summed in shards: each rank receives all parts of its own range and adds
 // them in global micro-batch order, so the bits are those of one rank.
 #pragma once
@@ -41,6 +46,10 @@ struct RankView {
   std::int32_t ranks = 1;
   std::int32_t zero_stage = 0;
   bool has_server = false;  // only in stage 0
+  // The server applies each micro-batch's gradient by itself: by update, the rank that it comes from.
+  // Empty: an update has micro-batches of all ranks.
+  std::vector<std::int32_t> arrivals;
+  bool rotates = false;  // the server of update u is rank u mod ranks; `shards` are those of rank 0
   // By unit (the tied use's gradient last) and rank: disjoint, ascending ranges that cover the
   // unit. A shard may be empty. Unused with one rank.
   std::vector<std::vector<ElemRange>> shards;
@@ -50,6 +59,12 @@ struct RankView {
   TensorView tensor;
 
   bool is_alone() const { return ranks == 1; }
+  bool is_asynchronous() const { return !arrivals.empty(); }
+  std::int32_t server_of(std::int32_t update) const { return rotates ? update % ranks : 0; }
+  // The rank whose gradient arrives for an update.
+  std::int32_t arrival_of(std::int32_t update) const {
+    return arrivals[static_cast<std::size_t>(update)];
+  }
   bool shards_weights() const { return ranks > 1 && zero_stage == 3; }
   bool shards_optimizer() const { return ranks > 1 && (zero_stage > 0 || has_server); }
   bool operator==(const RankView&) const = default;

@@ -420,7 +420,12 @@ std::vector<double> Session::losses_of_microbatches() {
   std::vector<std::uint64_t> counts(ranks);
   for (std::size_t rank = 0; rank < data_ranks; ++rank) {
     const auto tensor_ranks = static_cast<std::size_t>(plan_.view.tensor.ranks);
-    counts[first_head_rank() + rank * tensor_ranks] = 2 * total / data_ranks;
+    const std::vector<std::int32_t>& arrivals = plan_.view.arrivals;
+    const auto made =
+        arrivals.empty()
+            ? total / data_ranks
+            : static_cast<std::size_t>(std::count(arrivals.begin(), arrivals.end(), rank));
+    counts[first_head_rank() + rank * tensor_ranks] = 2 * made;
   }
   std::vector<double> all(2 * total);
   try {

@@ -1,5 +1,15 @@
 // Law 1 over pipelines: any order of passes, any cut and any number of pipeline and data-parallel ranks
 // gives the losses, norms and weights of one rank, to the bit.
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/mutex.hpp"
+#include "base/trace.hpp"
+#include "engine/planner/pipeline_choice.hpp"
 #include "tests/support/pipeline_training.hpp"
 #include "tests/support/sweep.hpp"
 
@@ -82,6 +92,69 @@ TEST(Pipelines, GiveOneRanksBits) {
   for (std::size_t i = 0; i < sweep(36); ++i) {
     expect_one_ranks_bits(pipeline_case(i));
     if (HasFatalFailure()) return;
+  }
+}
+
+// The most passes of micro-batches through a stage at once, by measured times: from the begin of the
+// first unit's forward pass to the end of its last gradient of weights.
+std::int32_t most_in_flight_of_run(const TraceRecorder& trace,
+                                   const std::vector<schedule::UnitRange>& stages) {
+  std::map<std::pair<std::size_t, std::int64_t>, std::pair<std::int64_t, std::int64_t>> spans;
+  for (const TraceSpan& span : trace.spans()) {
+    const std::string_view name = trace.name_of(span.name);
+    const bool forward = name == "Forward" || name == "Loss", backward = name == "BackwardWeight";
+    if (!forward && !backward) continue;
+    const auto stage = std::find_if(stages.begin(), stages.end(),
+                                    [&](const auto& range) { return span.unit < range.end; });
+    const auto at = static_cast<std::size_t>(stage - stages.begin());
+    const auto found = spans.try_emplace({at, span.microbatch}, span.begin_ns, span.end_ns).first;
+    if (forward) found->second.first = std::min(found->second.first, span.begin_ns);
+    if (backward) found->second.second = std::max(found->second.second, span.end_ns);
+  }
+  std::vector<std::pair<std::int64_t, int>> events;
+  for (const auto& [pass, span] : spans) {
+    events.emplace_back(span.first, 1);
+    events.emplace_back(span.second, -1);
+  }
+  std::sort(events.begin(), events.end());
+  int live = 0, most = 0;
+  for (const auto& [at, change] : events) most = std::max(most, live += change);
+  return most;
+}
+
+TEST(Pipelines, HaveAsManyMicrobatchesInFlightAsTheirOrders) {
+  for (const char* name : {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "vertical"}) {
+    PipelineCase at;
+    at.order = name;
+    at.pipeline = 4;
+    at.microbatches = 8;
+    const std::set<std::string> several{"interleaved", "zb-v", "vertical"};
+    at.virtual_stages = several.contains(name) ? 2 : 1;
+    const TrainingBench bench;
+    PlannedSession planned(config_of_case(bench, at, true));
+    schedule::StepOptions options = planned.plan().options;
+    options.stages = drawn_stages(kPipelineLayers + 2, at.pipeline * at.virtual_stages, 1);
+    cut_segments(options.recompute, options.stages);
+    const config::Config config = config_of_case(bench, at, false);
+    Mutex mutex;
+    std::vector<std::int32_t> most;
+    train_on_ranks(config, options, 1, {}, -1, {}, [&](Session& session) {
+      TraceRecorder trace;
+      session.train_step(
+          1, 1e-3,
+          [&](std::int64_t, std::int32_t* tokens, std::int32_t* targets) {
+            const auto rows = config::batch_shape(config).rows();
+            std::fill(tokens, tokens + rows, 1);
+            std::fill(targets, targets + rows, 2);
+          },
+          &trace);
+      const MutexLock lock(mutex);
+      most.push_back(most_in_flight_of_run(trace, options.stages));
+    });
+    std::vector<std::int32_t> of_order = most_in_flight(planner::choose_order(config));
+    std::sort(most.begin(), most.end());
+    std::sort(of_order.begin(), of_order.end());
+    EXPECT_EQ(most, of_order) << name;
   }
 }
 

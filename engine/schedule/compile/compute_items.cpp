@@ -204,6 +204,10 @@ std::vector<std::int32_t> own_microbatches(const StepModel& model, const StepOpt
     return own;
   }
   const std::int32_t total = total_microbatches(model, options);
+  for (std::int32_t mb = 0; model.view.is_asynchronous() && mb < total; ++mb) {
+    if (model.view.arrival_of(mb) == model.view.rank) own.push_back(mb);
+  }
+  if (model.view.is_asynchronous()) return own;
   for (std::int32_t mb = model.view.rank; mb < total; mb += model.view.ranks) {
     own.push_back(mb);
   }
@@ -212,6 +216,7 @@ std::vector<std::int32_t> own_microbatches(const StepModel& model, const StepOpt
 
 std::int32_t last_own_microbatch(const StepModel& model, const StepOptions& options) {
   const RankView& view = model.view;
+  if (view.is_asynchronous()) return 0;
   if (options.fold_groups > 1) return options.microbatches / view.ranks * (view.rank + 1) - 1;
   return options.microbatches - view.ranks + view.rank;
 }

@@ -73,6 +73,7 @@ class StepGenerator {
     if (saves) saver_.emplace(builder_);
     if (options().recompute.any()) builder_.declare_saved_parts();
     emit_items(training_items(model_, options()));
+    if (builder_.view().is_asynchronous()) emit_last_weights(builder_);
     commit();
     gradients_.finish();
     for (std::int32_t update = 0; update < update_count(model_); ++update) {
@@ -108,7 +109,7 @@ class StepGenerator {
   }
 
   Schedule evaluation() {
-    emit_items(evaluation_items(model_, options()));
+    emit_items(evaluation_items(model_, options()), false);
     return builder_.finish({});
   }
 
@@ -287,7 +288,7 @@ class StepGenerator {
   // Emits the items in order, each with the transfers that start there. The order of the calls is
   // part of the design: memory of spilled values is freed before weights are fetched, and both
   // before activations come back.
-  void emit_items(const StepItems& step) {
+  void emit_items(const StepItems& step, bool trains = true) {
     const std::vector<Turn> turns = turns_of(options(), step.items);
     std::vector<std::vector<WeightUse>> uses;
     for (const Turn& turn : turns) uses.push_back(weights_read(turn));
@@ -313,7 +314,10 @@ class StepGenerator {
     std::size_t item = 0;
     for (std::size_t i = 0; i < turns.size(); ++i) {
       weight_versions_->advance(i);
-      builder_.set_update(first_of(turns[i]).microbatch / options().microbatches);
+      const std::int32_t microbatch = first_of(turns[i]).microbatch;
+      if (trains) receive_arrivals(i == 0 ? 0 : first_of(turns[i - 1]).microbatch, microbatch);
+      weight_versions_->advance(i + 1);
+      builder_.set_update(microbatch / options().microbatches);
       activations.spill(i);
       emit_messages(item);
       weights.advance(i);
@@ -324,6 +328,7 @@ class StepGenerator {
     }
     finish_late_visit();
     emit_messages(item);
+    if (trains) receive_arrivals(first_of(turns.back()).microbatch, update_count(model_));
   }
   static const ComputeItem& first_of(const Turn& turn) { return turn.front().front(); }
   // The visits of a turn follow each other in the list of items.
@@ -340,6 +345,20 @@ class StepGenerator {
       }
     }
     return all;
+  }
+
+  // An asynchronous server: the gradients of micro-batches [begin, end) that other ranks have computed,
+  // in the order in which all ranks meet. This rank's own come with its passes.
+  void receive_arrivals(std::int32_t begin, std::int32_t end) {
+    const RankView& view = builder_.view();
+    for (std::int32_t update = begin; view.is_asynchronous() && update < end; ++update) {
+      if (view.arrival_of(update) == view.rank) continue;
+      builder_.set_update(update);
+      for (std::int32_t unit = units(); unit-- > 0;) {
+        gradients_.emit(unit, update, kNoId);
+        make_delayed_update(unit);
+      }
+    }
   }
 
   // The carried update of a unit, in front of a use of its weights.
@@ -607,11 +626,19 @@ class StepGenerator {
   // One of a unit's updates, as soon as its gradient is complete. The passes that have begun, and
   // those of the micro-batches that a rule holds back, still read earlier versions.
   void make_delayed_update(std::int32_t unit) {
-    weight_versions_->begin_update(unit);
+    const RankView& view = builder_.view();
+    const bool has_version = !view.is_asynchronous() || view.rank == view.server_of(0) ||
+                             view.rank == view.arrival_of(builder_.update());
+    if (has_version) weight_versions_->begin_update(unit);
     UpdateStream(builder_, {unit},
                  {.gradients_complete = true, .version = builder_.gradient_version()})
         .emit_rest();
-    weight_versions_->end_update(unit);
+    if (has_version) {
+      weight_versions_->end_update(unit);
+    } else {
+      weight_versions_->pass_over(unit);
+    }
+    emit_state_transfer(builder_, unit);
   }
 
   const StepModel& model_;

@@ -134,11 +134,12 @@ void fold_into_home(StepBuilder& builder, std::int32_t unit, BufferId from,
 
 }  // namespace
 
-// Without sums and with a home on the device, kernels write the home directly.
+// Without sums and with a home on the device, kernels write the home directly. A worker of a server has
+// no home.
 BufferId gradient_target(StepBuilder& builder, std::int32_t unit, std::int32_t microbatch) {
-  if (builder.home_tier(StateKind::kGradient, unit) == Tier::kDevice && !sums(builder)) {
-    return builder.home(StateKind::kGradient, unit);
-  }
+  const BufferId home = builder.home(StateKind::kGradient, unit);
+  const bool on_device = builder.home_tier(StateKind::kGradient, unit) == Tier::kDevice;
+  if (on_device && home != kNoId && !sums(builder)) return home;
   return builder.add_window(StateKind::kGradient, unit, builder.unit_elems(unit),
                             builder.model().dtype, microbatch, builder.gradient_version());
 }
@@ -184,6 +185,9 @@ void GradientPath::finish() {
 
 void GradientPath::emit(std::int32_t unit, std::int32_t microbatch, BufferId window) {
   if (builder_.options().fold_groups > 1) return emit_groups(unit, microbatch, window);
+  if (builder_.view().is_asynchronous()) {
+    return add_round(unit, microbatch, emit_arrival(builder_, unit, microbatch, window));
+  }
   const std::int32_t first = microbatch - builder_.view().rank;
   std::vector<GradientPart> parts = emit_exchange(builder_, unit, window, first, 1);
   after_exchange([this, unit, first, parts = std::move(parts)] { add_round(unit, first, parts); });

@@ -105,6 +105,94 @@ std::vector<GradientPart> emit_exchange(StepBuilder& builder, std::int32_t unit,
   return parts;
 }
 
+// A gradient that needs no sum goes to its home right away.
+std::vector<GradientPart> emit_arrival(StepBuilder& builder, std::int32_t unit,
+                                       std::int32_t microbatch, BufferId window) {
+  const RankView& view = builder.view();
+  const std::int32_t from = view.arrival_of(microbatch), server = view.server_of(microbatch);
+  const bool serves = view.rank == server;
+  if (from == server) {
+    return serves ? std::vector<GradientPart>{{microbatch, window}} : std::vector<GradientPart>{};
+  }
+  const ElemRange whole{0, builder.unit_elems(unit)};
+  BufferId arriving = kNoId;
+  if (serves) {
+    arriving = builder.home_tier(StateKind::kGradient, unit) == Tier::kDevice
+                   ? builder.home(StateKind::kGradient, unit)
+                   : builder.add_received(StateKind::kGradient, unit, whole, builder.model().dtype,
+                                          microbatch, builder.gradient_version());
+  }
+  Instruction& exchange = emit_collective(builder, Op::kAllToAll, unit, microbatch);
+  if (serves) {
+    exchange.writes.push_back(with_rank(builder, builder.part(arriving, whole), from));
+    return {{microbatch, arriving}};
+  }
+  if (view.rank == from) {
+    exchange.reads.push_back(with_rank(builder, builder.part(window, whole), server));
+    exchange.bytes = exchange.reads.back().bytes;
+  }
+  return {};
+}
+
+namespace {
+
+// From the server's `weights` to those of the other ranks.
+void send_weights(StepBuilder& builder, std::int32_t unit, BufferId weights,
+                  const std::vector<std::int32_t>& to) {
+  const RankView& view = builder.view();
+  const Use whole = builder.part(weights, {0, builder.unit_elems(unit)});
+  const std::int32_t server = view.server_of(builder.update());
+  Instruction& exchange = emit_collective(builder, Op::kAllToAll, unit, -1);
+  for (const std::int32_t rank : to) {
+    if (view.rank == server) {
+      exchange.reads.push_back(with_rank(builder, whole, rank));
+      exchange.bytes += whole.bytes;
+    } else if (view.rank == rank) {
+      exchange.writes.push_back(with_rank(builder, whole, server));
+    }
+  }
+}
+
+}  // namespace
+
+void emit_new_weights(StepBuilder& builder, std::int32_t unit, BufferId weights) {
+  const RankView& view = builder.view();
+  if (!view.is_asynchronous()) return emit_gather(builder, unit, weights, weights);
+  const std::int32_t to = view.arrival_of(builder.update());
+  if (to != view.server_of(builder.update())) send_weights(builder, unit, weights, {to});
+}
+
+void emit_last_weights(StepBuilder& builder) {
+  const RankView& view = builder.view();
+  if (!view.is_asynchronous()) return;
+  std::vector<std::int32_t> to;
+  for (std::int32_t rank = 0; rank < view.ranks; ++rank) {
+    if (rank != view.server_of(0) && rank != view.arrivals.back()) to.push_back(rank);
+  }
+  for (std::int32_t unit = 0; unit < builder.unit_count() && !to.empty(); ++unit) {
+    send_weights(builder, unit, builder.home(StateKind::kWeight, unit), to);
+  }
+}
+
+void emit_state_transfer(StepBuilder& builder, std::int32_t unit) {
+  const RankView& view = builder.view();
+  if (!view.rotates) return;
+  const std::int32_t from = view.server_of(builder.update());
+  const std::int32_t to = view.server_of(builder.update() + 1);
+  Instruction& transfer = emit_collective(builder, Op::kAllToAll, unit, -1);
+  for (const StateKind kind : kOptimizerKinds) {
+    const BufferId home = builder.home(kind, unit);
+    if (home == kNoId) continue;
+    const Use whole = builder.part(home, {0, builder.unit_elems(unit)});
+    if (view.rank == from) {
+      transfer.reads.push_back(with_rank(builder, whole, to));
+      transfer.bytes += whole.bytes;
+    } else if (view.rank == to) {
+      transfer.writes.push_back(with_rank(builder, whole, from));
+    }
+  }
+}
+
 void hold_parts(StepBuilder& builder, const std::vector<GradientPart>& parts) {
   for (const GradientPart& part : parts) builder.hold(part.buffer);
 }

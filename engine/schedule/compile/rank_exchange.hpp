@@ -32,6 +32,22 @@ std::vector<ElemRange> bucket_slices(const StepBuilder& builder, std::int32_t un
 std::vector<GradientPart> emit_exchange(StepBuilder& builder, std::int32_t unit, BufferId window,
                                         std::int32_t first, std::int32_t stride);
 
+// An asynchronous server: sends the gradient of a micro-batch from the rank whose it is (`window`, on
+// this rank alone) to the server. Returns the part there; nothing elsewhere. Nothing travels if the
+// server itself has computed it.
+std::vector<GradientPart> emit_arrival(StepBuilder& builder, std::int32_t unit,
+                                       std::int32_t microbatch, BufferId window);
+
+// Brings updated weights, of which each rank has its shard in `weights`, to all ranks; an asynchronous
+// server's to the rank whose gradient was applied.
+void emit_new_weights(StepBuilder& builder, std::int32_t unit, BufferId weights);
+
+// An asynchronous server's last weights, to the ranks that have earlier ones.
+void emit_last_weights(StepBuilder& builder);
+
+// Where servers take turns: the unit's optimizer state moves on to the server of the next update.
+void emit_state_transfer(StepBuilder& builder, std::int32_t unit);
+
 // Keeps the parts until all of them are added. Else the memory of a rank's own part would be free
 // earlier or later than others' by the rank's number, and ranks that do the same would have other lists.
 void hold_parts(StepBuilder& builder, const std::vector<GradientPart>& parts);

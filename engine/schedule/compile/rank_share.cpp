@@ -18,6 +18,7 @@ ElemRange shard_of(const StepModel& model, std::int32_t unit, std::int32_t rank)
 
 ElemRange home_range(const StepModel& model, StateKind kind, std::int32_t unit) {
   const RankView& view = model.view;
+  if (view.rotates) return {0, unit_elems(model, unit)};
   const bool sharded = kind == StateKind::kWeight ? view.shards_weights() : view.shards_optimizer();
   return sharded ? shard_of(model, unit, view.rank) : ElemRange{0, unit_elems(model, unit)};
 }
@@ -25,7 +26,7 @@ ElemRange home_range(const StepModel& model, StateKind kind, std::int32_t unit) 
 ElemRange sums_range(const StepModel& model, std::int32_t unit) {
   const auto at = static_cast<std::size_t>(unit);
   const RankView& view = model.view;
-  if (!view.shards_optimizer()) return {0, model.units[at].tensor_state_elems};
+  if (!view.shards_optimizer() || view.rotates) return {0, model.units[at].tensor_state_elems};
   return view.sums[at][static_cast<std::size_t>(view.rank)];
 }
 
@@ -60,7 +61,7 @@ std::int32_t partial_sums_at_once(const StepModel& model, const StepOptions& opt
 }
 
 std::int32_t own_microbatch_count(const StepModel& model, const StepOptions& options) {
-  return options.microbatches / model.view.ranks;
+  return model.view.is_asynchronous() ? 1 : options.microbatches / model.view.ranks;
 }
 
 }  // namespace sluice::schedule

@@ -27,7 +27,7 @@ DType gradient_home_dtype(const StepModel& model, const StepOptions& options);
 bool has_partial_sums(const StepModel& model, const StepOptions& options);
 // The sums of a unit that wait at once between micro-batches, at most.
 std::int32_t partial_sums_at_once(const StepModel& model, const StepOptions& options);
-// The number of micro-batches that each rank computes.
+// The number of micro-batches that each rank computes in an update.
 std::int32_t own_microbatch_count(const StepModel& model, const StepOptions& options);
 
 }  // namespace sluice::schedule

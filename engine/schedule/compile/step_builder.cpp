@@ -73,7 +73,8 @@ void StepBuilder::declare_delays() {
 }
 
 std::int32_t StepBuilder::delayed_version(std::int32_t unit, std::int32_t microbatch) const {
-  return pipeline().order.version_of(pipeline().stage_of(unit), microbatch / view().ranks);
+  const std::int32_t of_rank = view().is_asynchronous() ? microbatch : microbatch / view().ranks;
+  return pipeline().order.version_of(pipeline().stage_of(unit), of_rank);
 }
 
 void StepBuilder::set_made_weights(std::int32_t unit, BufferId place) {
@@ -100,7 +101,7 @@ void StepBuilder::join_world() {
   const std::int32_t data_ranks = view().ranks, tensor_ranks = tensor().ranks;
   const std::int32_t pipeline_ranks = pipeline().ranks();
   if (data_ranks * tensor_ranks * pipeline_ranks == 1) return;
-  SLUICE_CHECK(options_.microbatches % data_ranks == 0 &&
+  SLUICE_CHECK((options_.microbatches % data_ranks == 0 || view().is_asynchronous()) &&
                can_fold(options_.fold_groups, data_ranks));
   SLUICE_CHECK(
       pipeline().is_alone() ||
@@ -141,6 +142,10 @@ void StepBuilder::join_world() {
 }
 
 ElemRange StepBuilder::shard(std::int32_t unit, std::int32_t rank) const {
+  if (view().rotates) {
+    const std::uint64_t elems = schedule::unit_elems(model_, unit);
+    return {rank == view().server_of(update()) ? 0 : elems, elems};
+  }
   return shard_of(model_, unit, rank);
 }
 
@@ -575,6 +580,10 @@ void StepBuilder::declare_residency(const StepBorders& borders) {
                                    [](const Instruction& i) { return i.op == Op::kCommit; });
   for (const Buffer& buffer : schedule_.buffers) {
     if (!buffer.persistent || buffer.role != BufferRole::kState || buffer.log_copy) continue;
+    // The state is where the first server is; the other ranks' homes wait for it.
+    const bool visits = view().rotates && view().rank > 0 && buffer.kind != StateKind::kWeight &&
+                        buffer.kind != StateKind::kGradient;
+    if (visits) continue;
     const bool carried = buffer.unit < carried_units();
     const StepBorders::OfUnits& border = carried ? borders.carried : borders.others;
     Residency residency{buffer.kind, buffer.unit, -1, buffer.id, border.entry_version};

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/schedule/compile/rank_share.hpp"
 #include "engine/schedule/compile/step_model.hpp"
 #include "engine/schedule/schedule.hpp"
 
@@ -84,13 +85,16 @@ class StepBuilder {
            view().rank;
   }
   const TensorView& tensor() const { return view().tensor; }
-  // The range of the unit that a rank owns; all of it if the rank is alone.
+  // The range of the unit that a rank owns, where servers take turns in the present update; all of it
+  // if the rank is alone.
   ElemRange shard(std::int32_t unit, std::int32_t rank) const;
   ElemRange own_shard(std::int32_t unit) const { return shard(unit, view().rank); }
   // The elements that this rank's home holds; empty: the rank has no such home.
   ElemRange home_range(StateKind kind, std::int32_t unit) const;
   // The elements that this rank updates.
-  ElemRange updated_range(std::int32_t unit) const { return home_range(StateKind::kMaster, unit); }
+  ElemRange updated_range(std::int32_t unit) const {
+    return view().rotates ? own_shard(unit) : home_range(StateKind::kMaster, unit);
+  }
   // Whether the homes of gradients that several ranks sum hold them rounded, in the gradients' own
   // dtype. Their sums are transient buffers on the device.
   bool rounds_gradients() const;
@@ -99,7 +103,9 @@ class StepBuilder {
     return options_.node_ranks > 1 && options_.node_ranks < view().ranks;
   }
   // The number of micro-batches that this rank computes.
-  std::int32_t own_microbatch_count() const { return options_.microbatches / view().ranks; }
+  std::int32_t own_microbatch_count() const {
+    return schedule::own_microbatch_count(model_, options_);
+  }
   // The version of the weights that the step's first passes read.
   std::int32_t weight_version() const { return versions_.of_weights; }
   // The version that the gradients of the present update make.

@@ -62,7 +62,7 @@ void UpdateStream::emit_through(std::int32_t unit) {
     if (!gathers_weights()) continue;
     emit_pieces(pieces_through_[static_cast<std::size_t>(next - order_.begin())]);
     const BufferId weights = builder_.made_home(StateKind::kWeight, *next);
-    emit_gather(builder_, *next, weights, weights);
+    emit_new_weights(builder_, *next, weights);
   }
   units_done_ = static_cast<std::size_t>(at - order_.begin()) + 1;
   emit_pieces(pieces_through_[units_done_ - 1]);

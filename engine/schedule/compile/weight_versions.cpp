@@ -26,7 +26,7 @@ void WeightVersions::begin_update(std::int32_t unit) {
   const BufferId home = places_[row].front();
   if (home == kNoId) return;  // other ranks own all of the unit
   const auto read = last_reads_.find({unit, version_at_home_[row]});
-  const bool home_is_free = read == last_reads_.end() || read->second <= at_;
+  const bool home_is_free = read == last_reads_.end() || read->second < emitted_;
   const auto next = static_cast<std::int32_t>(places_[row].size());
   builder_.set_made_weights(unit, home_is_free ? home : builder_.add_like(home, next));
   if (home_is_free) version_at_home_[row] = next;
@@ -35,6 +35,11 @@ void WeightVersions::begin_update(std::int32_t unit) {
 void WeightVersions::end_update(std::int32_t unit) {
   places_[static_cast<std::size_t>(unit)].push_back(builder_.made_home(StateKind::kWeight, unit));
   builder_.settle_made_weights(unit);
+}
+
+// A version has a number on all ranks, so it takes one here. Nothing asks for its place.
+void WeightVersions::pass_over(std::int32_t unit) {
+  places_[static_cast<std::size_t>(unit)].push_back(kNoId);
 }
 
 }  // namespace sluice::schedule

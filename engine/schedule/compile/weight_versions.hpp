@@ -31,20 +31,22 @@ class WeightVersions {
     return static_cast<std::size_t>(weights.version) <
            places_[static_cast<std::size_t>(weights.unit)].size();
   }
-  // Call before the i-th compute instruction.
-  void advance(std::size_t use_index) { at_ = use_index; }
-  // Call around the update of a unit behind the compute instruction that is being emitted.
+  // So many compute instructions have been emitted, or will be before the next update.
+  void advance(std::size_t emitted) { emitted_ = emitted; }
+  // Call around the update of a unit.
   // begin_update() chooses the place of the new version: the home, if nothing reads it any more, else
   // a buffer like it.
   void begin_update(std::int32_t unit);
   void end_update(std::int32_t unit);
+  // In place of both on a rank that never has the new version.
+  void pass_over(std::int32_t unit);
 
  private:
   StepBuilder& builder_;
   std::vector<std::vector<BufferId>> places_;    // by unit and version; the first is the home
   std::vector<std::int32_t> version_at_home_;    // by unit
   std::map<WeightUse, std::size_t> last_reads_;  // of passes
-  std::size_t at_ = 0;
+  std::size_t emitted_ = 0;
 };
 
 }  // namespace sluice::schedule
