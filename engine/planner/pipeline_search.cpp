@@ -41,12 +41,12 @@ std::vector<schedule::StepOptions> changes_of(const config::Config& config,
   for (schedule::StepOptions& carried : carried_variants(config, options)) {
     list.push_back(std::move(carried));
   }
+  const std::int32_t most = longest_stage(options.stages);
   for (std::int32_t lag = 0; lag <= kMostExchangeLag && !model.view.is_alone(); ++lag) {
     list.push_back(options);
     list.back().exchange_lag = lag;
   }
   if (options.recompute.any()) {
-    const std::int32_t most = longest_stage(options.stages);
     for (const std::int32_t ahead : {0, most / 4, most / 2, most}) {
       list.push_back(options);
       list.back().recompute_ahead = ahead;
@@ -57,6 +57,16 @@ std::vector<schedule::StepOptions> changes_of(const config::Config& config,
     list.back().shares_device = false;
   }
   return list;
+}
+
+// The last backward pass of a stage sends its gradient behind the additions of its units' exchanges,
+// and the other stages wait for it. With a lag of as many units as the stage has, none of them stands
+// before the message. So that is tried first: a long search tries little else.
+schedule::StepOptions with_long_lag(const config::Config& config, const schedule::StepModel& model,
+                                    schedule::StepOptions options) {
+  const bool exchanges = !model.view.is_alone() && !config.parallel.delays_updates();
+  options.exchange_lag = exchanges ? longest_stage(options.stages) : 0;
+  return options;
 }
 
 }  // namespace
@@ -95,17 +105,21 @@ std::variant<Compiled, Refusal> search_pipeline(const config::Config& config,
   Feasibility feasibility(model, budgets, trials, std::move(groups));
   if (!feasibility.fits()) return feasibility.refusal();
   std::optional<Found> best;
+  // Whether the options fit, or there is no time for them.
   const auto consider = [&](const schedule::StepOptions& options) {
-    if (best && is_long_search(trials)) return;
-    if (!planner::fits(trials.exact_need(options), budgets)) return;
+    if (best && is_long_search(trials)) return true;
+    if (!planner::fits(trials.exact_need(options), budgets)) return false;
     const double seconds = trials.coarse(options).seconds;
     if (!best || seconds < best->seconds) best = Found{options, seconds};
+    return true;
   };
   std::size_t tried = 0;
   for (std::size_t i = 0; i < feasibility.groups().size() && tried < kMostGroups; ++i) {
     if (!feasibility.group_fits(i)) continue;
     ++tried;
-    for (const schedule::StepOptions& options : feasibility.groups()[i]) consider(options);
+    for (const schedule::StepOptions& options : feasibility.groups()[i]) {
+      if (!consider(with_long_lag(config, model, options))) consider(options);
+    }
   }
   SLUICE_CHECK(best.has_value());
   for (int round = 0; round < kMostRounds; ++round) {
