@@ -82,6 +82,10 @@ schedule::StageView make_stage_view(const schedule::PipelineOrder& order,
   schedule::StageView view;
   view.rank = rank;
   view.order = order;
+  if (order.ranks() > 1) {
+    view.messages = std::make_shared<const std::vector<std::vector<schedule::PlacedMessage>>>(
+        schedule::place_messages(order));
+  }
   view.units = std::move(units);
   return view;
 }

@@ -13,6 +13,7 @@
 #include "base/units.hpp"
 #include "engine/config/shapes.hpp"
 #include "engine/runtime/run_state.hpp"
+#include "engine/schedule/even_parts.hpp"
 
 namespace sluice::planner {
 namespace {
@@ -131,13 +132,34 @@ double CostModel::pass_s(const schedule::Schedule& schedule, const schedule::Ins
   return pass_s(pass.unit, pass.op, remade, makes_output, pass.segments);
 }
 
+// A lane is in order, so it waits between the segments of a pass. The cuts behind the last segment may
+// have their sums beside another pass.
+double CostModel::waits_between_segments_s(const schedule::PassSegments& segments) const {
+  const auto ranks = static_cast<std::int32_t>(config_.parallel.inner_ranks());
+  double seconds = 0;
+  for (std::size_t segment = 0; ranks > 1 && segment + 1 < segments.size(); ++segment) {
+    for (const schedule::Cut& cut : segments[segment]) {
+      const std::uint64_t own =
+          bytes_of(cut.dtype, schedule::even_part(cut.elems, ranks, ranks - 1).elems());
+      const std::uint64_t bytes =
+          schedule::inner_bytes(cut.kind, cut.bytes(), own, static_cast<std::uint64_t>(ranks));
+      seconds += inner_s(ranks, static_cast<double>(bytes));
+    }
+  }
+  return seconds;
+}
+
 CostModel::UnitPasses CostModel::unit_passes(std::int32_t unit) {
   const model::Unit& of = model_.units()[static_cast<std::size_t>(unit)];
+  const schedule::UnitSegments segments = of.layer->needs(batch_, kernels_).segments;
   UnitPasses passes;
   passes.forward_s =
       pass_s(unit, of.is_head ? schedule::Op::kLoss : schedule::Op::kForward, 0, true);
   if (of.has_input) passes.backward_input_s = pass_s(unit, schedule::Op::kBackwardInput, 0, true);
   passes.backward_weight_s = pass_s(unit, schedule::Op::kBackwardWeight, 0, true);
+  passes.forward_s += waits_between_segments_s(of.is_head ? segments.loss : segments.forward);
+  if (of.has_input) passes.backward_input_s += waits_between_segments_s(segments.backward_input);
+  passes.backward_weight_s += waits_between_segments_s(segments.backward_weight);
   return passes;
 }
 
@@ -243,6 +265,12 @@ double CostModel::transfer_s(TimedOperation operation, std::uint64_t bytes) cons
                                            : hardware_.storage_write_bytes_per_s);
 }
 
+// Two exchanges, of which each moves about half of the bytes, and a fold between them.
+double CostModel::inner_s(std::int32_t ranks, double bytes) const {
+  return 2 * world_.links.collective_s(ranks, bytes / 2) +
+         bytes / hardware_of(schedule::Lane::kInner).memory_bandwidth_bytes_per_s;
+}
+
 // Ranks send and receive at once, so the larger of both amounts counts on each kind of link. A part of
 // the rank's own stays where it is or is copied meanwhile.
 double CostModel::collective_s(const schedule::Schedule& schedule,
@@ -250,11 +278,8 @@ double CostModel::collective_s(const schedule::Schedule& schedule,
   const std::int32_t self = schedule::world_rank_of(schedule, instruction.rank);
   const auto& group = schedule.groups[static_cast<std::size_t>(instruction.group)];
   if (instruction.lane == schedule::Lane::kInner) {
-    // Two exchanges, of which each moves about half of the bytes, and a fold between them.
-    const auto ranks = static_cast<std::int32_t>(group.ranks.size());
-    const auto bytes = static_cast<double>(instruction.bytes);
-    return 2 * world_.links.collective_s(ranks, bytes / 2) +
-           bytes / hardware_of(instruction.lane).memory_bandwidth_bytes_per_s;
+    return inner_s(static_cast<std::int32_t>(group.ranks.size()),
+                   static_cast<double>(instruction.bytes));
   }
   struct Bytes {
     std::uint64_t sent = 0, received = 0;

@@ -12,6 +12,7 @@
 #include "engine/planner/hardware_profile.hpp"
 #include "engine/planner/priced_kernels.hpp"
 #include "engine/schedule/compile/recompute.hpp"
+#include "engine/schedule/pass_segments.hpp"
 #include "engine/schedule/schedule.hpp"
 #include "engine/schedule/simulate/simulate.hpp"
 
@@ -48,7 +49,8 @@ class CostModel {
 
   const RankLinks& links() const { return world_.links; }
   StepRates rates();
-  // The passes of one micro-batch through the unit; the embedding makes no gradient of its input.
+  // The passes of one micro-batch through the unit, with the waits for other ranks of a tensor group
+  // between their segments; the embedding makes no gradient of its input.
   struct UnitPasses {
     double forward_s = 0, backward_input_s = 0, backward_weight_s = 0;
     double all_s() const { return forward_s + backward_input_s + backward_weight_s; }
@@ -83,6 +85,9 @@ class CostModel {
   double link_s(std::uint64_t bytes) const;
   double copy_s(schedule::Lane lane, std::uint64_t bytes) const;
   double transfer_s(TimedOperation operation, std::uint64_t bytes) const;
+  double waits_between_segments_s(const schedule::PassSegments& segments) const;
+  // A sum between `ranks` ranks of a tensor group, of which each sends so many bytes.
+  double inner_s(std::int32_t ranks, double bytes) const;
   double collective_s(const schedule::Schedule& schedule,
                       const schedule::Instruction& instruction) const;
   double instruction_s(const schedule::Schedule& schedule,

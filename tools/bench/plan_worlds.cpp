@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/units.hpp"
 #include "engine/planner/bundled_profiles.hpp"
 #include "engine/train/plan/mesh_search.hpp"
 #include "engine/train/plan/prepare.hpp"
@@ -137,12 +138,13 @@ json best_mesh(const planner::HardwareProfile& hardware, const Note& note) {
       config_of(row, hardware, {setting("train.fold_groups", kRanks), "recompute.policy=auto"});
   const Stopwatch watch;
   note("meshes of 512 ranks: bounds");
-  const train::MeshChoice choice = train::choose_mesh(
-      config, hardware, kRanks, train::MeshScope::kPossible,
-      [&](const train::TriedMesh& next, std::size_t precede, std::size_t of) {
-        note("meshes of 512 ranks: " + train::mesh_text(next.mesh) + ", number " +
-             std::to_string(precede + 1) + " of " + std::to_string(of));
-      });
+  const train::MeshChoice choice =
+      train::choose_mesh(config, hardware, kRanks, train::MeshScope::kPossible,
+                         [&](const train::TriedMesh& next, std::size_t precede, std::size_t of) {
+                           note("meshes of 512 ranks: " + train::mesh_text(next.mesh) + ", bound " +
+                                format_seconds(next.bound_s) + ", number " +
+                                std::to_string(precede + 1) + " of " + std::to_string(of));
+                         });
   json figures{{"ranks", kRanks}, {"meshes", train::meshes_json(choice.tried)}};
   watch.add_to(figures);
   if (!choice.best) throw InternalError("bench plan: no mesh of 512 ranks fits");

@@ -49,7 +49,8 @@ class ItemList {
   }
 
   // The passes of this rank's list, and the messages among them.
-  StepItems by_order(const PipelineOrder& order) && {
+  StepItems by_order(const PipelineOrder& order,
+                     const std::vector<std::vector<PlacedMessage>>& messages) && {
     const auto rank = static_cast<std::size_t>(model_.pipeline.rank);
     std::vector<std::size_t> first_item;  // by pass
     for (const StageAction& action : order.actions[rank]) {
@@ -59,7 +60,6 @@ class ItemList {
     }
     first_item.push_back(items_.size());
     StepItems made{std::move(items_), {}};
-    const std::vector<std::vector<PlacedMessage>> messages = place_messages(order);
     for (const PlacedMessage& message : messages[rank]) {
       made.messages.push_back(message_of(message, first_item[message.before]));
     }
@@ -256,7 +256,11 @@ std::vector<Turn> turns_of(const StepOptions& options, std::span<const ComputeIt
 
 StepItems training_items(const StepModel& model, const StepOptions& options) {
   ItemList list(model, options);
-  if (!model.pipeline.is_alone()) return std::move(list).by_order(model.pipeline.order);
+  const StageView& pipeline = model.pipeline;
+  if (!pipeline.is_alone()) {
+    return std::move(list).by_order(
+        pipeline.order, pipeline.messages ? *pipeline.messages : place_messages(pipeline.order));
+  }
   return options.order == ComputeOrder::kUnit ? std::move(list).by_unit()
                                               : std::move(list).by_microbatch();
 }
@@ -279,7 +283,7 @@ StepItems evaluation_items(const StepModel& model, const StepOptions& options) {
   }
   order.microbatches = 1;
   order.versions.clear();
-  made = ItemList(model, options).by_order(order);
+  made = ItemList(model, options).by_order(order, place_messages(order));
   for (ComputeItem& item : made.items) item.op = Op::kForward;
   return made;
 }

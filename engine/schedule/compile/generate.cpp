@@ -1,4 +1,4 @@
-// 660 lines because one walk over the items drives all streams.
+// 690 lines because one walk over the items drives all streams.
 //
 // Generates the schedules of a run by walking its compute passes in order.
 //

@@ -1,4 +1,4 @@
-// 610 lines because homes, transients and releases are one table.
+// 620 lines because homes, transients and releases are one table.
 //
 // Bookkeeping under the parts of a step. Homes come first in the list of buffers, in the same order
 // for every schedule of a run, so that they have the same ids and places in all of them. At the end

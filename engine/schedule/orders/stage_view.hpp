@@ -8,8 +8,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
+#include "engine/schedule/orders/message_order.hpp"
 #include "engine/schedule/orders/pipeline_order.hpp"
 #include "engine/schedule/rank_view.hpp"
 
@@ -26,6 +28,8 @@ struct StageView {
   std::int32_t rank = 0;         // of the pipeline
   PipelineOrder order;           // empty: the rank has the whole model
   std::vector<UnitRange> units;  // by stage: not empty, ascending, covering the model
+  // place_messages() of the order, which all ranks share; null: not placed yet.
+  std::shared_ptr<const std::vector<std::vector<PlacedMessage>>> messages;
 
   bool is_alone() const { return order.ranks() <= 1; }
   std::int32_t ranks() const { return std::max(order.ranks(), 1); }

@@ -1,21 +1,28 @@
 // Branch and bound over the meshes of a world. A bound takes milliseconds: even shares of the passes,
 // the way of a micro-batch through the pipeline, and the traffic of data-parallel ranks. Planning a
 // mesh takes up to seconds. So meshes are planned in the order of their bounds, and the search ends
-// with the first bound that the best plan has reached.
+// with the first bound that the best plan has reached. Two are planned at once. If the first of them
+// rules the second out, the second counts as not planned, so the outcome is that of one after another.
 #include "engine/train/plan/mesh_search.hpp"
 
 #include <algorithm>
+#include <exception>
 #include <limits>
 #include <numeric>
+#include <span>
+#include <thread>
 #include <utility>
 #include <variant>
 
 #include "base/error.hpp"
+#include "base/thread.hpp"
 #include "engine/config/shapes.hpp"
 #include "engine/planner/tier_bytes.hpp"
 
 namespace sluice::train {
 namespace {
+
+constexpr std::size_t kAtOnce = 2;  // meshes
 
 struct Candidate {
   TriedMesh tried;
@@ -67,16 +74,69 @@ std::uint64_t missing_bytes(const planner::Refusal& refusal) {
   return std::accumulate(missing.begin(), missing.end(), std::uint64_t{0});
 }
 
-// Nothing where the step is too long to plan, or the order of the pipeline cannot be.
-std::optional<Prepared> planned(Candidate& candidate, const planner::HardwareProfile& hardware) {
+struct Planned {
+  std::optional<Prepared> prepared;  // nothing: the step is too long, or the order cannot be
+  std::string why;
+  std::exception_ptr failure;
+};
+
+Planned plan_of(const Candidate& candidate, const planner::HardwareProfile& hardware) {
+  Planned planned;
   try {
-    return prepare_with(candidate.config, hardware,
-                        make_described_backend(candidate.config, hardware),
-                        planner::WorldScope::kClasses);
+    planned.prepared =
+        prepare_with(candidate.config, hardware, make_described_backend(candidate.config, hardware),
+                     planner::WorldScope::kClasses);
   } catch (const InputError& error) {
-    candidate.tried.why = error.what();
-    return std::nullopt;
+    planned.why = error.what();
+  } catch (...) {
+    planned.failure = std::current_exception();
   }
+  return planned;
+}
+
+// Stages 1 and 2 differ in nothing: both keep shards of gradients. Returns the mesh of stage 1 that was
+// planned in place of one of stage 2; null: there is none.
+const TriedMesh* planned_before(const std::vector<TriedMesh>& tried, const Mesh& mesh) {
+  if (mesh.zero != 2) return nullptr;
+  const auto found = std::find_if(tried.begin(), tried.end(), [&](const TriedMesh& other) {
+    return other.mesh == Mesh{mesh.data, mesh.tensor, mesh.pipeline, 1};
+  });
+  return found != tried.end() && (found->step_s || !found->why.empty()) ? &*found : nullptr;
+}
+
+// Plans all of them at once, each on a thread; where none can be started, on this one.
+std::vector<Planned> plans_of(std::span<const Candidate> candidates,
+                              const planner::HardwareProfile& hardware) {
+  std::vector<Planned> plans(candidates.size());
+  std::vector<std::jthread> threads;
+  for (std::size_t i = 0; i < candidates.size(); ++i) {
+    const auto plan = [&, i] { plans[i] = plan_of(candidates[i], hardware); };
+    try {
+      if (i + 1 < candidates.size()) threads.push_back(start_thread("mesh", plan));
+    } catch (const ThreadError&) {
+      plan();
+    }
+    if (i + 1 == candidates.size()) plan();
+  }
+  return plans;
+}
+
+// Takes a plan into the choice, if it is the fastest so far.
+void take(MeshChoice& choice, TriedMesh& tried, Planned planned, std::uint64_t& least_missing) {
+  if (planned.failure) std::rethrow_exception(planned.failure);
+  tried.why = planned.why;
+  if (!planned.prepared) return;
+  if (const planner::Plan* plan = planned.prepared->plan()) {
+    tried.step_s = plan->step_s();
+    const bool faster = !choice.best || *tried.step_s < choice.best->plan()->step_s();
+    if (faster) choice.best = std::move(planned.prepared);
+    return;
+  }
+  const planner::Refusal& refusal = *planned.prepared->refusal();
+  tried.why = refusal.sentence();
+  const std::uint64_t missing = missing_bytes(refusal);
+  if (missing < least_missing) choice.refusal = mesh_text(tried.mesh) + ": " + tried.why;
+  least_missing = std::min(least_missing, missing);
 }
 
 }  // namespace
@@ -117,29 +177,40 @@ config::Config with_mesh(const config::Config& config, const Mesh& mesh) {
 MeshChoice choose_mesh(const config::Config& config, const planner::HardwareProfile& hardware,
                        std::int64_t world, MeshScope scope, const MeshNotice& notice) {
   MeshChoice choice;
-  double best_s = std::numeric_limits<double>::infinity();
   std::uint64_t least_missing = std::numeric_limits<std::uint64_t>::max();
   std::vector<Candidate> candidates = candidates_of(config, hardware, world);
-  for (Candidate& candidate : candidates) {
-    TriedMesh& tried = candidate.tried;
-    const bool may_be_faster = tried.bound_s < best_s;
-    if (may_be_faster || scope == MeshScope::kAll) {
-      if (notice) notice(tried, choice.tried.size(), candidates.size());
-      std::optional<Prepared> prepared = planned(candidate, hardware);
-      if (prepared && prepared->plan() != nullptr) {
-        tried.step_s = prepared->plan()->step_s();
-        if (*tried.step_s < best_s) {
-          best_s = *tried.step_s;
-          choice.best = std::move(prepared);
-        }
-      } else if (prepared) {
-        tried.why = prepared->refusal()->sentence();
-        const std::uint64_t missing = missing_bytes(*prepared->refusal());
-        if (missing < least_missing) choice.refusal = mesh_text(tried.mesh) + ": " + tried.why;
-        least_missing = std::min(least_missing, missing);
-      }
+  const auto may_be_faster = [&](const Candidate& candidate) {
+    return scope == MeshScope::kAll || !choice.best ||
+           candidate.tried.bound_s < choice.best->plan()->step_s();
+  };
+  for (std::size_t next = 0; next < candidates.size();) {
+    TriedMesh& first = candidates[next].tried;
+    const TriedMesh* twin =
+        scope == MeshScope::kAll ? nullptr : planned_before(choice.tried, first.mesh);
+    if (twin != nullptr) {
+      first.step_s = twin->step_s;
+      first.why = twin->why;
     }
-    choice.tried.push_back(std::move(tried));
+    if (twin != nullptr || !may_be_faster(candidates[next])) {
+      choice.tried.push_back(std::move(first));
+      ++next;
+      continue;
+    }
+    std::size_t end = next;
+    const auto joins = [&](std::size_t at) {
+      const bool has_twin = scope == MeshScope::kPossible && candidates[at].tried.mesh.zero == 2;
+      return at < next + kAtOnce && may_be_faster(candidates[at]) && (at == next || !has_twin);
+    };
+    for (; end < candidates.size() && joins(end); ++end) {
+      if (notice) notice(candidates[end].tried, end, candidates.size());
+    }
+    for (Planned& planned : plans_of(std::span(candidates).subspan(next, end - next), hardware)) {
+      Candidate& candidate = candidates[next++];
+      if (may_be_faster(candidate)) {
+        take(choice, candidate.tried, std::move(planned), least_missing);
+      }
+      choice.tried.push_back(std::move(candidate.tried));
+    }
   }
   return choice;
 }
