@@ -300,9 +300,16 @@ std::string world_plans_table(const json& figures) {
                                                 100 * row["error"].get<double>())
                                     : std::string("does not fit\n");
   }
+  const json& profile = figures["profile"];
   return text +
-         "\nTFLOP/s of one GPU, with those of recomputation; published: Narayanan et al. "
-         "2021, table 1\n";
+         formatted(
+             "\nTFLOP/s of one GPU, with those of recomputation; published: Narayanan et al. "
+             "2021, table 1\nefficiencies of all rows: products at %.0f%% of the peak, memory "
+             "at %.0f GB/s, links at %.0f GB/s in a node and %.2f GB/s between nodes\n",
+             100 * profile["products_of_peak"].get<double>(),
+             profile["memory_bytes_per_s"].get<double>() * 1e-9,
+             profile["node_bytes_per_s"].get<double>() * 1e-9,
+             profile["network_bytes_per_s"].get<double>() * 1e-9);
 }
 
 std::string plan_table(const json& figures) {

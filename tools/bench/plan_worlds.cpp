@@ -187,7 +187,13 @@ json measure_world_plans(const std::function<void(const std::string&)>& note) {
   const Note told = note ? note : [](const std::string&) {};
   const planner::HardwareProfile hardware =
       planner::load_named_profile("dgx-a100", planner::bundled_profile_directory());
+  const planner::HardwareProfile& gpu = hardware.gpu_or_default();
+  const planner::RankLinks links = hardware.rank_links_or_default();
   json figures;
+  figures["profile"] = {{"products_of_peak", gpu.gemm_bf16_flops_per_s / gpu.peak_bf16_flops_per_s},
+                        {"memory_bytes_per_s", gpu.memory_bandwidth_bytes_per_s},
+                        {"node_bytes_per_s", links.bytes_per_s},
+                        {"network_bytes_per_s", links.network_bytes_per_s / links.node_ranks}};
   figures["large"] = large(hardware, told);
   figures["published"] = published(hardware, told);
   figures["meshes"] = best_mesh(hardware, told);

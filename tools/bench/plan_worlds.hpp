@@ -8,7 +8,8 @@
 
 namespace sluice::bench {
 
-// {"large": one plan of 10,000 ranks and 1 T parameters,
+// {"profile": {products_of_peak, memory_bytes_per_s, node_bytes_per_s, network_bytes_per_s (of a rank)},
+//  "large": one plan of 10,000 ranks and 1 T parameters,
 //  "meshes": the best of all meshes of 512 ranks,
 //  "published": a row for each model of Table 1 of Narayanan et al., "Efficient large-scale language
 //    model training on GPU clusters using Megatron-LM", SC 2021 (arXiv 2104.04473): its TFLOP/s a GPU,

@@ -264,7 +264,12 @@ void print_ranks(const train::RunEvent& plan) {
                  plan[group].get<int>(), has, range_text(sent["inner"]).c_str());
   }
   if (plan["server"].get<bool>()) {
-    std::fprintf(stderr, "server   rank 0 sums, keeps all optimizer state and updates for all\n");
+    const std::string mode = plan["server_mode"];
+    std::fprintf(stderr, "server   %s\n",
+                 mode == "bsp" ? "rank 0 sums, keeps all optimizer state and updates for all"
+                 : mode == "asp"
+                     ? "rank 0 applies each micro-batch by itself; results are those of this order"
+                     : "each rank in turn sums, updates for all, and sends the state on");
   }
   if (plan["reduction"] == "ring") {
     std::fprintf(stderr,

@@ -193,6 +193,11 @@ void add_ranks(const planner::Plan& plan, RunEvent& event) {
   event["zero"] = plan.view.zero_stage;
   event["fold_groups"] = plan.options.fold_groups;
   event["server"] = plan.view.has_server;
+  if (plan.view.has_server) {
+    event["server_mode"] = plan.view.is_asynchronous() ? "asp"
+                           : plan.view.rotates         ? "rotating"
+                                                       : "bsp";
+  }
   event["reduction"] = plan.options.sum == schedule::GradientSum::kRing ? "ring" : "tree";
   if (plan.options.fold_groups > 1 && plan.options.microbatches > plan.view.ranks) {
     event["partial_sums"] = std::string(tier_name(plan.options.placement.partial_of(0)));

@@ -142,7 +142,7 @@ std::vector<planner::OtherChange> changes_that_fit(const Prepared& refused) {
     if (fits(settings)) found.push_back({settings, false});
   }
   // The tree of stage 3 has other bits than a ring.
-  if (config.parallel.data > 1 && config.parallel.zero < 3 &&
+  if (config.parallel.data > 1 && config.parallel.zero < 3 && !config.parallel.has_server_order() &&
       config.parallel.reduction == config::Config::GradientSum::kTree) {
     Settings settings{{"parallel.zero", "3"}};
     if (config.parallel.server) settings.emplace_back("parallel.server", "false");

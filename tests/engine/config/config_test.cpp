@@ -580,6 +580,24 @@ TEST(ResultSettings, ChangeOnlyWithSettingsThatDetermineResults) {
             result_settings(parse(kSmall, {constant, "train.steps=7"})));
 }
 
+// An asynchronous server belongs to its ranks and updates; servers in turn make one rank's steps.
+TEST(ResultSettings, AnAsynchronousServerBelongsToItsRanks) {
+  const auto with = [&](std::vector<std::string> more) {
+    for (const char* setting : {"train.clip=0", "model.tie_embeddings=false", "train.steps=12"}) {
+      more.emplace_back(setting);
+    }
+    return result_settings(parse(kSmall, more));
+  };
+  const std::string server = "parallel.server=true", asp = "parallel.server_mode=asp";
+  EXPECT_NE(with({server, asp, "parallel.data=2"}), with({}));
+  EXPECT_NE(with({server, asp, "parallel.data=2"}), with({server, asp, "parallel.data=3"}));
+  EXPECT_NE(with({server, asp, "parallel.data=2", "parallel.updates=4"}),
+            with({server, asp, "parallel.data=2", "parallel.updates=6"}));
+  EXPECT_EQ(
+      with({server, "parallel.server_mode=rotating", "parallel.data=2", "train.accumulate=4"}),
+      with({"train.accumulate=4"}));
+}
+
 // Sums around a ring have the bits of one number of ranks; all other ways to divide a step among ranks
 // have those of one.
 TEST(ResultSettings, OnlyARingBelongsToItsNumberOfRanks) {
@@ -619,6 +637,22 @@ TEST(Config, WaysToDivideAStepThatDoNotGoTogetherAreRefused) {
        {{data, step, "parallel.pipeline=2", "parallel.reduction=ring"}, "use \"tree\""},
        {{data, step, "train.fold_groups=4", "parallel.node_ranks=2", "parallel.pipeline=3"},
         "not go with parallel.pipeline = 3"},
+       {{data, step, "parallel.server_mode=asp"}, "needs parallel.server = true"},
+       {{data, step, "parallel.server=true", "parallel.server_mode=asp", "train.clip=0",
+         "model.tie_embeddings=false", "train.steps=8"},
+        "needs train.accumulate = 1"},
+       {{data, "parallel.server=true", "parallel.server_mode=asp", "train.clip=0",
+         "model.tie_embeddings=false", "train.steps=8", "parallel.updates=2"},
+        "parallel.updates of at least parallel.data = 4"},
+       {{data, step, "parallel.server=true", "parallel.server_mode=rotating", "train.clip=0",
+         "model.tie_embeddings=false", "train.steps=12", "parallel.updates=6"},
+        "a multiple of parallel.data = 4"},
+       {{data, step, "parallel.server=true", "parallel.server_mode=rotating",
+         "model.tie_embeddings=false", "train.steps=8"},
+        "needs train.clip = 0"},
+       {{data, step, "parallel.server=true", "parallel.server_mode=rotating", "train.clip=0",
+         "train.steps=8", "model.tie_embeddings=true"},
+        "needs model.tie_embeddings = false"},
        {{data, step, "parallel.node_ranks=2"}, "train.fold_groups above 1"},
        {{data, step, "train.fold_groups=4", "parallel.node_ranks=3"}, "must be 2, 4, 8"},
        {{data, step, "memory.place.partial=pinned"}, "memory.place.partial has no meaning"},

@@ -51,6 +51,32 @@ TEST_F(Ranks, GiveOneRanksBits) {
   }
 }
 
+// Servers in turn have one rank's bits. An asynchronous one has its own, the same in every run.
+TEST_F(Ranks, ServersOfSeveralUpdatesAreReproducible) {
+  const Words common{"model.tie_embeddings=false", "train.clip=0", "train.micro_batch=1",
+                     "optimizer.placement=in_backward", "train.steps=6"};
+  const auto job = [&](const std::string& mode, const std::string& run, const char* accumulate) {
+    const ChildOutcome outcome = run_launched(
+        2, train_words(Words{"parallel.data=2", "parallel.server=true", "parallel.updates=6",
+                             "parallel.server_mode=" + mode, accumulate, "log.dir=" + run} +
+                       common));
+    EXPECT_EQ(outcome.exit_status, 0) << outcome.err;
+    const Json plan = events_of(outcome, "plan").at(0);
+    EXPECT_EQ(plan.at("server_mode"), mode);
+    return outcome;
+  };
+  const ChildOutcome one =
+      succeed(train_words(Words{"train.accumulate=4", "log.dir=alone"} + common));
+  const ChildOutcome turns = job("rotating", "turns", "train.accumulate=4");
+  EXPECT_TRUE(read_file(path("turns/0001/weights.safetensors")) ==
+              read_file(path("alone/0001/weights.safetensors")));
+  EXPECT_EQ(result_of(turns), result_of(one));
+  const ChildOutcome first = job("asp", "first", "train.accumulate=1");
+  const ChildOutcome again = job("asp", "again", "train.accumulate=1");
+  EXPECT_EQ(result_of(first), result_of(again));
+  EXPECT_GT(result_of(first).size(), 6u);
+}
+
 struct StageCase {
   int pipeline = 2;
   int data = 1;
