@@ -1,5 +1,5 @@
-// The order in which a server makes several updates: whose gradients each applies, and which version
-// of the weights each micro-batch reads.
+// The order in which a server makes several updates: the rank that each gradient comes from, and the
+// version of the weights that each micro-batch reads.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace sluice::parallel {
 
-// By update: the rank whose gradient arrives. Every rank comes equally often, or once more than others,
+// By update: the rank that the gradient comes from. Every rank comes equally often, or once more than others,
 // in an order that follows from the seed. Precondition: updates >= ranks.
 std::vector<std::int32_t> draw_arrivals(std::int32_t ranks, std::int32_t updates,
                                         std::uint64_t seed);
