@@ -53,8 +53,9 @@ TEST_F(Ranks, GiveOneRanksBits) {
 
 // Servers in turn have one rank's bits. An asynchronous one has its own, the same in every run.
 TEST_F(Ranks, ServersOfSeveralUpdatesAreReproducible) {
-  const Words common{"model.tie_embeddings=false", "train.clip=0", "train.micro_batch=1",
-                     "optimizer.placement=in_backward", "train.steps=6"};
+  const Words common{"model.tie_embeddings=false",    "train.clip=0",
+                     "train.micro_batch=1",           "optimizer.placement=in_backward",
+                     "memory.place.optimizer=pinned", "train.steps=6"};
   const auto job = [&](const std::string& mode, const std::string& run, const char* accumulate) {
     const ChildOutcome outcome = run_launched(
         2, train_words(Words{"parallel.data=2", "parallel.server=true", "parallel.updates=6",
