@@ -53,7 +53,8 @@ const TierBytes& Feasibility::coarse_need(std::size_t group) {
 }
 
 bool Feasibility::may_fit(std::size_t group) {
-  return planner::fits(floors_[group], budgets_) && planner::fits(coarse_need(group), budgets_);
+  return planner::fits(floors_[group], budgets_) &&
+         trials_.coarse_fits(groups_[group].back(), budgets_);
 }
 
 bool Feasibility::fits_amply(std::size_t group) {
@@ -164,7 +165,11 @@ Refusal Feasibility::refusal() {
     if (needs_[group]) {
       refuser.consider(*needs_[group]);
     } else {
-      open.push_back({group, floors_[group], false});
+      TierBytes bound = trials_.least_need(groups_[group].back());
+      for (std::size_t tier = 0; tier < kTierCount; ++tier) {
+        bound[tier] = std::max(bound[tier], floors_[group][tier]);
+      }
+      open.push_back({group, bound, false});
     }
   }
   while (true) {

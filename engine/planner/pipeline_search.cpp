@@ -108,7 +108,7 @@ std::variant<Compiled, Refusal> search_pipeline(const config::Config& config,
   // Whether the options fit, or there is no time for them.
   const auto consider = [&](const schedule::StepOptions& options) {
     if (best && is_long_search(trials)) return true;
-    if (!planner::fits(trials.exact_need(options), budgets)) return false;
+    if (!trials.exact_fits(options, budgets)) return false;
     const double seconds = trials.coarse(options).seconds;
     if (!best || seconds < best->seconds) best = Found{options, seconds};
     return true;

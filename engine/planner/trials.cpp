@@ -159,9 +159,50 @@ const TierBytes& Trials::coarse_need(const schedule::StepOptions& options) {
 }
 
 const TierBytes& Trials::exact_need(const schedule::StepOptions& options) {
-  const auto [found, fresh] = known_exact_needs_.try_emplace(key_of(options));
-  if (fresh) found->second = with_other_ranks(measure_exact_need(model_, options), options);
-  return found->second;
+  const std::string key = key_of(options);
+  const auto [found, fresh] = known_exact_needs_.try_emplace(key);
+  if (!fresh) return found->second;
+  Needs needs = std::move(needs_of_some_[key]);
+  needs_of_some_.erase(key);
+  for (std::size_t rank = 0; rank < rank_count(); ++rank) count(needs, rank, options);
+  return found->second = needs.most;
+}
+
+void Trials::count(Needs& needs, std::size_t rank, const schedule::StepOptions& options) const {
+  needs.counted.resize(rank_count());
+  if (needs.counted[rank]) return;
+  needs.counted[rank] = true;
+  const TierBytes need = measure_exact_need(rank == 0 ? model_ : other_ranks_[rank - 1], options);
+  for (std::size_t tier = 0; tier < kTierCount; ++tier) {
+    needs.most[tier] = std::max(needs.most[tier], need[tier]);
+  }
+}
+
+bool Trials::exact_fits(const schedule::StepOptions& options, const TierBytes& budgets) {
+  const std::string key = key_of(options);
+  const auto known = known_exact_needs_.find(key);
+  if (known != known_exact_needs_.end()) return fits(known->second, budgets);
+  Needs& needs = needs_of_some_[key];
+  for (std::size_t i = 0; i < rank_count(); ++i) {
+    if (!fits(needs.most, budgets)) return false;
+    const std::size_t rank = (fullest_ + i) % rank_count();
+    count(needs, rank, options);
+    if (fits(needs.most, budgets)) continue;
+    fullest_ = rank;
+    return false;
+  }
+  known_exact_needs_[key] = needs.most;
+  needs_of_some_.erase(key);
+  return true;
+}
+
+bool Trials::coarse_fits(const schedule::StepOptions& options, const TierBytes& budgets) {
+  return pipeline_.empty() ? fits(coarse_need(options), budgets) : exact_fits(options, budgets);
+}
+
+TierBytes Trials::least_need(const schedule::StepOptions& options) const {
+  const auto found = needs_of_some_.find(key_of(options));
+  return found == needs_of_some_.end() ? TierBytes{} : found->second.most;
 }
 
 schedule::Schedule Trials::coarse_step(const schedule::StepOptions& options,

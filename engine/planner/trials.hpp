@@ -65,6 +65,13 @@ class Trials {
   const TierBytes& coarse_need(const schedule::StepOptions& options);
   // The most_bytes of exact(), in half of its time.
   const TierBytes& exact_need(const schedule::StepOptions& options);
+  // Whether the exact need fits. Ends with the first rank that does not, and begins with the one that did
+  // not fit before.
+  bool exact_fits(const schedule::StepOptions& options, const TierBytes& budgets);
+  // The same of the coarse need.
+  bool coarse_fits(const schedule::StepOptions& options, const TierBytes& budgets);
+  // The exact need is not below this, as far as ranks have been asked.
+  TierBytes least_need(const schedule::StepOptions& options) const;
   // The training step alone, exact and simulated. Other steps of the run may need more.
   Compiled training(const schedule::StepOptions& options) const;
   // Compiles the other steps of a run whose training step is there, and sums up the need of all.
@@ -77,6 +84,13 @@ class Trials {
   std::uint64_t instructions() const { return instructions_; }
 
  private:
+  // The needs of some ranks: of the model's, and then of the others.
+  struct Needs {
+    TierBytes most{};
+    std::vector<bool> counted;
+  };
+  void count(Needs& needs, std::size_t rank, const schedule::StepOptions& options) const;
+  std::size_t rank_count() const { return 1 + other_ranks_.size(); }
   Trial measure(const schedule::StepOptions& options);
   Trial measure_pipeline(const schedule::StepOptions& options);
   schedule::Schedule priced_world(const schedule::StepOptions& options) const;
@@ -102,6 +116,8 @@ class Trials {
   std::map<std::string, Trial> known_;
   std::map<std::string, TierBytes> known_needs_;
   std::map<std::string, TierBytes> known_exact_needs_;
+  std::map<std::string, Needs> needs_of_some_;  // where some rank did not fit
+  std::size_t fullest_ = 0;                     // the rank that did not fit last
 };
 
 }  // namespace sluice::planner
