@@ -499,7 +499,7 @@ class StepGenerator {
     if (unit.borrows >= 0) target(builder_.tied_unit());
   }
 
-  // A visit whose passes are being emitted.
+  // A visit with passes that are being emitted.
   struct OpenVisit {
     std::span<const ComputeItem> items;  // those that are left
     std::vector<PassUses> uses;          // of all of them
@@ -555,7 +555,7 @@ class StepGenerator {
       while (!visit.is_done()) go_on(visit);
     }
   }
-  // Whether no more than the end of a forward pass is left, and nothing moves what it makes.
+  // Whether no more than the end of a forward pass is left, and nothing moves its output.
   bool may_end_late(const OpenVisit& visit) const {
     return visit.items.back().op == Op::kForward && visit.item + 1 == visit.items.size() &&
            visit.step + 1 == visit.steps.back().size() && visit.steps.back().back().cuts.empty() &&
