@@ -20,7 +20,8 @@ _compare.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
 
 def _nothing(like):
     """A tensor as `like` in pages that take no memory while nobody touches them."""
-    pages = mmap.mmap(-1, bytes_of(like), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0))
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    pages = mmap.mmap(-1, bytes_of(like), flags=flags)
     return torch.frombuffer(pages, dtype=like.dtype, count=like.numel()).as_strided(like.size(), like.stride())
 
 
@@ -80,12 +81,13 @@ class OffloadedUnit:
                 raise InputError(f"parameter '{key}' of unit '{self.name}' was replaced after offload(); write into it, "
                                  "or call sluice.restore(model) first")
             if parameter._post_accumulate_grad_hooks:
-                raise InputError(f"parameter '{key}' of unit '{self.name}' has got a hook behind its gradient, which would "
-                                 "find a weight that leaves; remove it")
+                raise InputError(f"parameter '{key}' of unit '{self.name}' has got a hook behind its gradient, which "
+                                 "would find a weight that leaves; remove it")
 
-    def put_in(self):
-        looks = self._writes or self._looks > 0
-        self._looks -= self._looks > 0
+    def put_in(self, trains):
+        """trains: whether the module is in training; evaluation does not look for writes."""
+        looks = self._writes or trains and self._looks > 0
+        self._looks -= trains and self._looks > 0
         for parameter, (window, address) in self.windows.items():
             before = None
             if type(parameter) is StandIn:
@@ -136,8 +138,8 @@ class OffloadedUnit:
     def _check_kind(self, value, parameter):
         home = self.homes[parameter]
         if value.shape != home.shape or value.dtype != home.dtype or value.device != home.device:
-            raise InputError(f"a parameter of unit '{self.name}' has become {value.dtype} of shape {tuple(value.shape)} on "
-                             f"{value.device}; call sluice.restore(model) before you convert or move it")
+            raise InputError(f"a parameter of unit '{self.name}' has become {value.dtype} of shape {tuple(value.shape)} "
+                             f"on {value.device}; call sluice.restore(model) before you convert or move it")
 
     def take_replaced(self):
         """Data that the program has put in the place of homes since the last pass are copied there."""
@@ -146,8 +148,8 @@ class OffloadedUnit:
                 continue
             home = self.homes[parameter]
             if home.data_ptr() != address:
-                raise InputError(f"the memory of a parameter of unit '{self.name}' was moved by share_memory() or by a queue "
-                                 "to another process, which an offloaded model cannot follow; send copies, or call "
+                raise InputError(f"the memory of a parameter of unit '{self.name}' was moved by share_memory() or by a "
+                                 "queue to another process, which an offloaded model cannot follow; send copies, or call "
                                  "sluice.restore(model) before you share")
             if parameter.data_ptr() != address:
                 self._check_kind(parameter.data, parameter)

@@ -186,7 +186,7 @@ class Passes:
             self._acquire(number)
             self._clock += 1
             entry.calls.append(_Call(number, self._clock))
-            self._begin_use(number)
+            self._begin_use(number, module.training)
         if spans:
             entry.saved = SavedTensors(spans, entry.calls, self._begin_saved)
 
@@ -199,10 +199,10 @@ class Passes:
             self._begin_pass()
         self._pager.acquire(number)
 
-    def _begin_use(self, number):
+    def _begin_use(self, number, trains=True):
         self._inside[number] = self._inside.get(number, 0) + 1
         if self._inside[number] == 1:
-            self._units[number].put_in()
+            self._units[number].put_in(trains)
 
     def _end_use(self, number):
         self._inside[number] -= 1

@@ -22,8 +22,8 @@ class SavedTensors:
         self._context = None
         if not _are_enabled():
             if torch.is_grad_enabled():
-                raise InputError("torch.func's transforms and disable_saved_tensors_hooks() do not reach offloaded weights "
-                                 "with gradients enabled; use torch.no_grad(), or call sluice.restore(model) first")
+                raise InputError("torch.func's transforms and disable_saved_tensors_hooks() do not reach offloaded "
+                                 "weights with gradients enabled; use torch.no_grad(), or call sluice.restore(model) first")
             return
         outer = _top_hooks(False)
 
@@ -94,8 +94,8 @@ def with_copies(output, spans, name):
         return None
     copied = _copied(output, spans)
     if any(_is_window(tensor, spans) for tensor in tensors_of(copied)):
-        raise InputError(f"the forward pass of '{name}' returns a view of its weight, which leaves with the pass; return "
-                         "view.clone()")
+        raise InputError(f"the forward pass of '{name}' returns a view of its weight, which leaves with the pass; "
+                         "return view.clone()")
     return copied
 
 

@@ -75,8 +75,8 @@ def _call(func, args, kwargs):
     if func == _TENSOR.data.__get__:
         return args[0]._source.data_of(args[0])
     if func is _TENSOR.share_memory_:
-        raise InputError(f"parameter '{args[0]._source.name_of(args[0])}' rests on storage, which cannot be shared; call "
-                         "sluice.restore(model) first")
+        raise InputError(f"parameter '{args[0]._source.name_of(args[0])}' rests on storage, which cannot be shared; "
+                         "call sluice.restore(model) first")
     found = []
     values = _replace(args, found), _replace(kwargs, found)
     if torch.is_grad_enabled() and func not in _PASSED_BY_AUTOGRAD:
@@ -180,8 +180,8 @@ class Values:
     def write(self, parameter, value):
         name, strides = self._known[id(parameter)]
         if value.dtype != parameter.dtype or value.shape != parameter.shape or value.device.type != "cpu":
-            raise InputError(f"parameter '{name}' rests on storage as {parameter.dtype} of shape {tuple(parameter.shape)} and "
-                             f"cannot become {value.dtype} of shape {tuple(value.shape)} on {value.device}; call "
+            raise InputError(f"parameter '{name}' rests on storage as {parameter.dtype} of shape {tuple(parameter.shape)} "
+                             f"and cannot become {value.dtype} of shape {tuple(value.shape)} on {value.device}; call "
                              "sluice.restore(model) before you convert or move it")
         with torch._C.DisableTorchFunctionSubclass():
             own = torch.empty_strided(parameter.size(), strides, dtype=parameter.dtype)
@@ -243,8 +243,8 @@ class _ViewOf:
     def _source(self):
         source = self.parameter._source
         if source.alive(self.parameter) is not self._base:
-            raise InputError(f"a view of parameter '{self.name_of(None)}', which rests on storage, is older than an update of "
-                             "it; take the view anew")
+            raise InputError(f"a view of parameter '{self.name_of(None)}', which rests on storage, is older than an update "
+                             "of it; take the view anew")
         return source
 
     def name_of(self, view):

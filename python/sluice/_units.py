@@ -64,9 +64,11 @@ def check_parameter(name, parameter):
                          "takes plain, dense parameters")
     if not _is_dense(parameter):
         raise InputError(f"parameter '{name}' has strides {parameter.stride()} with gaps or overlaps; make it contiguous")
+    if parameter.is_inference():
+        raise InputError(f"parameter '{name}' was made in inference_mode(), where torch counts no writes; make it outside")
     if parameter._post_accumulate_grad_hooks:
-        raise InputError(f"parameter '{name}' has a hook behind its gradient (register_post_accumulate_grad_hook), which "
-                         "would find a weight that leaves; remove it")
+        raise InputError(f"parameter '{name}' has a hook behind its gradient (register_post_accumulate_grad_hook), "
+                         "which would find a weight that leaves; remove it")
 
 
 def find_units(model):

@@ -26,5 +26,5 @@ class Callback(TrainerCallback):
         offload(model, optimizer, self._config)
         if args.torch_compile and rests_on_storage(model):
             restore(model)
-            raise InputError("torch_compile=True needs weights in pinned memory, and some rest on storage; set weights to "
-                             "'pinned', or do without it")
+            raise InputError("torch_compile=True needs weights in pinned memory, and some rest on storage; set weights "
+                             "to 'pinned', or do without it")

@@ -370,7 +370,8 @@ class Offload(unittest.TestCase):
     def test_automatic_budgets_and_a_file_of_them(self):
         path = pathlib.Path(DIRECTORY) / "offload.toml"
         path.write_text(f'[offload]\ndevice = "6MiB"\npinned = "256MiB"\nstorage = "{DIRECTORY}"\nstate = "storage"\n')
-        for config in ("auto", path, str(path)):
+        sluice.restore(sluice.offload(make()[0], None, path)[0])
+        for config in ("auto", str(path)):
             _, _, model, _ = self.compare(config)
         self.assertEqual(sluice.status(model)["device_cap_bytes"], 6 << 20)
         self.assertGreater(sluice.status(model)["storage_peak_bytes"], 0)
@@ -457,6 +458,8 @@ class Offload(unittest.TestCase):
         hooked.norm.bias.register_post_accumulate_grad_hook(print)
         with self.assertRaisesRegex(sluice.InputError, "'norm.bias' has a hook behind its gradient"):
             sluice.offload(hooked, None, PINNED)
+        with torch.inference_mode(), self.assertRaisesRegex(sluice.InputError, "'weight' was made in inference_mode"):
+            sluice.offload(torch.nn.Linear(2, 2), None, PINNED)
         self.assert_same(before, model)
         self.assertEqual(train(model, optimizer, 1), train(*make(), 1))
         with self.assertRaisesRegex(sluice.InputError, "not offloaded"):

@@ -56,7 +56,7 @@ class Block(torch.nn.Module):
             self.extra = functional.linear(torch.tanh(self.up(x)), self.down.weight).square().mean()
         if self.mode == "remembers":
             self.seen = self.up.weight
-        if self.mode == "writes data":
+        if self.mode == "writes data" or self.mode == "writes data in steps" and self.training:
             self.up.weight.data.clamp_(-0.05, 0.05)
         if self.mode == "writes":
             with torch.no_grad():
@@ -167,7 +167,8 @@ class Graphs(Case):
     def test_checkpoints_of_and_in_blocks(self):
         for mode in ("checkpoint", "checkpoint reentrant", "inner checkpoint", "inner checkpoint reentrant"):
             with self.subTest(mode):
-                self.compare(lambda: Stack(mode), lambda model, _, step: model(x_of(step).requires_grad_()).sum().backward())
+                self.compare(lambda: Stack(mode),
+                             lambda model, _, step: model(x_of(step).requires_grad_()).sum().backward())
 
     def test_hooks_of_saved_tensors_see_what_they_saw(self):
         counts = []
@@ -318,7 +319,13 @@ class Weights(Case):
             model(3)
 
     def test_modules_that_write_their_weights(self):
+        def evaluate_first(model, _, step):
+            with torch.no_grad():
+                values = [loss_of(model.eval(), 20 + part).item() for part in range(0 if step else 5)]
+            model.train()
+            return values, backward(model, None, step)
         self.compare(lambda: Stack("writes data"), steps=4)
+        self.compare(lambda: Stack("writes data in steps"), evaluate_first)
         self.compare(lambda: Stack("writes"), lambda model, _, step: model(x_of(step).requires_grad_()).sum().backward())
         self.compare(lambda: torch.nn.Sequential(torch.nn.Embedding(30, WIDTH, max_norm=1.0), Stack()),
                      lambda model, _, step: model(torch.arange(step, 20)).square().mean().backward())
