@@ -18,6 +18,7 @@
 #include <string>
 
 #include "allocator/packing/exact_packing.hpp"
+#include "allocator/packing/packing_memo.hpp"
 #include "allocator/packing/packing_search.hpp"
 #include "base/error.hpp"
 #include "base/units.hpp"
@@ -162,7 +163,7 @@ void place_component(const Component& component, const BoxPacking& found, Packin
 class PackedBefore {
  public:
   const BoxPacking* find(const Component& component) const {
-    const auto [begin, end] = found_.equal_range(hash_of(component));
+    const auto [begin, end] = found_.equal_range(hash_of(component.boxes));
     const auto same = std::find_if(begin, end, [&](const auto& each) {
       return each.second.component->boxes == component.boxes;
     });
@@ -170,7 +171,7 @@ class PackedBefore {
   }
   // `component` must outlive this.
   void add(const Component& component, BoxPacking packing) {
-    found_.emplace(hash_of(component), Found{&component, std::move(packing)});
+    found_.emplace(hash_of(component.boxes), Found{&component, std::move(packing)});
   }
 
  private:
@@ -178,18 +179,6 @@ class PackedBefore {
     const Component* component;
     BoxPacking packing;
   };
-  static std::uint64_t hash_of(const Component& component) {
-    std::uint64_t hash = component.boxes.size();
-    const auto mix = [&hash](std::uint64_t value) {
-      hash = (hash ^ value) * 0x9e3779b97f4a7c15ull;
-      hash ^= hash >> 29;
-    };
-    for (const Box& box : component.boxes) {
-      mix(static_cast<std::uint64_t>(box.lower) << 32 | static_cast<std::uint32_t>(box.upper));
-      mix(box.bytes);
-    }
-    return hash;
-  }
   std::multimap<std::uint64_t, Found> found_;
 };
 
@@ -209,7 +198,8 @@ std::uint64_t peak_live(std::span<const Lifetime> lifetimes) {
 }
 
 Packing pack_lifetimes(std::span<const Lifetime> lifetimes, std::uint64_t alignment_bytes,
-                       PackingEffort effort, std::uint64_t enough_bytes, std::uint64_t base_bytes) {
+                       PackingEffort effort, std::uint64_t enough_bytes, std::uint64_t base_bytes,
+                       PackingMemo* memo) {
   SLUICE_CHECK(alignment_bytes > 0 && base_bytes % alignment_bytes == 0);
   check_lifetimes(lifetimes);
   for (const Lifetime& lifetime : lifetimes) {
@@ -238,8 +228,10 @@ Packing pack_lifetimes(std::span<const Lifetime> lifetimes, std::uint64_t alignm
     }
     const std::uint64_t all = effort == PackingEffort::kCoarse ? kWorkBudget / 20 : kWorkBudget;
     const std::uint64_t budget = all * component.members.size() / lifetimes.size();
-    BoxPacking found =
-        search_packing(component.boxes, component.position_count, target_bytes, budget, base_bytes);
+    BoxPacking found = memo == nullptr ? search_packing(component.boxes, component.position_count,
+                                                        target_bytes, budget, base_bytes)
+                                       : memo->search(component.boxes, component.position_count,
+                                                      target_bytes, budget, base_bytes);
     const bool exact =
         effort == PackingEffort::kThorough && component.boxes.size() <= kMostExactBoxes;
     if (exact) improve_exactly(component, target_bytes, found);

@@ -10,6 +10,8 @@
 
 namespace sluice::packing {
 
+class PackingMemo;
+
 struct Lifetime {
   std::uint64_t lower = 0;
   std::uint64_t upper = 0;  // exclusive; upper > lower
@@ -41,11 +43,12 @@ enum class PackingEffort : std::uint8_t { kCoarse, kQuick, kThorough };
 // Sizes are rounded up to the alignment while packing, so the capacity may be up to alignment_bytes
 // - 1 above that of unrounded sizes. The search stops once the capacity is at most `enough_bytes`.
 // base_bytes is the address of offset 0; it matters for buffers with an alignment of their own,
-// which kThorough does not support. Preconditions (InternalError): lower < upper, bytes > 0, and
-// the sum of bytes is below 2^62.
+// which kThorough does not support. `memo`, if not null, answers searches that it knows; the
+// result is the same. Preconditions (InternalError): lower < upper, bytes > 0, and the sum of
+// bytes is below 2^62.
 Packing pack_lifetimes(std::span<const Lifetime> lifetimes, std::uint64_t alignment_bytes,
                        PackingEffort effort = PackingEffort::kQuick, std::uint64_t enough_bytes = 0,
-                       std::uint64_t base_bytes = 0);
+                       std::uint64_t base_bytes = 0, PackingMemo* memo = nullptr);
 
 // The largest sum of sizes live at once.
 std::uint64_t peak_live(std::span<const Lifetime> lifetimes);

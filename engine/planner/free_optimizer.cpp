@@ -22,7 +22,7 @@ schedule::Simulation simulate_free_optimizer(schedule::Schedule schedule,
   }
   // Only transfers to and from storage are free; copies to the device also serve the passes.
   const auto moves_state = [&](const schedule::Instruction& instruction) {
-    const auto among = [&](const std::vector<schedule::Use>& uses) {
+    const auto among = [&](const schedule::Uses& uses) {
       return std::any_of(uses.begin(), uses.end(),
                          [&](const schedule::Use& use) { return of_update[use.buffer]; });
     };

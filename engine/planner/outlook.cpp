@@ -114,7 +114,7 @@ bool is_pass(Op op) {
 
 bool moves_activation(const schedule::Schedule& schedule, const Instruction& instruction) {
   if (instruction.op == Op::kSpillActivation || instruction.op == Op::kFetchActivation) return true;
-  const auto touches = [&](const std::vector<schedule::Use>& uses) {
+  const auto touches = [&](const schedule::Uses& uses) {
     return std::any_of(uses.begin(), uses.end(), [&](const schedule::Use& use) {
       return is_activation(schedule.buffers[use.buffer]);
     });

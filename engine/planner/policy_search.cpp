@@ -87,6 +87,7 @@ Compiled search_policies(Search& search, const Config& config, const schedule::S
     Compiled compiled = other.search.conclude();
     if (compiled.simulation.total_s < best.simulation.total_s) best = std::move(compiled);
   }
+  Trials::link(best);
   search.state_need(best);
   return best;
 }

@@ -377,19 +377,34 @@ std::vector<Search::Start> Search::try_shapes(const std::vector<Shape>& shapes) 
     frugal.is_frugal = true;
     if (const auto plan = try_shape(frugal)) starts.push_back({frugal, *plan});
   }
+  is_tight_ = starts.empty() || starts.front().shape.least.seconds > shapes.front().least.seconds;
   return starts;
 }
 
 // The candidates of the first groups that fit, for configurations that leave little room.
-void Search::try_groups() {
+void Search::consider_groups(Shortlist& list) const {
   constexpr std::size_t kEnough = 2;
   const std::vector<CandidateGroup>& groups = feasibility_.groups();
   std::size_t fitting = 0;
   for (std::size_t i = 0; i < groups.size() && fitting < kEnough; ++i) {
-    if (!found_.consider(groups[i].back())) continue;
+    if (!list.consider(groups[i].back())) continue;
     ++fitting;
-    for (const schedule::StepOptions& options : groups[i]) found_.consider(options);
+    for (const schedule::StepOptions& options : groups[i]) list.consider(options);
   }
+}
+
+// A search from the groups' candidates alone. Where budgets are tight, a schedule may take more beyond
+// its places than any solution of the relaxation leaves, though these candidates fit. They have a
+// list of their own, since coarse times of small pieces are up to a quarter off. Nothing: none fits.
+std::optional<Compiled> Search::best_of_groups() {
+  Shortlist list(model_, budgets_, trials_);
+  Improver improver(config_, model_, trials_, list, relaxation_, activations_);
+  consider_groups(list);
+  for (int round = 0; round < kRounds && !list.empty(); ++round) {
+    improver.improve(list.front());
+    if (std::optional<Compiled> best = list.confirm()) return settled(std::move(*best));
+  }
+  return std::nullopt;
 }
 
 // A speculative step keeps no second copy of carried units' state. With half of them carried other
@@ -425,7 +440,7 @@ void Search::explore() {
   const std::vector<Shape> all = shapes();
   bound_s_ = all.empty() ? 0 : all.front().least.seconds;
   search(try_shapes(all));
-  if (found_.empty()) try_groups();
+  if (found_.empty()) consider_groups(found_);
 }
 
 bool Search::is_cheap() const {
@@ -456,6 +471,10 @@ Compiled Search::conclude() {
     if (same) continue;
     std::optional<Compiled> other = found_.compile(found);
     if (other) other = settled(std::move(*other));
+    if (other && other->simulation.total_s < best.simulation.total_s) best = std::move(*other);
+  }
+  if (is_tight_ && step_size(model_, feasibility_.frugal()) <= kSmallStepInstructions) {
+    std::optional<Compiled> other = best_of_groups();
     if (other && other->simulation.total_s < best.simulation.total_s) best = std::move(*other);
   }
   return best;

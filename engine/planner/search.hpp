@@ -104,7 +104,8 @@ class Search {
   Start narrow(Start start);
   void try_whole_places(const std::vector<Start>& starts);
   void search(std::vector<Start> starts);
-  void try_groups();
+  void consider_groups(Shortlist& list) const;
+  std::optional<Compiled> best_of_groups();
   std::optional<Shortlist::Found> try_carried();
   Compiled confirm();
   Compiled settled(Compiled best);
@@ -118,6 +119,7 @@ class Search {
   Feasibility feasibility_;
   Shortlist found_;
   Improver improver_;
+  bool is_tight_ = false;  // the shape of the least bound has no plan that fits
   double bound_s_ = 0;
   std::vector<Tried> tried_;
 };

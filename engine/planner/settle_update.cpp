@@ -48,17 +48,20 @@ class UpdateChoice {
         model_(model),
         budgets_(budgets),
         trials_(trials),
+        from_(from),
         options_(from.options),
         seconds_(from.simulation.total_s) {}
 
-  // Tries a few shares of the spare memory, from the largest on, and takes the least that is as fast
-  // as the first one that fits. Returns whether the step gets shorter.
+  // Tries a few shares of the spare memory, from the largest on, and takes the least that is
+  // as fast as the first one that fits. Returns whether the step gets shorter. A ring changes
+  // the order of the work, not the work.
   bool deepen(std::uint64_t spare_bytes) {
     const std::uint64_t most =
         pieces_within(std::min(spare_bytes, config_.memory.update_ring_bytes), model_, options_);
     const schedule::StepOptions shallow = options_;
     const double shallow_s = seconds_;
     double longest_s = shallow_s * kAsFast;
+    if (trials_.least_s(step_ ? *step_ : from_) > longest_s) return false;
     for (const std::uint64_t share : most > kManyPieces ? kSharesOfMany : kSharesOfFew) {
       schedule::StepOptions options = shallow;
       options.update_lookahead += static_cast<std::int32_t>(most / share);
@@ -87,8 +90,9 @@ class UpdateChoice {
 
   // Takes the options if their step fits and is short enough.
   Outcome take(const schedule::StepOptions& options, double longest_s) {
-    Compiled step = trials_.training(options);
+    Compiled step = trials_.place_training(options);
     if (!fits(step.most_bytes, budgets_)) return Outcome::kTooLarge;
+    trials_.simulate(step);
     if (step.simulation.total_s > longest_s) return Outcome::kSlow;
     options_ = options;
     seconds_ = step.simulation.total_s;
@@ -100,6 +104,7 @@ class UpdateChoice {
   const schedule::StepModel& model_;
   const TierBytes& budgets_;
   const Trials& trials_;
+  const Compiled& from_;
   schedule::StepOptions options_;
   double seconds_;                // of a training step with them
   std::optional<Compiled> step_;  // with them
@@ -117,7 +122,7 @@ void settle_update(const config::Config& config, const schedule::StepModel& mode
   const bool has_ring = best.options.update_piece_elems > 0 && used < budgets[pinned];
   if (has_ring && choice.deepen(budgets[pinned] - used)) choice.choose_carried();
   if (!choice.step()) return;
-  trials.complete(*choice.step());
+  trials.complete(*choice.step(), &best);
   if (fits(choice.step()->most_bytes, budgets)) best = std::move(*choice.step());
 }
 

@@ -88,13 +88,13 @@ schedule::StepOptions Shortlist::refined(schedule::StepOptions options) {
 // The exact plan, with refined pieces if these fit exactly too. Nothing: neither fits.
 std::optional<Compiled> Shortlist::compile(const Found& found) {
   const schedule::StepOptions fine = refined(found.options);
-  Compiled compiled = trials_.exact(fine);
+  Compiled compiled = trials_.place_all(fine);
   if (!planner::fits(compiled.most_bytes, budgets_)) {
     if (fine == found.options) {
       shrink_room(fine, compiled.most_bytes);
       return std::nullopt;
     }
-    compiled = trials_.exact(found.options);
+    compiled = trials_.place_all(found.options);
     if (!planner::fits(compiled.most_bytes, budgets_)) {
       shrink_room(found.options, compiled.most_bytes);
       return std::nullopt;

@@ -38,7 +38,8 @@ class Shortlist {
   // update. Nothing: the fastest plan found does not fit; the room has shrunk below its need, and
   // plans that do not fit the room are gone.
   std::optional<Compiled> confirm();
-  // One plan, compiled and simulated exactly. Nothing: it does not fit, and the room has shrunk.
+  // One plan, placed exactly, its training step simulated. Nothing: it does not fit, and the
+  // room has shrunk.
   std::optional<Compiled> compile(const Found& found);
 
  private:

@@ -143,10 +143,23 @@ double period_s(const schedule::Schedule& training, std::int32_t data_ranks,
   return ends[1] - ends[0];
 }
 
+schedule::StepOptions without_ring(schedule::StepOptions options) {
+  options.update_lookahead = 0;
+  options.keeps_update_ring = false;
+  return options;
+}
+
+// A first step that carries all updates makes none.
+bool has_ring(const schedule::StepOptions& options, schedule::StepKind kind) {
+  if (kind == schedule::StepKind::kEvaluation || kind == schedule::StepKind::kSave) return false;
+  return kind != schedule::StepKind::kFirst ||
+         options.update != schedule::UpdatePlacement::kNextForward;
+}
+
 }  // namespace
 
 const Trial& Trials::coarse(const schedule::StepOptions& options) {
-  const auto [found, fresh] = known_.try_emplace(key_of(options));
+  const auto [found, fresh] = known_.trials.try_emplace(key_of(options));
   if (fresh) found->second = measure(options);
   return found->second;
 }
@@ -236,7 +249,7 @@ TierBytes Trials::need_of_all(const schedule::StepOptions& options, TierBytes ne
   // Not two: values whose next use is near stay on the device, and of two micro-batches most do.
   schedule::Schedule fewer = coarse_step(options, kFewMicrobatches);
   shrink_staging(options, fewer, takes_whole_tensors());
-  schedule::place_buffers(fewer, kTensorAlignmentBytes, effort);
+  schedule::place_buffers(fewer, kTensorAlignmentBytes, effort, &known_.packings);
   const TierBytes less = need_of(fewer);
   for (std::size_t tier = 0; tier < kTierCount; ++tier) {
     const std::uint64_t more = need[tier] - std::min(need[tier], less[tier]);
@@ -249,7 +262,8 @@ TierBytes Trials::measure_need(const schedule::StepOptions& options) const {
   if (step_size(model_, options) <= kSmallStepInstructions) {
     schedule::Schedule training =
         schedule::generate(model_, options, schedule::StepKind::kTraining);
-    schedule::place_buffers(training);
+    schedule::place_buffers(training, kTensorAlignmentBytes, packing::PackingEffort::kQuick,
+                            &known_.packings);
     return need_of(training);
   }
   constexpr auto kEffort = packing::PackingEffort::kQuick;
@@ -258,7 +272,7 @@ TierBytes Trials::measure_need(const schedule::StepOptions& options) const {
       few_microbatches(model_, options, by_unit ? kFewMicrobatches + 1 : kFewMicrobatches);
   schedule::Schedule training = coarse_step(options, few);
   shrink_staging(options, training, takes_whole_tensors());
-  schedule::place_buffers(training, kTensorAlignmentBytes, kEffort);
+  schedule::place_buffers(training, kTensorAlignmentBytes, kEffort, &known_.packings);
   return need_of_all(options, need_of(training), few, kEffort);
 }
 
@@ -293,7 +307,7 @@ Trial Trials::measure(const schedule::StepOptions& options) {
   schedule::Schedule training = coarse_step(options, few);
   schedule::link(training);
   shrink_staging(options, training, takes_whole_tensors());
-  schedule::pack(training, kTensorAlignmentBytes, kEffort);
+  schedule::pack(training, kTensorAlignmentBytes, kEffort, &known_.packings);
   Trial trial{need_of_all(options, need_of(training), few, kEffort), 0};
   instructions_ += training.instructions.size();
   costs_.apply(training);
@@ -316,8 +330,7 @@ TierBytes Trials::measure_exact_need(const schedule::StepModel& model,
   schedule::StepSchedules schedules;
   for (const schedule::StepKind kind : schedule::kStepKinds) {
     if (!schedule::has_step(options, kind)) continue;
-    schedules[kind] = schedule::generate(model, options, kind);
-    schedule::place_buffers(schedules[kind]);
+    schedules[kind] = schedule::generate_placed(model, options, kind, &known_.packings);
     schedules[kind].instructions.clear();
   }
   runtime::MemoryNeed need =
@@ -336,26 +349,39 @@ TierBytes Trials::with_other_ranks(TierBytes need, const schedule::StepOptions& 
   return need;
 }
 
-Compiled Trials::training(const schedule::StepOptions& options) const {
+Compiled Trials::place_training(const schedule::StepOptions& options) const {
   Compiled compiled;
   compiled.options = options;
   schedule::Schedule& training = compiled.schedules[schedule::StepKind::kTraining];
-  training = schedule::compile(model_, options, schedule::StepKind::kTraining);
+  training =
+      schedule::generate_placed(model_, options, schedule::StepKind::kTraining, &known_.packings);
   const std::array<const schedule::Schedule*, 1> schedules{&training};
   compiled.need = runtime::memory_need(schedules, runtime::StateStore::kWindowBytes);
   compiled.need.fixed = fixed_;
   compiled.most_bytes = compiled.need.peak_bytes();
-  costs_.apply(training);
-  compiled.simulation =
-      schedule::simulate(training, costs_.simulation_model(), nullptr, 0, &compiled.times);
   return compiled;
 }
 
-void Trials::complete(Compiled& compiled) const {
+Compiled Trials::training(const schedule::StepOptions& options) const {
+  Compiled compiled = place_training(options);
+  simulate_alone(compiled);
+  return compiled;
+}
+
+void Trials::complete(Compiled& compiled, const Compiled* alike) const {
+  const bool shares =
+      alike != nullptr && without_ring(alike->options) == without_ring(compiled.options);
   for (const schedule::StepKind kind : schedule::kStepKinds) {
     const bool missing = compiled.schedules[kind].instructions.empty();
     if (!missing || !schedule::has_step(compiled.options, kind)) continue;
-    compiled.schedules[kind] = schedule::compile(model_, compiled.options, kind);
+    if (shares && !has_ring(compiled.options, kind)) {
+      compiled.schedules[kind] = alike->schedules[kind];
+      compiled.linked[static_cast<std::size_t>(kind)] =
+          alike->linked[static_cast<std::size_t>(kind)];
+      continue;
+    }
+    compiled.schedules[kind] =
+        schedule::generate_placed(model_, compiled.options, kind, &known_.packings);
   }
   compiled.need = runtime::memory_need(compiled.schedules.of(compiled.options),
                                        runtime::StateStore::kWindowBytes);
@@ -363,22 +389,52 @@ void Trials::complete(Compiled& compiled) const {
   compiled.most_bytes = with_other_ranks(compiled.need.peak_bytes(), compiled.options);
 }
 
-Compiled Trials::exact(const schedule::StepOptions& options) const {
+Compiled Trials::place_all(const schedule::StepOptions& options) const {
   Compiled compiled;
   compiled.options = options;
-  compiled.schedules = schedule::compile_all(model_, options);
   complete(compiled);
   return compiled;
 }
 
-void Trials::simulate(Compiled& compiled) const {
+void Trials::link_step(Compiled& compiled, schedule::StepKind kind) {
+  bool& linked = compiled.linked[static_cast<std::size_t>(kind)];
+  if (!linked && schedule::has_step(compiled.options, kind)) {
+    schedule::link_placed(compiled.schedules[kind]);
+  }
+  linked = true;
+}
+
+void Trials::link(Compiled& compiled) {
+  for (const schedule::StepKind kind : schedule::kStepKinds) link_step(compiled, kind);
+}
+
+Compiled Trials::exact(const schedule::StepOptions& options) const {
+  Compiled compiled;
+  compiled.options = options;
+  compiled.schedules = schedule::compile_all(model_, options);
+  compiled.linked.fill(true);
+  complete(compiled);
+  return compiled;
+}
+
+double Trials::least_s(const Compiled& compiled) const {
+  return schedule::busiest_lane_s(compiled.schedules[schedule::StepKind::kTraining],
+                                  costs_.simulation_model());
+}
+
+// Without the ranks of a pipeline.
+void Trials::simulate_alone(Compiled& compiled) const {
+  link_step(compiled, schedule::StepKind::kTraining);
   schedule::Schedule& training = compiled.schedules[schedule::StepKind::kTraining];
   costs_.apply(training);
-  if (pipeline_.empty()) {
-    compiled.simulation =
-        schedule::simulate(training, costs_.simulation_model(), nullptr, 0, &compiled.times);
-    return;
-  }
+  compiled.simulation =
+      schedule::simulate(training, costs_.simulation_model(), nullptr, 0, &compiled.times);
+}
+
+void Trials::simulate(Compiled& compiled) const {
+  if (pipeline_.empty()) return simulate_alone(compiled);
+  link_step(compiled, schedule::StepKind::kTraining);
+  costs_.apply(compiled.schedules[schedule::StepKind::kTraining]);
   const schedule::Schedule world = priced_world(compiled.options);
   std::vector<schedule::InstructionTimes> times;
   compiled.simulation = schedule::simulate(world, costs_.simulation_model(), nullptr, 0, &times);

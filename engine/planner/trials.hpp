@@ -10,6 +10,7 @@
 // of each class (rank_classes.hpp).
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -17,6 +18,7 @@
 #include <vector>
 
 #include "allocator/packing/arena_packing.hpp"
+#include "allocator/packing/packing_memo.hpp"
 #include "engine/planner/cost_model.hpp"
 #include "engine/planner/rank_classes.hpp"
 #include "engine/planner/tier_bytes.hpp"
@@ -30,6 +32,9 @@ namespace sluice::planner {
 struct Compiled {
   schedule::StepOptions options;
   schedule::StepSchedules schedules;
+  // By kind: whether the schedule has its deps. Those of steps that are only asked for their
+  // need have places alone.
+  std::array<bool, schedule::kStepKindCount> linked{};
   runtime::MemoryNeed need;
   TierBytes most_bytes{};  // the most that any rank needs
   // The times of one training step; empty until it is simulated.
@@ -72,14 +77,26 @@ class Trials {
   bool coarse_fits(const schedule::StepOptions& options, const TierBytes& budgets);
   // The exact need is not below this, as far as ranks have been asked.
   TierBytes least_need(const schedule::StepOptions& options) const;
-  // The training step alone, exact and simulated. Other steps of the run may need more.
+  // The training step alone, with its need. Other steps of the run may need more.
+  Compiled place_training(const schedule::StepOptions& options) const;
+  // And simulated.
   Compiled training(const schedule::StepOptions& options) const;
-  // Compiles the other steps of a run whose training step is there, and sums up the need of all.
-  void complete(Compiled& compiled) const;
-  Compiled exact(const schedule::StepOptions& options) const;
+  // All steps of a run, with the exact need of all. None is linked.
+  Compiled place_all(const schedule::StepOptions& options) const;
+  // Places the other steps of a run whose training step is there, and sums up the need of all.
+  // alike, if not null: all steps of a run that may differ in the ring of update pieces. Those
+  // that have none are taken from it.
+  void complete(Compiled& compiled, const Compiled* alike = nullptr) const;
+  // No order of a simulated training step's instructions takes less.
+  double least_s(const Compiled& compiled) const;
+  // Links the training step if it is not, and simulates it.
   void simulate(Compiled& compiled) const;
+  // Links all steps that are not, so that they can run.
+  static void link(Compiled& compiled);
+  // All steps, linked.
+  Compiled exact(const schedule::StepOptions& options) const;
   // Trials made so far, without repeats.
-  std::size_t count() const { return known_.size(); }
+  std::size_t count() const { return known_.trials.size(); }
   // And the instructions of their schedules: the work that they took.
   std::uint64_t instructions() const { return instructions_; }
 
@@ -91,6 +108,13 @@ class Trials {
   };
   void count(Needs& needs, std::size_t rank, const schedule::StepOptions& options) const;
   std::size_t rank_count() const { return 1 + other_ranks_.size(); }
+  // Answers so far, which only save time.
+  struct Known {
+    std::map<std::string, Trial> trials;
+    mutable packing::PackingMemo packings;
+  };
+  static void link_step(Compiled& compiled, schedule::StepKind kind);
+  void simulate_alone(Compiled& compiled) const;
   Trial measure(const schedule::StepOptions& options);
   Trial measure_pipeline(const schedule::StepOptions& options);
   schedule::Schedule priced_world(const schedule::StepOptions& options) const;
@@ -113,7 +137,7 @@ class Trials {
   std::vector<schedule::StepModel> pipeline_;
   const RankClasses* classes_;
   std::uint64_t instructions_ = 0;
-  std::map<std::string, Trial> known_;
+  Known known_;
   std::map<std::string, TierBytes> known_needs_;
   std::map<std::string, TierBytes> known_exact_needs_;
   std::map<std::string, Needs> needs_of_some_;  // where some rank did not fit

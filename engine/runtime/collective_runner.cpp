@@ -36,7 +36,7 @@ constexpr std::chrono::microseconds kPollPause{20};
 
 using PartsByRank = std::vector<std::vector<const Place*>>;  // each in the order of the list
 
-PartsByRank parts_by_peer(const std::vector<schedule::Use>& uses, const std::vector<Place>& places,
+PartsByRank parts_by_peer(const schedule::Uses& uses, const std::vector<Place>& places,
                           std::size_t ranks) {
   PartsByRank parts(ranks);
   for (std::size_t i = 0; i < uses.size(); ++i) {

@@ -60,7 +60,7 @@ Program::Program(const schedule::Schedule& schedule, RunMemory& memory, bool fli
   find_needed_by();
 }
 
-std::vector<Place> Program::resolve(const std::vector<schedule::Use>& uses, RunMemory& memory) {
+std::vector<Place> Program::resolve(const schedule::Uses& uses, RunMemory& memory) {
   std::vector<Place> places;
   places.reserve(uses.size());
   for (const schedule::Use& use : uses) {

@@ -71,7 +71,7 @@ class Program {
   }
 
  private:
-  std::vector<Place> resolve(const std::vector<schedule::Use>& uses, RunMemory& memory);
+  std::vector<Place> resolve(const schedule::Uses& uses, RunMemory& memory);
   void find_storage_conflicts();
   void find_made_state();
   void find_pending_updates();

@@ -20,7 +20,7 @@ std::byte* data_of(const Place* place) {
 }
 
 // The elements of its unit that a place covers; `uses` holds the instruction's use of its buffer.
-schedule::ElemRange elems_at(const Place& place, const std::vector<schedule::Use>& uses) {
+schedule::ElemRange elems_at(const Place& place, const schedule::Uses& uses) {
   const auto use = std::find_if(uses.begin(), uses.end(), [&](const schedule::Use& candidate) {
     return candidate.buffer == place.buffer->id;
   });

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/dtype.hpp"
+#include "base/inline_vector.hpp"
 #include "base/memory_kinds.hpp"
 #include "base/units.hpp"
 #include "engine/schedule/pass_segments.hpp"
@@ -202,6 +203,10 @@ struct Use {
   std::uint64_t bytes = 0;
 };
 
+// Most instructions move one buffer to another, and wait for few others.
+using Uses = InlineVector<Use, 1>;
+using Deps = InlineVector<InstructionId, 4>;
+
 // The elements of its unit (per_tensor: its own) that a use of model state covers.
 ElemRange elems_of(const Buffer& buffer, const Use& use);
 // And the use of a range of elements. Precondition: whole groups of the dtype, inside the buffer.
@@ -226,9 +231,9 @@ struct Instruction {
   // An AllReduce on the lane inner: the operation, and the type of the elements.
   CutKind reduction = CutKind::kSum;
   DType reduced = DType::kU8;
-  std::vector<Use> reads;
-  std::vector<Use> writes;
-  std::vector<InstructionId> deps;  // of other lanes (or earlier in this one: implied)
+  Uses reads;
+  Uses writes;
+  Deps deps;  // of other lanes (or earlier in this one: implied)
   Guard guard = Guard::kNone;
   std::int32_t peer = -1;   // sends and receives: the other rank of the world
   std::int32_t group = -1;  // collectives: index into Schedule::groups

@@ -53,7 +53,7 @@ const auto kKindNames = [] { return names_of<StateKind, kStateKindCount + 1>(sta
 
 // ---- writing
 
-json uses_to_json(const std::vector<Use>& uses) {
+json uses_to_json(const Uses& uses) {
   json list = json::array();
   for (const Use& use : uses) {
     if (use.peer >= 0) {
@@ -318,9 +318,9 @@ Buffer buffer_from_json(const json& object, BufferId id, const Schedule& schedul
   return buffer;
 }
 
-std::vector<Use> uses_from_json(Fields& fields, const char* key, const Schedule& schedule,
-                                const std::string& where) {
-  std::vector<Use> uses;
+Uses uses_from_json(Fields& fields, const char* key, const Schedule& schedule,
+                    const std::string& where) {
+  Uses uses;
   for (const json& item : fields.list(key)) {
     if (!item.is_array() || item.empty() || item.size() == 2 || item.size() > 4) {
       refuse(where, "\"" + std::string(key) +

@@ -122,7 +122,7 @@ class Mutator {
     for (const std::size_t old : order) {
       schedule::Instruction instruction = schedule_.instructions[old];
       instruction.id = new_id[old];
-      std::vector<schedule::InstructionId> deps;
+      schedule::Deps deps;
       for (const schedule::InstructionId dep : instruction.deps) {
         if (new_id[dep] != schedule::kNoId) deps.push_back(new_id[dep]);
       }
@@ -143,8 +143,9 @@ class Mutator {
     const auto at = [&](std::size_t i) { return order.begin() + static_cast<std::ptrdiff_t>(i); };
     std::rotate(at(to), at(from), at(from + 1));
     schedule::Schedule mutant = reordered(order);
-    std::erase_if(mutant.instructions[to].deps,
-                  [&](schedule::InstructionId dep) { return dep >= to; });
+    schedule::Deps& deps = mutant.instructions[to].deps;
+    const auto later = [&](schedule::InstructionId dep) { return dep >= to; };
+    deps.erase(std::remove_if(deps.begin(), deps.end(), later), deps.end());
     return mutant;
   }
 
@@ -154,11 +155,11 @@ class Mutator {
     const Pick victim = pick(schedule_.instructions, wanted);
     if (!victim) return std::nullopt;
     schedule::Schedule source = schedule_;
-    const std::vector<schedule::InstructionId>& inherited = source.instructions[*victim].deps;
+    const schedule::Deps& inherited = source.instructions[*victim].deps;
     for (schedule::Instruction& instruction : source.instructions) {
       if (std::find(instruction.deps.begin(), instruction.deps.end(), *victim) !=
           instruction.deps.end()) {
-        instruction.deps.insert(instruction.deps.end(), inherited.begin(), inherited.end());
+        instruction.deps.append(inherited.data(), inherited.size());
       }
     }
     std::vector<std::size_t> order = list_order();
@@ -192,7 +193,7 @@ class Mutator {
                              [](const schedule::Instruction& i) { return !i.deps.empty(); });
     if (!victim) return std::nullopt;
     schedule::Schedule mutant = schedule_;
-    std::vector<schedule::InstructionId>& deps = mutant.instructions[*victim].deps;
+    schedule::Deps& deps = mutant.instructions[*victim].deps;
     deps.erase(deps.begin() + static_cast<std::ptrdiff_t>(below(deps.size())));
     return mutant;
   }
@@ -350,7 +351,7 @@ class Mutator {
     schedule::Schedule mutant = schedule_;
     schedule::Instruction& instruction = mutant.instructions[*victim];
     const bool reads = !instruction.reads.empty() && below(2) == 0;
-    std::vector<schedule::Use>& uses = reads ? instruction.reads : instruction.writes;
+    schedule::Uses& uses = reads ? instruction.reads : instruction.writes;
     schedule::Use& use = uses[below(uses.size())];
     const schedule::Buffer& buffer = schedule_.buffers[use.buffer];
     const std::uint64_t block_bytes =

@@ -83,8 +83,12 @@ json run_plan_bench(const PlanBenchOptions& options,
   if (options.pairs < 1 || options.pairs > plan_quality_pairs()) {
     throw InputError("bench: --pairs must be 1 to " + std::to_string(plan_quality_pairs()));
   }
+  if (options.first_pair < 1 || options.first_pair > options.pairs) {
+    throw InputError("bench: --first-pair must be 1 to --pairs");
+  }
   json figures;
-  if (options.quality) figures["quality"] = measure_plan_quality(options.pairs, options.settings);
+  if (options.quality)
+    figures["quality"] = measure_plan_quality(options.first_pair, options.pairs, options.settings);
   if (options.small > 0) figures["small"] = measure_small_plans(options.small);
   if (options.ranks) figures["ranks"] = measure_rank_plans();
   if (options.worlds) figures["worlds"] = measure_world_plans(note);

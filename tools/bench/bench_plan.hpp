@@ -10,7 +10,8 @@ namespace sluice::bench {
 struct PlanBenchOptions {
   int shapes = 100;      // random ones; 0: none
   bool quality = false;  // plans beside settings by hand (plan_quality.hpp), instead of times
-  int pairs = 10;        // of a model and a machine
+  int first_pair = 1;    // of a model and a machine, and
+  int pairs = 10;        // the number of the last
   int settings = 100;
   int small = 0;        // small models beside exhaustive search (plan_small.hpp), instead of times
   bool ranks = false;   // ZeRO-3 beside its limits (plan_ranks.hpp), instead of times

@@ -212,9 +212,10 @@ std::string copy_table(const json& figures) {
 }
 
 std::string by_hand_line(const json& of) {
-  return formatted("  %d of %d fit; the best is %+.1f%% faster; at most %.2f CPU s each; ",
-                   of["fits"].get<int>(), of["settings"].get<int>(),
-                   100 * of["most_gain"].get<double>(), of["worst_cpu_s"].get<double>()) +
+  return formatted(
+             "  %d of %d fit; the best is %+.1f%% faster; at most %.2f CPU s each, %d over 0.5 s; ",
+             of["fits"].get<int>(), of["settings"].get<int>(), 100 * of["most_gain"].get<double>(),
+             of["worst_cpu_s"].get<double>(), of["slow"].get<int>()) +
          of["setting"].get<std::string>() + "\n";
 }
 

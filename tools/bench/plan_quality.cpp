@@ -26,6 +26,7 @@ using nlohmann::json;
 using Settings = std::vector<std::string>;
 
 constexpr double kAsFast = 0.01;  // settings that gain more are listed
+constexpr double kSlow = 0.5;     // CPU seconds of a plan with everything by hand
 
 struct Pair {
   const char* name;
@@ -83,6 +84,9 @@ const std::vector<Pair>& all_pairs() {
        gpt2("48", "1600", "25",
             {"train.accumulate=8", "memory.device=12GiB", "memory.pinned=24GiB"})},
       {"32 B, H100", "h100-512g-4nvme", llama("60", "6656", "17920", "52", "52")},
+      {"0.1 B x 16, 4090, 384/768 MiB", "rtx4090-64g-1nvme",
+       gpt2("24", "512", "8",
+            {"train.accumulate=16", "memory.device=384MiB", "memory.pinned=768MiB"})},
   };
   return pairs;
 }
@@ -170,6 +174,7 @@ json compare(const Pair& pair, const Planned& automatic, int count, const char* 
   int fits = 0;
   double most_gain = -1;
   double worst_cpu_s = 0;
+  int slow = 0;
   std::string best;
   json faster = json::array();
   for (int i = 0; i < count; ++i) {
@@ -178,6 +183,7 @@ json compare(const Pair& pair, const Planned& automatic, int count, const char* 
     if (!by_hand) continue;
     ++fits;
     worst_cpu_s = std::max(worst_cpu_s, by_hand->cpu_s);
+    if (by_hand->cpu_s > kSlow) ++slow;
     const double gain = automatic.step_s / by_hand->step_s - 1;
     if (gain <= std::min(most_gain, kAsFast)) continue;
     std::string text;
@@ -187,9 +193,13 @@ json compare(const Pair& pair, const Planned& automatic, int count, const char* 
     most_gain = gain;
     best = std::move(text);
   }
-  return {{"settings", count},           {"fits", fits},
-          {"most_gain", most_gain},      {"setting", best},
-          {"faster", std::move(faster)}, {"worst_cpu_s", worst_cpu_s}};
+  return {{"settings", count},
+          {"fits", fits},
+          {"most_gain", most_gain},
+          {"setting", best},
+          {"faster", std::move(faster)},
+          {"worst_cpu_s", worst_cpu_s},
+          {"slow", slow}};
 }
 
 }  // namespace
@@ -198,13 +208,13 @@ int plan_quality_pairs() {
   return static_cast<int>(all_pairs().size());
 }
 
-json measure_plan_quality(int pairs, int settings) {
+json measure_plan_quality(int first, int last, int settings) {
   json list = json::array();
   double complete_gain = -1;
   double complete_cpu_s = 0;
   double two_gain = -1;
-  for (int i = 0; i < pairs; ++i) {
-    const Pair& pair = all_pairs()[static_cast<std::size_t>(i)];
+  for (int i = first; i <= last; ++i) {
+    const Pair& pair = all_pairs()[static_cast<std::size_t>(i - 1)];
     const std::optional<Planned> automatic = plan_with(pair, {});
     if (!automatic) throw InternalError(std::string("bench plan: no plan for ") + pair.name);
     json complete = compare(pair, *automatic, settings, "bench/plan/complete", complete_setting);

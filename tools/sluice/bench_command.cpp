@@ -258,7 +258,12 @@ void add_plan(CLI::App& bench, Command& chosen) {
       ->check(whole_number(0, 100'000));
   command->add_flag("--quality", options->quality,
                     "Compare automatic plans with random settings by hand");
-  command->add_option("--pairs", options->pairs, "Of a model and a machine, with --quality")
+  command
+      ->add_option("--first-pair", options->first_pair,
+                   "The first pair of a model and a machine, with --quality")
+      ->capture_default_str()
+      ->check(whole_number(1, bench::plan_quality_pairs()));
+  command->add_option("--pairs", options->pairs, "The last pair of a model and a machine")
       ->capture_default_str()
       ->check(whole_number(1, bench::plan_quality_pairs()));
   command->add_option("--settings", options->settings, "Of each kind, with --quality")

@@ -45,7 +45,63 @@ struct Span {
   std::array<InstructionId, kLaneCount> readers{};  // the last of each lane
   bool read = true;                                 // since the last write
 };
-using Spans = std::map<std::uint64_t, Span>;  // by begin; covers the buffer without holes
+
+// The spans of one buffer, which cover it without holes. Most buffers are only used whole, and have
+// one.
+class Spans {
+ public:
+  explicit Spans(const Span& whole) : whole_(whole) {}
+
+  // The span at the buffer's begin.
+  Span& first() { return cut_.empty() ? whole_ : cut_.begin()->second; }
+  // Calls f(begin, span) for all of them.
+  template <typename F>
+  void each(const F& f) {
+    if (cut_.empty()) f(std::uint64_t{0}, whole_);
+    for (auto& [begin, span] : cut_) f(begin, span);
+  }
+  // Calls f(begin, end, span) for the parts of the range, split at its borders where `cut`.
+  template <typename F>
+  void for_parts(const ByteRange& range, bool cut, const F& f) {
+    if (cut) cut_at(range);
+    if (cut_.empty()) return f(range.begin, std::min(whole_.end, range.end), whole_);
+    for (auto at = std::prev(cut_.upper_bound(range.begin));
+         at != cut_.end() && at->first < range.end; ++at) {
+      f(std::max(at->first, range.begin), std::min(at->second.end, range.end), at->second);
+    }
+  }
+  // One span takes the place of all in the range.
+  void replace(const ByteRange& range, const Span& span) {
+    cut_at(range);
+    if (cut_.empty()) {
+      whole_ = span;
+      return;
+    }
+    cut_.erase(cut_.lower_bound(range.begin), cut_.lower_bound(range.end));
+    cut_[range.begin] = span;
+  }
+
+ private:
+  void cut_at(const ByteRange& range) {
+    if (cut_.empty()) {
+      if (range.begin == 0 && range.end >= whole_.end) return;
+      cut_.emplace(0, whole_);
+    }
+    split(range.begin);
+    split(range.end);
+  }
+  void split(std::uint64_t where) {
+    const auto after = cut_.upper_bound(where);
+    const auto at = std::prev(after);
+    if (at->first == where || at->second.end <= where) return;
+    Span tail = at->second;
+    at->second.end = where;
+    cut_.emplace_hint(after, where, tail);
+  }
+
+  Span whole_;                         // while cut_ is empty
+  std::map<std::uint64_t, Span> cut_;  // by begin
+};
 
 class ContentCheck {
  public:
@@ -56,7 +112,6 @@ class ContentCheck {
         meetings_(meetings),
         taken_(taken),
         problems_(problems),
-        spans_(schedule.buffers.size()),
         released_(schedule.buffers.size(), false),
         outlives_(schedule.buffers.size(), false),
         weight_version_(static_cast<std::size_t>(schedule.ranks)) {}
@@ -203,16 +258,17 @@ class ContentCheck {
                              buffer.role != BufferRole::kNormPartial;
     }
     for (const Residency& residency : schedule_.exit) outlives_[residency.home] = true;
+    spans_.reserve(schedule_.buffers.size());
     for (const Buffer& buffer : schedule_.buffers) {
       Span span;
       span.end = buffer.bytes;
       span.readers.fill(kNoId);
       // The loader fills the tokens before the step.
       span.content.written = buffer.persistent && buffer.role == BufferRole::kTokens;
-      spans_[buffer.id].emplace(0, span);
+      spans_.emplace_back(span);
     }
     for (const Residency& residency : schedule_.entry) {
-      spans_[residency.home].begin()->second.content =
+      spans_[residency.home].first().content =
           Content{true, residency.version, kAllMicrobatches, 0, 0, false, kNoId};
       if (residency.kind == StateKind::kGradient) enter_pending(residency);
     }
@@ -229,32 +285,14 @@ class ContentCheck {
           buffer.rank != schedule_.buffers[residency.home].rank) {
         continue;
       }
-      spans_[buffer.id].begin()->second.content =
-          Content{true, residency.version, -1, -1, 0, false, kNoId};
+      spans_[buffer.id].first().content = Content{true, residency.version, -1, -1, 0, false, kNoId};
     }
   }
 
   // Calls f(begin, end, span) for the parts of the use's range, split at its borders where `cut`.
   template <typename F>
-  void for_parts(const Use& use, bool cut, F f) {
-    Spans& spans = spans_[use.buffer];
-    const ByteRange range = bytes_of(use, buffer_of(use));
-    if (cut) {
-      split(spans, range.begin);
-      split(spans, range.end);
-    }
-    for (auto at = std::prev(spans.upper_bound(range.begin));
-         at != spans.end() && at->first < range.end; ++at) {
-      f(std::max(at->first, range.begin), std::min(at->second.end, range.end), at->second);
-    }
-  }
-  static void split(Spans& spans, std::uint64_t where) {
-    const auto after = spans.upper_bound(where);
-    const auto at = std::prev(after);
-    if (at->first == where || at->second.end <= where) return;
-    Span tail = at->second;
-    at->second.end = where;
-    spans.emplace_hint(after, where, tail);
+  void for_parts(const Use& use, bool cut, const F& f) {
+    spans_[use.buffer].for_parts(bytes_of(use, buffer_of(use)), cut, f);
   }
 
   void require_order(InstructionId before, const Instruction& after, const Use& use) {
@@ -682,18 +720,14 @@ class ContentCheck {
   }
 
   void store(const Instruction& instruction, const Use& use, const Content& content) {
-    Spans& spans = spans_[use.buffer];
     const ByteRange range = bytes_of(use, buffer_of(use));
-    split(spans, range.begin);
-    split(spans, range.end);
-    spans.erase(spans.lower_bound(range.begin), spans.lower_bound(range.end));
     Span span;
     span.end = range.end;
     span.content = content;
     span.writer = instruction.id;
     span.readers.fill(kNoId);
     span.read = outlives_[use.buffer];
-    spans[range.begin] = span;
+    spans_[use.buffer].replace(range, span);
   }
 
   static bool is_sum(Op op) {
@@ -766,7 +800,7 @@ class ContentCheck {
       problems_.add("what is declared to be committed is not, or not once");
     for (const Buffer& buffer : schedule_.buffers) {
       if (!buffer.persistent) continue;
-      for (const auto& [begin, span] : spans_[buffer.id]) refuse_waste(buffer, span);
+      spans_[buffer.id].each([&](std::uint64_t, const Span& span) { refuse_waste(buffer, span); });
     }
     std::map<BufferId, std::int32_t> entry_version;
     for (const Residency& residency : schedule_.entry) {
@@ -776,10 +810,10 @@ class ContentCheck {
       const Buffer& home = schedule_.buffers[residency.home];
       std::optional<std::int32_t> version;
       bool whole = true;
-      for (const auto& [begin, span] : spans_[residency.home]) {
+      spans_[residency.home].each([&](std::uint64_t, const Span& span) {
         whole = whole && span.content.written && (!version || *version == span.content.version);
         version = span.content.version;
-      }
+      });
       const bool as_at_entry = !all_taken() && entry_version.contains(residency.home) &&
                                version == entry_version[residency.home];
       if (whole && (version == residency.version || as_at_entry)) continue;
@@ -801,11 +835,11 @@ class ContentCheck {
       if (!buffer.persistent || buffer.role != BufferRole::kScalar || buffer.rank != home.rank) {
         continue;
       }
-      const Content& clip = spans_[buffer.id].begin()->second.content;
+      const Content& clip = spans_[buffer.id].first().content;
       if (clip.written && clip.version == residency.version) continue;
       problems_.add(describe(home) + " is left for a later update without its clip factor");
     }
-    for (const auto& [begin, span] : spans_[residency.home]) {
+    spans_[residency.home].each([&](std::uint64_t begin, const Span& span) {
       const Content& content = span.content;
       const bool complete = is_complete(content);
       bool normed = content.maker == kNoId;  // it waited at entry already
@@ -815,12 +849,12 @@ class ContentCheck {
                    normed = true;
                    same = same && seen.maker == content.maker;
                  });
-      if (complete && normed && same) continue;
+      if (complete && normed && same) return;
       problems_.add(describe(home) + " is left for a later update " +
                     (!complete ? "without all micro-batches"
                      : normed  ? "with another value than its norm was taken of"
                                : "without its norm"));
-    }
+    });
   }
 
   const Schedule& schedule_;

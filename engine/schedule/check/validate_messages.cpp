@@ -21,7 +21,7 @@ std::uint64_t used_bytes(const Schedule& schedule, const Use& use) {
   return range.end - range.begin;
 }
 
-std::uint64_t used_bytes(const Schedule& schedule, const std::vector<Use>& uses) {
+std::uint64_t used_bytes(const Schedule& schedule, const Uses& uses) {
   std::uint64_t sum = 0;
   for (const Use& use : uses) sum += used_bytes(schedule, use);
   return sum;

@@ -679,10 +679,22 @@ Schedule generate(const StepModel& model, const StepOptions& options, StepKind k
   throw InternalError("no such kind of step");
 }
 
-Schedule compile(const StepModel& model, const StepOptions& options, StepKind kind) {
+Schedule generate_placed(const StepModel& model, const StepOptions& options, StepKind kind,
+                         packing::PackingMemo* memo) {
   Schedule schedule = generate(model, options, kind);
+  place_buffers(schedule, kTensorAlignmentBytes, packing::PackingEffort::kQuick, memo);
+  return schedule;
+}
+
+// Places follow from the list alone, so it makes no difference that they come before the deps.
+void link_placed(Schedule& schedule) {
   link(schedule);
-  pack(schedule);
+  order_reuse(schedule);
+}
+
+Schedule compile(const StepModel& model, const StepOptions& options, StepKind kind) {
+  Schedule schedule = generate_placed(model, options, kind);
+  link_placed(schedule);
   return schedule;
 }
 

@@ -27,7 +27,7 @@ Sizes sizes_of(const TensorView& tensor, CutKind kind, std::uint64_t bytes, DTyp
 }
 
 Instruction& emit_reduction(StepBuilder& builder, CutKind kind, std::int32_t unit,
-                            std::int32_t microbatch, const std::vector<Use>& values, DType dtype) {
+                            std::int32_t microbatch, const Uses& values, DType dtype) {
   std::uint64_t sent = 0, workspace = 0;
   for (const Use& value : values) {
     const Sizes sizes = sizes_of(builder.tensor(), kind, value.bytes, dtype);
@@ -74,7 +74,7 @@ void emit_inner_reduction(StepBuilder& builder, CutKind kind, std::int32_t unit,
 
 void emit_inner_norm_sum(StepBuilder& builder) {
   if (builder.tensor().is_alone()) return;
-  std::vector<Use> partials;
+  Uses partials;
   for (std::int32_t unit = 0; unit < builder.unit_count(); ++unit) {
     if (!builder.owns(unit)) continue;
     const auto& runs = builder.model().units[static_cast<std::size_t>(unit)].cut_norm_blocks;

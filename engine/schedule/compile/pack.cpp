@@ -110,10 +110,12 @@ class Occupancy {
 
 class Packer {
  public:
-  Packer(Schedule& schedule, std::uint64_t alignment_bytes, packing::PackingEffort effort)
+  Packer(Schedule& schedule, std::uint64_t alignment_bytes, packing::PackingEffort effort,
+         packing::PackingMemo* memo)
       : schedule_(schedule),
         alignment_bytes_(alignment_bytes),
         effort_(effort),
+        memo_(memo),
         lives_(lives_of(schedule)) {}
 
   void place_buffers() {
@@ -245,8 +247,8 @@ class Packer {
     const bool rings = std::any_of(pieces.begin(), pieces.end(),
                                    [](const RingPiece& piece) { return piece.ring >= 0; });
     if (!rings) {
-      return place(transients,
-                   packing::pack_lifetimes(transients.lifetimes, alignment_bytes, effort_));
+      return place(transients, packing::pack_lifetimes(transients.lifetimes, alignment_bytes,
+                                                       effort_, 0, 0, memo_));
     }
     return place(transients, pack_pieces(pieces, alignment_bytes, kRingSlack, 0));
   }
@@ -300,7 +302,7 @@ class Packer {
         enough = bound + bound / slack;
       }
       const packing::Packing packing =
-          packing::pack_lifetimes(rings.boxes, alignment_bytes, effort_, enough, base_bytes);
+          packing::pack_lifetimes(rings.boxes, alignment_bytes, effort_, enough, base_bytes, memo_);
       if (packing.capacity_bytes < best.capacity_bytes) {
         best.capacity_bytes = packing.capacity_bytes;
         best.offsets_bytes.resize(pieces.size());
@@ -387,6 +389,7 @@ class Packer {
   Schedule& schedule_;
   std::uint64_t alignment_bytes_;
   packing::PackingEffort effort_;
+  packing::PackingMemo* memo_;
   std::vector<Life> lives_;
 };
 
@@ -400,17 +403,22 @@ std::array<std::uint64_t, kTierCount> packed_bytes(const Schedule& schedule,
           round_up(storage_bytes, kDirectAlignmentBytes)};
 }
 
-void pack(Schedule& schedule, std::uint64_t alignment_bytes, packing::PackingEffort effort) {
+void pack(Schedule& schedule, std::uint64_t alignment_bytes, packing::PackingEffort effort,
+          packing::PackingMemo* memo) {
   SLUICE_CHECK(alignment_bytes > 0);
-  Packer packer(schedule, alignment_bytes, effort);
+  Packer packer(schedule, alignment_bytes, effort, memo);
   packer.place_buffers();
   packer.order_reuse();
 }
 
-void place_buffers(Schedule& schedule, std::uint64_t alignment_bytes,
-                   packing::PackingEffort effort) {
+void place_buffers(Schedule& schedule, std::uint64_t alignment_bytes, packing::PackingEffort effort,
+                   packing::PackingMemo* memo) {
   SLUICE_CHECK(alignment_bytes > 0);
-  Packer(schedule, alignment_bytes, effort).place_buffers();
+  Packer(schedule, alignment_bytes, effort, memo).place_buffers();
+}
+
+void order_reuse(Schedule& schedule) {
+  Packer(schedule, kTensorAlignmentBytes, packing::PackingEffort::kQuick, nullptr).order_reuse();
 }
 
 }  // namespace sluice::schedule

@@ -17,14 +17,18 @@ namespace sluice::schedule {
 // of persistent buffers, so schedules that share that list share the places. Then pack adds deps:
 // an instruction that writes a buffer comes after the Release of every earlier buffer in its
 // memory. Fills slot_count, device_arena_bytes, pinned_arena_bytes and peak_bytes; with several
-// ranks each is the largest of all ranks.
+// ranks each is the largest of all ranks. `memo` saves searches, and changes nothing.
 void pack(Schedule& schedule, std::uint64_t alignment_bytes = kTensorAlignmentBytes,
-          packing::PackingEffort effort = packing::PackingEffort::kQuick);
+          packing::PackingEffort effort = packing::PackingEffort::kQuick,
+          packing::PackingMemo* memo = nullptr);
 
-// The places alone, for schedules whose memory is asked for and that nobody runs: they need no link
-// before, and reuse of their memory is not ordered.
+// The two halves of pack. The places alone tell the memory that a schedule needs. They need no link
+// before.
 void place_buffers(Schedule& schedule, std::uint64_t alignment_bytes = kTensorAlignmentBytes,
-                   packing::PackingEffort effort = packing::PackingEffort::kQuick);
+                   packing::PackingEffort effort = packing::PackingEffort::kQuick,
+                   packing::PackingMemo* memo = nullptr);
+// And the deps that order the reuse of memory. Precondition: all buffers have places, and link ran.
+void order_reuse(Schedule& schedule);
 
 // Bytes per tier that the places need: slots and whole arena pages of the device, 4 KiB pages of
 // pinned memory, storage.

@@ -28,6 +28,19 @@ Category category_of(StateKind kind) {
   }
 }
 
+// Fills the place behind an instruction with the Release of buffers that die there.
+void release_behind(std::vector<Instruction>& list, std::size_t at,
+                    std::span<const BufferId> dying) {
+  Instruction& release = list[at + 1] = Instruction();
+  release.id = static_cast<InstructionId>(at + 1);
+  release.op = Op::kRelease;
+  release.lane = list[at].lane;
+  release.unit = release.layer = list[at].unit;
+  release.microbatch = list[at].microbatch;
+  release.reads.reserve(dying.size());
+  for (const BufferId id : dying) release.reads.push_back({id, 0, 0});
+}
+
 }  // namespace
 
 StepBuilder::StepBuilder(const StepModel& model, const StepOptions& options,
@@ -492,15 +505,14 @@ Use StepBuilder::part(BufferId id, ElemRange range) const {
 
 // Ids and deps come later: Releases are still to be inserted between the instructions.
 Instruction& StepBuilder::emit(Op op, Lane lane, std::int32_t unit, std::int32_t microbatch) {
-  Instruction instruction;
+  Instruction& instruction = schedule_.instructions.emplace_back();
   instruction.op = op;
   instruction.lane = lane;
   instruction.unit = unit;
   instruction.layer = unit;
   instruction.microbatch = microbatch;
   instruction.update = versions_.update;
-  schedule_.instructions.push_back(std::move(instruction));
-  return schedule_.instructions.back();
+  return instruction;
 }
 
 void StepBuilder::move(Op op, Lane lane, std::int32_t unit, std::int32_t microbatch,
@@ -552,23 +564,20 @@ Schedule StepBuilder::finish(const StepBorders& borders, std::span<const BufferI
   for (const Buffer& buffer : schedule_.buffers) {
     if (dies(buffer)) dying[ends[last_use[buffer.id] + 1]++] = buffer.id;
   }
-  std::vector<Instruction> list;
-  list.reserve(schedule_.instructions.size() + static_cast<std::size_t>(releases));
-  for (std::size_t i = 0; i < schedule_.instructions.size(); ++i) {
-    list.push_back(std::move(schedule_.instructions[i]));
-    if (ends[i] == ends[i + 1]) continue;
-    Instruction release;
-    release.op = Op::kRelease;
-    release.lane = list.back().lane;
-    release.unit = list.back().unit;
-    release.layer = release.unit;
-    release.microbatch = list.back().microbatch;
-    release.reads.reserve(ends[i + 1] - ends[i]);
-    for (std::size_t k = ends[i]; k < ends[i + 1]; ++k) release.reads.push_back({dying[k], 0, 0});
-    list.push_back(std::move(release));
+  // From the end on, so that the list needs no second place.
+  std::vector<Instruction>& list = schedule_.instructions;
+  std::size_t i = list.size();
+  list.resize(list.size() + static_cast<std::size_t>(releases));
+  for (std::size_t to = list.size(); i-- > 0;) {
+    const bool dying_here = ends[i] < ends[i + 1];
+    const std::size_t at = to - (dying_here ? 2 : 1);
+    if (at != i) list[at] = std::move(list[i]);
+    list[at].id = static_cast<InstructionId>(at);
+    if (dying_here) {
+      release_behind(list, at, std::span(dying).subspan(ends[i], ends[i + 1] - ends[i]));
+    }
+    to = at;
   }
-  for (std::size_t i = 0; i < list.size(); ++i) list[i].id = static_cast<InstructionId>(i);
-  schedule_.instructions = std::move(list);
   declare_residency(borders);
   return std::move(schedule_);
 }

@@ -12,6 +12,7 @@
 #include <deque>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <queue>
 #include <string>
 #include <tuple>
@@ -97,22 +98,22 @@ class Simulator {
         memory_(schedule, trace),
         ranks_(static_cast<std::size_t>(schedule.ranks)),
         waits_(schedule.instructions.size()),
-        next_(schedule.instructions.size()),
         times_(schedule.instructions.size()),
         at_front_(schedule.instructions.size(), false) {
     for (const Instruction& instruction : schedule.instructions) {
       rank_of(instruction).lanes[lane_of(instruction)].waiting.push_back(instruction.id);
-      for (const InstructionId dep : instruction.deps) {
-        SLUICE_CHECK(dep < instruction.id);
-        if (retires_behind(schedule.instructions[dep], instruction)) continue;
-        next_[dep].push_back(instruction.id);
-        ++waits_[instruction.id];
-      }
-      const InstructionId send = meetings_.send_of(instruction.id);
-      if (send == kNoId) continue;
-      next_[send].push_back(instruction.id);
-      ++waits_[instruction.id];
     }
+    std::vector<std::size_t>& begin = next_.begin;
+    begin.resize(schedule.instructions.size() + 2);
+    each_wait([&](InstructionId before, InstructionId after) {
+      ++begin[before + 2];
+      ++waits_[after];
+    });
+    std::partial_sum(begin.begin(), begin.end(), begin.begin());
+    next_.list.resize(begin.back());
+    each_wait([&](InstructionId before, InstructionId after) {
+      next_.list[begin[before + 1]++] = after;
+    });
     name_tracks();
   }
 
@@ -142,6 +143,24 @@ class Simulator {
   std::vector<InstructionTimes> take_times() { return std::move(times_); }
 
  private:
+  // Calls wait(before, after) for all pairs of which the second waits for the first to retire.
+  template <typename Wait>
+  void each_wait(const Wait& wait) const {
+    for (const Instruction& instruction : schedule_.instructions) {
+      for (const InstructionId dep : instruction.deps) {
+        SLUICE_CHECK(dep < instruction.id);
+        if (!retires_behind(schedule_.instructions[dep], instruction)) wait(dep, instruction.id);
+      }
+      const InstructionId send = meetings_.send_of(instruction.id);
+      if (send != kNoId) wait(send, instruction.id);
+    }
+  }
+
+  // The instructions that wait for i: list[begin[i] .. begin[i + 1]).
+  struct Successors {
+    std::vector<std::size_t> begin;
+    std::vector<InstructionId> list;
+  };
   struct InFlight {
     InstructionId id;
     double left_s;  // of cost_s, alone
@@ -150,7 +169,8 @@ class Simulator {
     bool ended = false;  // waits to retire behind its predecessors
   };
   struct LaneState {
-    std::deque<InstructionId> waiting;
+    std::vector<InstructionId> waiting;
+    std::size_t started = 0;  // of them
     std::deque<InFlight> in_flight;
     double busy_s = 0.0;
   };
@@ -228,7 +248,8 @@ class Simulator {
         lane.in_flight.pop_front();
         times_[id].retired_s = now_s_;
         memory_.end(schedule_.instructions[id], now_s_);
-        for (const InstructionId after : next_[id]) {
+        for (std::size_t next = next_.begin[id]; next < next_.begin[id + 1]; ++next) {
+          const InstructionId after = next_.list[next];
           --waits_[after];
           touch(static_cast<std::size_t>(schedule_.instructions[after].rank));
         }
@@ -255,15 +276,15 @@ class Simulator {
   // Returns whether one of them has no cost and so ends at once.
   bool start_ready(LaneState& lane) {
     bool free_of_cost = false;
-    while (!lane.waiting.empty()) {
-      const Instruction& next = schedule_.instructions[lane.waiting.front()];
+    while (lane.started < lane.waiting.size()) {
+      const Instruction& next = schedule_.instructions[lane.waiting[lane.started]];
       const std::ptrdiff_t depth =
           lane_is_pipelined(next.lane) ? std::max(1u, model_.storage_depth) : 1;
       const auto under_way = std::count_if(lane.in_flight.begin(), lane.in_flight.end(),
                                            [](const InFlight& work) { return !work.ended; });
       if (under_way >= depth || waits_[next.id] != 0) break;
       if (!meeting_complete(next.id)) break;
-      lane.waiting.pop_front();
+      ++lane.started;
       lane.in_flight.push_back({next.id, next.cost_s, now_s_});
       times_[next.id].begin_s = now_s_;
       memory_.start(next, now_s_);
@@ -377,10 +398,10 @@ class Simulator {
   Meetings meetings_;
   MemoryTimeline memory_;
   std::vector<RankState> ranks_;
-  std::vector<std::uint32_t> waits_;              // deps and messages not done, by instruction
-  std::vector<std::vector<InstructionId>> next_;  // the instructions that wait for it
-  std::vector<InstructionTimes> times_;           // by instruction
-  std::vector<bool> at_front_;  // a collective that has reached the front of its lane
+  std::vector<std::uint32_t> waits_;  // deps and messages not done, by instruction
+  Successors next_;
+  std::vector<InstructionTimes> times_;  // by instruction
+  std::vector<bool> at_front_;           // a collective that has reached the front of its lane
   std::vector<std::size_t> touched_;
   std::vector<TraceId> tracks_;
   std::priority_queue<Event> events_;
@@ -395,6 +416,25 @@ Simulation simulate(const Schedule& schedule, const SimulationModel& model, Trac
   Simulation simulation = simulator.run();
   if (times != nullptr) *times = simulator.take_times();
   return simulation;
+}
+
+// Transfers in flight together move at most their lane's bandwidth, and share(): no instruction
+// runs faster than alone.
+double busiest_lane_s(const Schedule& schedule, const SimulationModel& model) {
+  SLUICE_CHECK(schedule.ranks == 1);
+  std::array<double, kLaneCount> seconds{};
+  const auto bandwidth_of = [&](Lane lane) {
+    if (lane == Lane::kStorageRead) return model.storage_read_bytes_per_s;
+    return lane == Lane::kStorageWrite ? model.storage_write_bytes_per_s : 0.0;
+  };
+  for (const Instruction& instruction : schedule.instructions) {
+    const double bandwidth = bandwidth_of(instruction.lane);
+    seconds[static_cast<std::size_t>(instruction.lane)] +=
+        bandwidth > 0 ? static_cast<double>(instruction.bytes) / bandwidth : instruction.cost_s;
+  }
+  const double both = seconds[static_cast<std::size_t>(Lane::kStorageRead)] +
+                      seconds[static_cast<std::size_t>(Lane::kStorageWrite)];
+  return std::max(*std::max_element(seconds.begin(), seconds.end()), both / model.storage_duplex);
 }
 
 }  // namespace sluice::schedule

@@ -62,4 +62,8 @@ Simulation simulate(const Schedule& schedule, const SimulationModel& model,
                     TraceRecorder* trace = nullptr, std::uint32_t step = 0,
                     std::vector<InstructionTimes>* times = nullptr);
 
+// The time that the busiest lane works, or the storage device: total_s is never less, in whatever
+// order the instructions come. Precondition: the schedule of one rank.
+double busiest_lane_s(const Schedule& schedule, const SimulationModel& model);
+
 }  // namespace sluice::schedule

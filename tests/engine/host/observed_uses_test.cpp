@@ -242,7 +242,7 @@ class ObservedSchedule {
     made.lane = lane;
     made.unit = static_cast<std::int32_t>(unit);
     made.layer = 0;
-    made.deps.assign(pending_[lane].begin(), pending_[lane].end());
+    made.deps = std::vector<schedule::InstructionId>(pending_[lane].begin(), pending_[lane].end());
     pending_[lane].clear();
     last_[lane] = made.id;
     schedule_.instructions.push_back(std::move(made));

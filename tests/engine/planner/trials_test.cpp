@@ -128,5 +128,31 @@ TEST_F(TrialsTest, ACompletedTrainingStepIsTheExactTrial) {
   }
 }
 
+// Steps without updates are taken from a plan with another ring. They must be the ones that a
+// compile makes.
+TEST_F(TrialsTest, StepsWithoutARingComeFromAPlanAlike) {
+  for (schedule::StepOptions options : examples()) {
+    for (const auto update :
+         {schedule::UpdatePlacement::kNextForward, schedule::UpdatePlacement::kInBackward}) {
+      options.update = update;
+      options.carried_units = 1;
+      options.update_piece_elems = options.piece_elems;
+      const planner::Compiled shallow = trials_.place_all(options);
+      options.update_lookahead += 3;
+      options.keeps_update_ring = true;
+      planner::Compiled deep = trials_.training(options);
+      trials_.complete(deep, &shallow);
+      planner::Trials::link(deep);
+      const planner::Compiled exact = trials_.exact(options);
+      EXPECT_EQ(deep.need.peak_bytes(), exact.need.peak_bytes());
+      for (const schedule::StepKind kind : schedule::kStepKinds) {
+        schedule::Schedule made = deep.schedules[kind];
+        for (schedule::Instruction& instruction : made.instructions) instruction.cost_s = 0;
+        EXPECT_TRUE(schedule_to_json(made) == schedule_to_json(exact.schedules[kind]));
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace sluice::testing

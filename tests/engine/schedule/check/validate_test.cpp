@@ -60,7 +60,7 @@ const std::vector<Breach> kBreaches{
      "uses bytes outside"},
     {"transients are released once",
      [](Schedule& step) {
-       std::vector<Use>& released = first(step, Op::kRelease).reads;
+       Uses& released = first(step, Op::kRelease).reads;
        released.push_back(Use(released[0]));
      },
      "is released 2 times"},

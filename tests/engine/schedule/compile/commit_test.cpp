@@ -151,7 +151,7 @@ TEST_F(DamagedCommit, AWriteOfNewStateThatMayPassItIsRefused) {
   const InstructionId id = commit().id;
   bool waits = false;
   for (Instruction& instruction : schedule_.instructions) {
-    waits = std::erase(instruction.deps, id) > 0 || waits;
+    waits = erase(instruction.deps, id) > 0 || waits;
   }
   EXPECT_TRUE(waits);
   EXPECT_NE(joined(validate(schedule_)), "");

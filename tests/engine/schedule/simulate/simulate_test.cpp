@@ -93,6 +93,28 @@ TEST(Simulate, TransfersAtOnceFillTheBandwidth) {
   EXPECT_NEAR(simulate(schedule, model).total_s, 5.0, 1e-9);
 }
 
+// Work alone bounds a step from below, whatever waits for what.
+TEST(Simulate, NoStepIsFasterThanItsBusiestLane) {
+  ScheduleSketch sketch;
+  for (int i = 0; i < 4; ++i) {
+    sketch.emit(Op::kForward, Lane::kStorageRead, {}, {}).bytes = 100;
+    sketch.emit(Op::kForward, Lane::kStorageWrite, {}, {}).bytes = 100;
+  }
+  sketch.emit(Op::kForward, Lane::kCompute, {}, {}).cost_s = 1.5;
+  Schedule schedule = sketch.compiled();
+  SimulationModel model;
+  model.storage_read_bytes_per_s = 400;
+  model.storage_write_bytes_per_s = 200;
+  model.storage_duplex = 1.2;
+  EXPECT_NEAR(busiest_lane_s(schedule, model), 2.5, 1e-9);  // a second and two, at 1.2 at once
+  EXPECT_GE(simulate(schedule, model).total_s, 2.5 - 1e-9);
+  model.storage_duplex = 2;
+  EXPECT_NEAR(busiest_lane_s(schedule, model), 2.0, 1e-9);
+  EXPECT_GE(simulate(schedule, model).total_s, 2.0 - 1e-9);
+  schedule.instructions.back().cost_s = 3;
+  EXPECT_NEAR(busiest_lane_s(schedule, model), 3.0, 1e-9);
+}
+
 // A Release behind a transfer says when its buffer is free; the lane's next transfer need not wait.
 TEST(Simulate, AReleaseDoesNotHoldUpAStorageLane) {
   ScheduleSketch sketch;
