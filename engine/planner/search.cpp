@@ -30,6 +30,8 @@ constexpr double kNearStart = 1.25;
 // No further start once trials have made so many instructions, a third of a second's worth, and as
 // many as the exact step: a long step takes longer to compile anyway.
 constexpr std::uint64_t kTrialInstructions = 350'000;
+// The groups' most frugal candidates have small pieces, so their steps are longer than others.
+constexpr std::uint64_t kFewSmallSteps = 3 * kSmallStepInstructions;
 constexpr double kDearHiddenWork = 0.2;  // of a mixture that prefers recomputation to transfers
 
 // The need, but at least `least` in every tier.
@@ -473,7 +475,7 @@ Compiled Search::conclude() {
     if (other) other = settled(std::move(*other));
     if (other && other->simulation.total_s < best.simulation.total_s) best = std::move(*other);
   }
-  if (is_tight_ && step_size(model_, feasibility_.frugal()) <= kSmallStepInstructions) {
+  if (is_tight_ && step_size(model_, feasibility_.frugal()) <= kFewSmallSteps) {
     std::optional<Compiled> other = best_of_groups();
     if (other && other->simulation.total_s < best.simulation.total_s) best = std::move(*other);
   }
