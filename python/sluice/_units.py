@@ -6,6 +6,7 @@ first, and the other owner's pass brings that unit, too.
 import torch
 
 from ._library import InputError
+from ._stand_in import StandIn
 
 
 class Unit:
@@ -59,6 +60,9 @@ def check_parameter(name, parameter):
     """Raises InputError if the parameter cannot live in Sluice's memory."""
     if parameter.device.type != "cpu":
         raise InputError(f"parameter '{name}' is on {parameter.device}; move the model to the CPU before offload()")
+    if isinstance(parameter, StandIn):
+        raise InputError(f"parameter '{name}' rests on storage with another offloaded model; call sluice.restore() of that "
+                         "one first")
     if parameter.layout != torch.strided or type(parameter) is not torch.nn.Parameter:
         raise InputError(f"parameter '{name}' is a {type(parameter).__name__} of layout {parameter.layout}; offload() "
                          "takes plain, dense parameters")

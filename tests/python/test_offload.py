@@ -311,6 +311,8 @@ class Offload(unittest.TestCase):
                 self.assertTrue(torch.equal(a, b) and torch.equal(a.norm(), b.norm()) and a.shape == b.shape)
         with self.assertRaisesRegex(sluice.InputError, "rests on storage and is used outside its module"):
             model.layers[0].up.weight.sum()
+        with self.assertRaisesRegex(sluice.InputError, "with another offloaded model"):
+            sluice.offload(torch.nn.Sequential(model.norm), None, STORED)
         self.assertIs(model.head.weight, model.embed.weight)
         self.assertIn("on storage", repr(model.embed.weight))
 
