@@ -183,18 +183,6 @@ void check_manifest(const CheckpointManifest& manifest, const std::string& where
   check_data(manifest, where, config, data_fingerprint);
 }
 
-void check_groups(const CheckpointManifest& manifest, const std::string& where,
-                  const config::Config& config) {
-  const std::map<std::string, std::string> now = config::durable_settings(config);
-  for (const char* path : config::kGroupKeys) {
-    const std::string before = value_in(manifest.settings, path);
-    if (before == now.at(path)) continue;
-    throw InputError(where + ": is a durable commit of ranks with " + path + " = " + before +
-                     ", which those with " + path + " = " + now.at(path) +
-                     " cannot go on from in this version; set " + path + " = " + before);
-  }
-}
-
 void check_arithmetic(const CheckpointManifest& manifest, const std::string& where,
                       const std::string& arithmetic) {
   if (manifest.arithmetic == arithmetic) return;

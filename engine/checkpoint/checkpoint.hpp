@@ -39,11 +39,6 @@ void check_checkpoint(const CheckpointFound& found, const config::Config& config
 void check_manifest(const CheckpointManifest& manifest, const std::string& where,
                     const config::Config& config, const std::string& data_fingerprint);
 
-// Throws InputError if a durable commit is of tensor or context groups of another size: it has the parts
-// of tensors that its ranks had. Checkpoints of files have whole tensors.
-void check_groups(const CheckpointManifest& manifest, const std::string& where,
-                  const config::Config& config);
-
 // Throws InputError if the checkpoint was computed by other arithmetic (Kernels::arithmetic()).
 void check_arithmetic(const CheckpointManifest& manifest, const std::string& where,
                       const std::string& arithmetic);

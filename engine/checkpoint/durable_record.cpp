@@ -107,6 +107,33 @@ runtime::SavedHome parse_home(const Json& object, const std::string& name,
   return home;
 }
 
+// A list of the tensor's name and six numbers, since a model has many boxes.
+nlohmann::ordered_json format_box(const SavedBox& saved) {
+  const model::TensorBox& box = saved.box;
+  return nlohmann::ordered_json::array(
+      {saved.unit, saved.tensor, saved.first_elem, box.row, box.rows, box.col, box.cols});
+}
+
+SavedBox parse_box(const Json& list, const std::string& name) {
+  const auto is_number = [](const Json& member) {
+    return member.is_number_unsigned() && member.get<std::uint64_t>() < std::uint64_t{1} << 31;
+  };
+  const bool whole = list.is_array() && list.size() == 7 && list[1].is_string() &&
+                     list[2].is_number_unsigned() && is_number(list[0]) &&
+                     std::all_of(list.begin() + 3, list.end(), is_number);
+  if (!whole) {
+    refuse(
+        name,
+        "an entry of 'boxes' must be a list of a unit, a tensor's name, its first element, a row, "
+        "rows, a column and columns");
+  }
+  return {list[0].get<std::int32_t>(),
+          list[1].get<std::string>(),
+          list[2].get<std::uint64_t>(),
+          {list[3].get<std::int64_t>(), list[4].get<std::int64_t>(), list[5].get<std::int64_t>(),
+           list[6].get<std::int64_t>()}};
+}
+
 // Returns equal shares if the record has none: older versions of Sluice knew no others.
 std::vector<std::uint32_t> parse_shares(const Json& space, const std::string& name,
                                         std::size_t files) {
@@ -144,6 +171,29 @@ bool keeps_sums(const CheckpointManifest& manifest) {
 }
 
 }  // namespace
+
+std::vector<SavedBox> boxes_of(const model::ParameterSpace& space,
+                               const std::set<std::int32_t>& units) {
+  std::vector<SavedBox> boxes;
+  for (const std::int32_t unit : units) {
+    if (unit < 0 || static_cast<std::size_t>(unit) >= space.unit_count()) continue;
+    for (const model::PlacedTensor& tensor :
+         space.layout(static_cast<std::size_t>(unit)).tensors()) {
+      std::uint64_t first = tensor.first_elem;
+      for (const model::TensorBox& box : tensor.spec.boxes) {
+        boxes.push_back({unit, tensor.spec.name, first, box});
+        first += static_cast<std::uint64_t>(box.rows * box.cols);
+      }
+    }
+  }
+  return boxes;
+}
+
+std::set<std::int32_t> units_of(const std::vector<runtime::SavedHome>& homes) {
+  std::set<std::int32_t> units;
+  for (const runtime::SavedHome& home : homes) units.insert(home.unit);
+  return units;
+}
 
 void check_record_is_own(const SavedState& state, const std::string& log) {
   if (state.run.hex() == run_of_log(log)) return;
@@ -192,6 +242,7 @@ std::string format_state_record(const CheckpointManifest& manifest, const SavedS
     // A shard of a rank.
     if (home.first_elem > 0) document["homes"].back()["first_elem"] = home.first_elem;
   }
+  for (const SavedBox& box : state.boxes) document["boxes"].push_back(format_box(box));
   return document.dump();
 }
 
@@ -239,6 +290,10 @@ void parse_state_record(std::string_view text, const std::string& name,
   }
   state.shares = parse_shares(*space, name, state.files.size());
   for (const Json& home : *homes) state.homes.push_back(parse_home(home, name, state.space_bytes));
+  const auto boxes = document.find("boxes");
+  if (boxes == document.end()) return;
+  if (!boxes->is_array()) refuse(name, "'boxes' must be a list");
+  for (const Json& box : *boxes) state.boxes.push_back(parse_box(box, name));
 }
 
 std::vector<fs::path> data_of_run(const std::string& run_id,

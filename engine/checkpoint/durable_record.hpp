@@ -3,19 +3,37 @@
 // A durable run writes nothing for a checkpoint but a record in its log DIR/state-RUN.log
 // (offload/state_log.hpp): the state on storage is the checkpoint. A record is a manifest
 // (manifest.hpp) with two more members: `space`, the data files, and `homes`, where in them each
-// kind of state of each unit lies, with a digest. RUN is a run id; the data files carry it too
+// kind of state of each unit lies, with a digest. A rank of a tensor group adds `boxes`: the parts of
+// tensors that its units hold. RUN is a run id; the data files carry it too
 // (StripedSpace::file_paths). Records are read as untrusted.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "engine/checkpoint/manifest.hpp"
+#include "engine/model/parameter_space.hpp"
 #include "engine/runtime/durable_state.hpp"
 
 namespace sluice::checkpoint {
+
+// A box of a tensor that a rank of a tensor group has, and its place in the unit's element space.
+struct SavedBox {
+  std::int32_t unit = -1;
+  std::string tensor;
+  std::uint64_t first_elem = 0;
+  model::TensorBox box;
+  bool operator==(const SavedBox&) const = default;
+};
+// The boxes of all parts of tensors in these units.
+std::vector<SavedBox> boxes_of(const model::ParameterSpace& space,
+                               const std::set<std::int32_t>& units);
+// The units that have homes.
+std::set<std::int32_t> units_of(const std::vector<runtime::SavedHome>& homes);
 
 struct SavedState {
   RunId run;        // seeds the tags of its blocks
@@ -28,6 +46,8 @@ struct SavedState {
   std::vector<runtime::SavedHome> homes;
   std::vector<std::uint32_t> shares;  // of each file in a round of stripes
   std::uint32_t ranks = 1;            // that share the state: so many logs make a commit
+  // Of a rank of a tensor group: those of the units that it has homes of.
+  std::vector<SavedBox> boxes = {};
 
   bool operator==(const SavedState&) const = default;
 };

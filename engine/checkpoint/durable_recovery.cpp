@@ -268,25 +268,6 @@ DurableFound open_durable(const std::vector<std::string>& logs, std::int64_t ste
   return found;
 }
 
-DurableFound parts_of_place(const DurableFound& found, const model::TensorShare& share) {
-  const std::int64_t ranks = share.ranks * share.contexts;
-  if (ranks == 1) return found;
-  std::vector<DurableFound> parts;
-  for (std::size_t rank = 0; rank <= found.other_ranks.size(); ++rank) {
-    if (static_cast<std::int64_t>(rank) % ranks != share.rank + share.context_rank) continue;
-    parts.push_back(rank == 0 ? found : found.other_ranks[rank - 1]);
-    parts.back().other_ranks.clear();
-  }
-  if (parts.empty()) {
-    throw InputError(found.log +
-                     ": the commits of other ranks are missing: put the directories "
-                     "rank-1, rank-2 and so on back beside it");
-  }
-  DurableFound own = parts.front();
-  own.other_ranks.assign(parts.begin() + 1, parts.end());
-  return own;
-}
-
 namespace {
 
 std::string name_of_home(StateKind kind, std::int32_t unit) {

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "engine/checkpoint/durable_record.hpp"
-#include "engine/model/tensor_share.hpp"
 #include "offload/state_log.hpp"
 
 namespace sluice::checkpoint {
@@ -78,10 +77,6 @@ std::vector<std::string> logs_of(const DurableFound& found);
 // the first rank. Throws InputError if a log has no record of the step.
 DurableFound open_durable(const std::vector<std::string>& logs, std::int64_t step,
                           const std::vector<std::string>& storage_paths);
-
-// The commits of those ranks of the job that have the same place in their tensor or context group, and
-// with it the same parts of the model. share: of the rank that asks; the job had groups of as many.
-DurableFound parts_of_place(const DurableFound& found, const model::TensorShare& share);
 
 // Throws InputError naming the first home that this run has otherwise: `homes` are its own. The
 // homes of several ranks need only cover them.

@@ -117,12 +117,13 @@ void store_weights(const kernels::OptimizerOptions& options, std::span<const flo
   }
 }
 
-// The runs of a part's elements that lie within elements [begin, end) of the whole tensor.
+// The runs of a part's own elements that lie within elements [begin, end) of the whole tensor.
 std::vector<schedule::ElemRange> runs_within(const model::TensorSpec& spec, std::uint64_t begin,
                                              std::uint64_t end) {
   std::vector<schedule::ElemRange> runs;
-  for (std::uint64_t at = 0; at < spec.elems();) {
-    const auto run = spec.run_at(at);
+  for (std::uint64_t at = 0; at < spec.own_elems();) {
+    auto run = spec.run_at(at);
+    run.elems = std::min(run.elems, spec.own_elems() - at);
     const std::uint64_t first = std::max(run.first, begin);
     const std::uint64_t last = std::min(run.first + run.elems, end);
     if (first < last) {

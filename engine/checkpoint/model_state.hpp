@@ -26,6 +26,7 @@ class ModelState {
              runtime::StateStore& store)
       : space_(space), table_(table), store_(store) {}
 
+  const model::ParameterSpace& space() const { return space_; }
   // Whether this rank writes the files of the state.
   bool writes_files() const { return store_.writes_files(); }
 

@@ -145,9 +145,9 @@ std::optional<RanksProblem> tensor_share_problem(const Config& config) {
   if (config.model.heads % ranks != 0) {
     return refuse("model.heads", config.model.heads, ": each rank has whole heads");
   }
-  if (config.model.kv_heads % ranks != 0) {
+  if (config.model.kv_heads % ranks != 0 && ranks % config.model.kv_heads != 0) {
     return refuse("model.kv_heads", config.model.kv_heads,
-                  ": ranks that share a key/value head are not available in this version");
+                  " or be a multiple of it: a key/value head is whole or copied");
   }
   if (config.model.ffn % ranks != 0) {
     return refuse("model.ffn", config.model.ffn, ": each rank has as many columns of the MLP");

@@ -8,7 +8,8 @@
 // A rank of a tensor group has some heads and some columns of the MLP. The qkv and up products are
 // column-parallel, those of output and down row-parallel. So a pass has two sums over the ranks:
 // forward behind the row-parallel products, backward behind the gradients of the column-parallel
-// ones' inputs. The weight gradients need no other rank.
+// ones' inputs. The weight gradients need no other rank, but for those of key/value heads that several
+// ranks hold: these are added among them.
 //
 // A rank that has only its part of the rows gathers all of them in front of each product, and gets its
 // part of each sum. It gathers the norms' outputs once more for the weight gradients, and adds the
@@ -58,6 +59,10 @@ BlockPlan plan_block(const ModelShape& shape, std::int64_t index, const TensorSh
   const auto take = [&](std::size_t tensor, const std::vector<std::int64_t>& runs) {
     plan.tensors[tensor] = take_rows(std::move(plan.tensors[tensor]), share, runs);
   };
+  const auto take_all_heads = [&](std::size_t tensor) {
+    plan.tensors[tensor] = take_heads(std::move(plan.tensors[tensor]), share,
+                                      {shape.heads, shape.kv_heads, shape.head_dim()});
+  };
   const auto take_inputs = [&](std::size_t tensor) {
     plan.tensors[tensor] = take_columns(std::move(plan.tensors[tensor]), share);
   };
@@ -67,10 +72,10 @@ BlockPlan plan_block(const ModelShape& shape, std::int64_t index, const TensorSh
   };
   // Matrices first: the short vectors then pack densely behind them.
   const std::int64_t kv_rows = shape.kv_heads * shape.head_dim();
-  const std::vector<std::int64_t> qkv_runs{shape.heads * shape.head_dim(), kv_rows, kv_rows};
   const std::vector<std::int64_t> up_runs =
       shape.is_llama() ? std::vector{shape.ffn, shape.ffn} : std::vector{shape.ffn};
-  plan.at.qkv = matrix("attention.qkv", shape.qkv_cols(), shape.hidden, 0.02f, qkv_runs);
+  plan.at.qkv = matrix("attention.qkv", shape.qkv_cols(), shape.hidden, 0.02f,
+                       {shape.heads * shape.head_dim(), kv_rows, kv_rows});
   plan.at.output = matrix("attention.output", shape.hidden, shape.hidden, residual_std);
   plan.at.up = matrix("mlp.up", up_rows, shape.hidden, 0.02f, {shape.ffn, shape.ffn});
   plan.at.down = matrix("mlp.down", shape.hidden, shape.ffn, residual_std);
@@ -83,10 +88,10 @@ BlockPlan plan_block(const ModelShape& shape, std::int64_t index, const TensorSh
     plan.at.output_bias = vector("attention.output.bias", shape.hidden, Init::kZeros);
     plan.at.up_bias = vector("mlp.up.bias", up_rows, Init::kZeros);
     plan.at.down_bias = vector("mlp.down.bias", shape.hidden, Init::kZeros);
-    take(plan.at.qkv_bias, qkv_runs);
+    take_all_heads(plan.at.qkv_bias);
     take(plan.at.up_bias, up_runs);
   }
-  take(plan.at.qkv, qkv_runs);
+  take_all_heads(plan.at.qkv);
   take(plan.at.up, up_runs);
   take_inputs(plan.at.output);
   take_inputs(plan.at.down);
@@ -124,7 +129,7 @@ class BlockLayer final : public Layer {
         index_(plan.at),
         share_(share),
         heads_(share.part(shape.heads)),
-        kv_heads_(share.part(shape.kv_heads)),
+        kv_heads_(share.kv_part(shape.kv_heads)),
         ffn_(share.part(shape.ffn)) {}
 
   std::vector<schedule::SavedPart> saves(const BatchShape& whole,
@@ -452,6 +457,9 @@ class BlockLayer final : public Layer {
         sum(CutValue::kContext, context.normed1_begin, 0),
         {}};
     segments.backward_weight = {std::move(inputs), norm_sums(batch)};
+    for (const schedule::Cut& sum_of_copies : copy_sums(batch)) {
+      segments.backward_weight.back().push_back(sum_of_copies);
+    }
     for (const schedule::Cut& sum_of_all : share_.gradient_sum(layout(), batch.dtype)) {
       segments.backward_weight.back().push_back(sum_of_all);
     }
@@ -470,6 +478,24 @@ class BlockLayer final : public Layer {
       sums.push_back({schedule::CutKind::kSum, schedule::CutValue::kGradient,
                       norm.first_elem * dtype_bytes(batch.dtype), norm.spec.elems(), batch.dtype,
                       0});
+    }
+    return sums;
+  }
+  // The gradients of key/value heads that several ranks hold, each of its own query heads.
+  std::vector<schedule::Cut> copy_sums(const BatchShape& batch) const {
+    std::vector<schedule::Cut> sums;
+    if (share_.sharers(shape_.kv_heads) == 1) return sums;
+    std::vector<std::size_t> tensors{index_.qkv};
+    if (!shape_.is_llama()) tensors.push_back(index_.qkv_bias);
+    for (const std::size_t index : tensors) {
+      const PlacedTensor& qkv = layout().tensors()[index];
+      const TensorBox& queries = qkv.spec.boxes.front();
+      const auto first = static_cast<std::uint64_t>(queries.rows * queries.cols);
+      schedule::Cut sum{schedule::CutKind::kSum, schedule::CutValue::kGradient,
+                        (qkv.first_elem + first) * dtype_bytes(batch.dtype),
+                        qkv.spec.elems() - first, batch.dtype};
+      sum.among_sharers = true;
+      sums.push_back(sum);
     }
     return sums;
   }

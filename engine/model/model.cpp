@@ -25,6 +25,11 @@ void Layer::clear_gaps(kernels::Kernels& kernels, std::byte* grad_window, DType 
   clear(cursor, layout_.elems());
 }
 
+bool can_share(const ModelShape& shape, std::int64_t ranks) {
+  const bool heads = shape.kv_heads % ranks == 0 || ranks % shape.kv_heads == 0;
+  return heads && shape.heads % ranks == 0 && shape.ffn % ranks == 0 && shape.vocab >= ranks;
+}
+
 Model::Model(const ModelShape& shape, const TensorShare& share) : shape_(shape), share_(share) {
   Unit embedding;
   embedding.name = "embedding";

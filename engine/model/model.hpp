@@ -33,6 +33,9 @@ struct Unit {
   std::int32_t borrows = -1;  // a unit; this one also reads its first tensor (tied head: 0)
 };
 
+// Whether each of so many ranks of a tensor group can have a part of every tensor.
+bool can_share(const ModelShape& shape, std::int64_t ranks);
+
 // Its units as a ParameterSpace are those of units(), in the same order. The units of the ranks of a
 // tensor group have equal element spaces.
 class Model : public ParameterSpace {

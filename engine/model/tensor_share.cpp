@@ -39,6 +39,22 @@ TensorSpec take_rows(TensorSpec whole, const TensorShare& share,
   return take_boxes(std::move(whole), share, std::move(boxes));
 }
 
+TensorSpec take_heads(TensorSpec whole, const TensorShare& share, const HeadRows& of) {
+  const std::int64_t cols = whole.shape.size() > 1 ? whole.shape.back() : 1;
+  SLUICE_CHECK_MSG((of.heads + 2 * of.kv_heads) * of.head_dim == whole.shape.front(), whole.name);
+  const std::int64_t rows = share.part(of.heads) * of.head_dim;
+  const std::int64_t kv_rows = share.kv_part(of.kv_heads) * of.head_dim;
+  const std::int64_t keys = (of.heads + share.first_kv_head(of.kv_heads)) * of.head_dim;
+  const std::int64_t values = keys + of.kv_heads * of.head_dim;
+  TensorSpec part = take_boxes(
+      std::move(whole), share,
+      {{share.rank * rows, rows, 0, cols}, {keys, kv_rows, 0, cols}, {values, kv_rows, 0, cols}});
+  if (share.rank % share.sharers(of.kv_heads) != 0) {
+    part.copied_elems = static_cast<std::uint64_t>(2 * kv_rows * cols);
+  }
+  return part;
+}
+
 TensorSpec take_columns(TensorSpec whole, const TensorShare& share) {
   SLUICE_CHECK_MSG(whole.shape.size() == 2 && whole.shape.back() % share.ranks == 0, whole.name);
   const std::int64_t cols = share.part(whole.shape.back());

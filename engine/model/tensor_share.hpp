@@ -3,7 +3,7 @@
 //
 // Column-parallel matrices are cut by rows of the stored [out, in] weight, so that a rank computes
 // some of the outputs; row-parallel ones by columns, so that a rank adds its part to every output.
-// Attention is cut by heads, and each rank has as many key/value heads as its query heads use. The
+// Attention is cut by heads, and each rank has the key/value heads that its query heads use. The
 // vocabulary is cut into runs of tokens that differ by one at most. Norms, the biases behind a sum
 // and positions are on every rank, with the same bits. With `sequence` a rank computes norms and sums of
 // its own rows of each micro-batch, and all rows are gathered for the products.
@@ -61,6 +61,16 @@ struct TensorShare {
     if (!cuts_sequences()) return {};
     return {{schedule::CutKind::kSum, schedule::CutValue::kGradient, 0, layout.elems(), dtype, 0}};
   }
+  // Key/value heads: a rank has those of its query heads. Where there are more ranks than heads,
+  // neighbours hold copies of one. Precondition of all three: one of both numbers divides the other.
+  std::int64_t kv_part(std::int64_t kv_heads) const {
+    return std::max<std::int64_t>(kv_heads / ranks, 1);
+  }
+  std::int64_t first_kv_head(std::int64_t kv_heads) const { return rank * kv_heads / ranks; }
+  // The ranks that have the same heads; the first of them counts theirs.
+  std::int64_t sharers(std::int64_t kv_heads) const {
+    return std::max<std::int64_t>(ranks / kv_heads, 1);
+  }
   // A vector behind a sum over the ranks is added by the first of them.
   bool is_first() const { return rank == 0; }
   // The tokens of a vocabulary: the first of them, and their number.
@@ -80,6 +90,11 @@ TensorSpec take_boxes(TensorSpec whole, const TensorShare& share, std::vector<Te
 // The rank's part of each of these runs of rows. Precondition: the ranks divide each of them.
 TensorSpec take_rows(TensorSpec whole, const TensorShare& share,
                      const std::vector<std::int64_t>& runs);
+// The rank's rows of query heads, and those of its key/value heads in the keys and in the values.
+struct HeadRows {
+  std::int64_t heads = 0, kv_heads = 0, head_dim = 0;
+};
+TensorSpec take_heads(TensorSpec whole, const TensorShare& share, const HeadRows& of);
 // The rank's part of the columns.
 TensorSpec take_columns(TensorSpec whole, const TensorShare& share);
 // Rows of the rank's tokens; all ranks reserve room for the largest part.

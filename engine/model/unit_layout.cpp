@@ -50,6 +50,35 @@ TensorSpec::WholeRun TensorSpec::run_at(std::uint64_t elem) const {
   throw InternalError("an element lies outside its part of a tensor");
 }
 
+TensorSpec::PartRun TensorSpec::part_run_at(std::uint64_t whole_elem) const {
+  SLUICE_CHECK(whole_elem < whole_elems());
+  if (!is_part()) return {true, whole_elem, elems() - whole_elem};
+  const std::uint64_t whole_cols = whole_elems() / static_cast<std::uint64_t>(whole_shape.front());
+  const std::uint64_t row = whole_elem / whole_cols, col = whole_elem % whole_cols;
+  std::uint64_t begin = 0;  // of the box, in the part
+  std::uint64_t next = whole_elems();
+  for (const TensorBox& box : boxes) {
+    const auto first_row = static_cast<std::uint64_t>(box.row);
+    const auto rows = static_cast<std::uint64_t>(box.rows);
+    const auto first_col = static_cast<std::uint64_t>(box.col);
+    const auto cols = static_cast<std::uint64_t>(box.cols);
+    const bool in_rows = first_row <= row && row < first_row + rows;
+    if (in_rows && first_col <= col && col < first_col + cols) {
+      const std::uint64_t first = begin + (row - first_row) * cols + (col - first_col);
+      return {true, first,
+              cols == whole_cols ? begin + rows * cols - first : first_col + cols - col};
+    }
+    // The box's first element behind the one that is asked for.
+    if (row < first_row) next = std::min(next, first_row * whole_cols + first_col);
+    if (in_rows && col < first_col) next = std::min(next, row * whole_cols + first_col);
+    if (in_rows && col >= first_col && row + 1 < first_row + rows) {
+      next = std::min(next, (row + 1) * whole_cols + first_col);
+    }
+    begin += rows * cols;
+  }
+  return {false, 0, next - whole_elem};
+}
+
 UnitLayout::UnitLayout(std::vector<TensorSpec> tensors) {
   std::uint64_t cursor = 0;
   for (TensorSpec& spec : tensors) {
@@ -70,7 +99,9 @@ NormBlock UnitLayout::norm_block(std::size_t index) const {
   SLUICE_CHECK(tensor < tensors_.size());
   const PlacedTensor& of = tensors_[tensor];
   const std::uint64_t begin = (index - first_blocks_[tensor]) * kLawBlockElems;
-  return {of.first_elem + begin, of.first_elem + std::min(begin + kLawBlockElems, of.spec.elems())};
+  const std::uint64_t own = of.spec.own_elems();
+  return {of.first_elem + std::min(begin, own),
+          of.first_elem + std::min(begin + kLawBlockElems, own)};
 }
 
 std::size_t UnitLayout::blocks_before(std::uint64_t elem) const {

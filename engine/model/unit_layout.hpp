@@ -43,8 +43,12 @@ struct TensorSpec {
   // Elements that the unit keeps for it, so that parts of unequal size lie alike on all ranks. Those
   // behind the part are a gap. 0: as many as it has.
   std::uint64_t reserved_elems = 0;
+  // The last elements that are copies of another rank's part. That rank counts them in the norm and
+  // brings them to files.
+  std::uint64_t copied_elems = 0;
 
   std::uint64_t elems() const;
+  std::uint64_t own_elems() const { return elems() - copied_elems; }
   bool is_part() const { return !boxes.empty(); }
   // The shape of the tensor that it is a part of, or its own.
   const std::vector<std::int64_t>& file_shape() const { return is_part() ? whole_shape : shape; }
@@ -57,6 +61,15 @@ struct TensorSpec {
     std::uint64_t elems = 0;
   };
   WholeRun run_at(std::uint64_t elem) const;
+  // The inverse: whether the part has an element of the whole tensor, its position in the part, and
+  // the number of elements of the whole from it on that follow each other in both. If the part lacks
+  // it: how many from it on the part lacks, too.
+  struct PartRun {
+    bool held = false;
+    std::uint64_t first = 0;
+    std::uint64_t elems = 0;
+  };
+  PartRun part_run_at(std::uint64_t whole_elem) const;
 };
 
 struct PlacedTensor {
@@ -64,7 +77,8 @@ struct PlacedTensor {
   std::uint64_t first_elem = 0;
 };
 
-// Elements [begin, end) of the unit; at most kLawBlockElems of one tensor.
+// Elements [begin, end) of the unit; at most kLawBlockElems of one tensor. A block without elements of
+// the rank's own is empty.
 struct NormBlock {
   std::uint64_t begin = 0;
   std::uint64_t end = 0;

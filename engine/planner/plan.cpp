@@ -45,8 +45,11 @@ std::uint64_t log_bytes(const config::Config& config, const schedule::StepModel&
   paths.push_back(config.checkpoint.dir);
   // Homes of shards have a line more.
   const std::size_t lines = ranks_of(model) == 1 ? 1 : 2;
-  return offload::StateLog::file_bytes(runtime::state_record_bytes(
-      lines * model.units.size() * kStateKindCount, config::durable_settings(config), paths));
+  // A block has at most 14 boxes of parts of tensors, each in a shorter line than a home.
+  const std::size_t boxes = config.parallel.tensor == 1 ? 0 : 14;
+  return offload::StateLog::file_bytes(
+      runtime::state_record_bytes(model.units.size() * (lines * kStateKindCount + boxes),
+                                  config::durable_settings(config), paths));
 }
 
 // Messages of a GPU's memory pass through pinned memory, unless NCCL brings them.
@@ -169,6 +172,8 @@ schedule::StepModel step_model_of(const config::Config& config, const model::Mod
   set_server_mode(config, step.view);
   step.view.tensor.ranks = static_cast<std::int32_t>(config.parallel.inner_ranks());
   step.view.tensor.of_context = config.parallel.context > 1;
+  step.view.tensor.sharers =
+      static_cast<std::int32_t>(config::tensor_share(config, 0).sharers(config.model.kv_heads));
   return step;
 }
 

@@ -4,6 +4,7 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "engine/checkpoint/saved_parts.hpp"
 
 namespace sluice::run {
 
@@ -89,9 +90,7 @@ void check_resume_point(const ResumePoint& point, const config::Config& config,
     return checkpoint::check_checkpoint(*point.checkpoint, config, model, data_fingerprint);
   }
   checkpoint::check_manifest(point.manifest(), point.where(), config, data_fingerprint);
-  checkpoint::check_groups(point.manifest(), point.where(), config);
-  checkpoint::check_homes(checkpoint::parts_of_place(*point.durable, model.share()), homes,
-                          is_alone);
+  checkpoint::SavedParts(*point.durable, model).check(homes, is_alone);
 }
 
 }  // namespace sluice::run

@@ -56,6 +56,8 @@ struct Cut {
   // In a forward pass: the saved parts that are made of it. A Recompute that makes none of them has
   // no such cut. 0: only the output is made of it.
   PartMask parts = 0;
+  // Among the ranks that hold copies of the same key/value heads, and not among all.
+  bool among_sharers = false;
   std::uint64_t bytes() const { return sluice::bytes_of(dtype, elems); }
   bool operator==(const Cut&) const = default;
 };

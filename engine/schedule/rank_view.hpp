@@ -37,6 +37,8 @@ struct TensorView {
   std::int32_t rank = 0;
   std::int32_t ranks = 1;
   bool of_context = false;  // they hold all of the units, and parts of each sequence
+  // So many neighbours hold copies of the same key/value heads; divides `ranks`. 1: none do.
+  std::int32_t sharers = 1;
   bool is_alone() const { return ranks == 1; }
   bool operator==(const TensorView&) const = default;
 };

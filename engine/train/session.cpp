@@ -1,5 +1,3 @@
-// 515 lines because one object has all that lives between the passes of a run.
-//
 #include "engine/train/session.hpp"
 
 #include <algorithm>
@@ -11,6 +9,7 @@
 #include "engine/checkpoint/huggingface_export.hpp"
 #include "engine/config/shapes.hpp"
 #include "engine/run/storage_shares.hpp"
+#include "engine/train/commit_loader.hpp"
 #include "offload/storage_file.hpp"
 
 namespace sluice::train {
@@ -205,7 +204,8 @@ runtime::DurableState::Record Session::record_of(const checkpoint::CheckpointMan
     return checkpoint::format_state_record(
         manifest, {storage.run(), files_->log_path(), offload::file_id(files_->log_path()),
                    storage.space().file_paths(), storage.space().bytes(), homes,
-                   storage.space().shares(), static_cast<std::uint32_t>(ranks_.data.size())});
+                   storage.space().shares(), static_cast<std::uint32_t>(ranks_.data.size()),
+                   checkpoint::boxes_of(state_.space(), checkpoint::units_of(homes))});
   };
 }
 
@@ -254,61 +254,8 @@ std::function<void()> Session::wait_for_commits() {
   };
 }
 
-// Reads each home of the earlier run from its own storage files, verifies its tags, and writes it
-// to the home of this run, in whatever tier that is. Ranks of the earlier run may have had other
-// ranges: of each that has a part of this rank's home, all is read and verified.
-void Session::load(const checkpoint::DurableFound& found) {
-  load_part(found);
-  for (const checkpoint::DurableFound& rank : found.other_ranks) load_part(rank);
-}
-
-void Session::load_part(const checkpoint::DurableFound& part) {
-  const std::unique_ptr<offload::StorageEngine> engine = offload::make_storage_engine("posix", {});
-  offload::StripedSpace space(*engine, part.state.files, part.state.space_bytes, part.state.shares);
-  for (const schedule::Buffer* home : homes(plan_.schedules[schedule::StepKind::kEvaluation])) {
-    for (const runtime::SavedHome& saved : part.state.homes) {
-      if (saved.kind != home->kind || saved.unit != home->unit) continue;
-      const schedule::ElemRange own{home->first_elem, home->first_elem + home->elems};
-      checkpoint::SavedHomeReader reader(space, part.state.run, saved);
-      if (saved.range() == own) {
-        load_whole(*home, reader);
-      } else if (saved.range().begin < own.end && own.begin < saved.range().end) {
-        load_overlap(*home, saved, reader);
-      } else {
-        continue;
-      }
-      reader.finish();
-    }
-  }
-}
-
-void Session::load_whole(const schedule::Buffer& home, checkpoint::SavedHomeReader& reader) {
-  const std::array<StateKind, 1> kind{home.kind};
-  store_.visit(kind, home.unit, home.first_elem, home.first_elem + home.elems,
-               runtime::StateStore::Access::kWrite,
-               [&](std::uint64_t begin, std::uint64_t end, std::span<std::byte* const> data) {
-                 reader.read(data[0], bytes_of(home.dtype, end - begin));
-               });
-}
-
-// Pieces of whole blocks, as they are tagged.
-void Session::load_overlap(const schedule::Buffer& home, const runtime::SavedHome& saved,
-                           checkpoint::SavedHomeReader& reader) {
-  constexpr std::uint64_t kPieceElems = runtime::StateStore::kWindowElems;
-  std::vector<std::byte> piece(bytes_of(home.dtype, kPieceElems));
-  const std::array<StateKind, 1> kind{home.kind};
-  for (std::uint64_t at = saved.range().begin; at < saved.range().end; at += kPieceElems) {
-    const std::uint64_t piece_end = std::min(at + kPieceElems, saved.range().end);
-    reader.read(piece.data(), bytes_of(home.dtype, piece_end - at));
-    const std::uint64_t from = std::max(at, home.first_elem);
-    const std::uint64_t to = std::min(piece_end, home.first_elem + home.elems);
-    if (from >= to) continue;
-    store_.visit(kind, home.unit, from, to, runtime::StateStore::Access::kWrite,
-                 [&](std::uint64_t begin, std::uint64_t end, std::span<std::byte* const> data) {
-                   std::memcpy(data[0], piece.data() + bytes_of(home.dtype, begin - at),
-                               bytes_of(home.dtype, end - begin));
-                 });
-  }
+void Session::load(const checkpoint::SavedParts& parts) {
+  CommitLoader(store_, homes(plan_.schedules[schedule::StepKind::kEvaluation])).load(parts);
 }
 
 const runtime::Program& Session::program(schedule::StepKind kind) const {

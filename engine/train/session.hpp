@@ -10,9 +10,9 @@
 
 #include "allocator/ledger.hpp"
 #include "collectives/communicator.hpp"
-#include "engine/checkpoint/durable_recovery.hpp"
 #include "engine/checkpoint/durable_retire.hpp"
 #include "engine/checkpoint/model_state.hpp"
+#include "engine/checkpoint/saved_parts.hpp"
 #include "engine/config/config.hpp"
 #include "engine/planner/plan.hpp"
 #include "engine/runtime/executor.hpp"
@@ -109,8 +109,8 @@ class Session {
   // tensor groups follow it.
   std::size_t first_head_rank() const;
 
-  // Loads the state of an earlier durable run, which check_homes() has accepted. Throws IoError.
-  void load(const checkpoint::DurableFound& found);
+  // Loads the state of an earlier durable run, which SavedParts::check() has accepted. Throws IoError.
+  void load(const checkpoint::SavedParts& parts);
   // Homes of state in all tiers, in the schedule's order.
   static std::vector<const schedule::Buffer*> homes(const schedule::Schedule& schedule);
   // The path of a durable run's log of commits; empty for other runs.
@@ -153,10 +153,6 @@ class Session {
   runtime::StepScalars scalars_of(std::int64_t step, std::span<const double> lrs);
   void note_updates(std::vector<StepOutcome>& outcomes);
   std::function<void()> wait_for_commits();
-  void load_part(const checkpoint::DurableFound& part);
-  void load_whole(const schedule::Buffer& home, checkpoint::SavedHomeReader& reader);
-  void load_overlap(const schedule::Buffer& home, const runtime::SavedHome& saved,
-                    checkpoint::SavedHomeReader& reader);
   model::BatchShape batch() const;
   std::optional<runtime::GpuMessages> gpu_messages(const Backend& backend,
                                                    const planner::Plan& plan);

@@ -59,7 +59,7 @@ Trainer::Trainer(const TrainingContext& context)
 void Trainer::start(const std::optional<run::ResumePoint>& found) {
   if (found) {
     if (found->durable) {
-      session_.load(checkpoint::parts_of_place(*found->durable, context_.model.share()));
+      session_.load(checkpoint::SavedParts(*found->durable, context_.model));
     } else {
       checkpoint::load_checkpoint(*found->checkpoint, session_.state());
     }

@@ -7,6 +7,7 @@
 #include "base/log.hpp"
 #include "base/posix_file.hpp"
 #include "base/units.hpp"
+#include "engine/checkpoint/saved_parts.hpp"
 #include "engine/config/schema.hpp"
 #include "engine/config/shapes.hpp"
 #include "engine/data/dataset_options.hpp"
@@ -344,9 +345,8 @@ void Start::take_files_of_first(const std::string& message) {
   found_ = run::open_resume_point(found, first.memory.storage_paths);
   if (!found_->durable) return;
   const planner::Plan& plan = *prepared_->plan();
-  checkpoint::check_homes(checkpoint::parts_of_place(*found_->durable, prepared_->model.share()),
-                          Session::homes(plan.schedules[schedule::StepKind::kEvaluation]),
-                          plan.is_alone());
+  checkpoint::SavedParts(*found_->durable, prepared_->model)
+      .check(Session::homes(plan.schedules[schedule::StepKind::kEvaluation]), plan.is_alone());
 }
 
 void Start::agree_with_files(const std::string& name, const std::function<void()>& body) {

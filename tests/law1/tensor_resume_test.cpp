@@ -1,8 +1,15 @@
 // Law 1 over resumes of tensor and context groups: groups of one size go on from a checkpoint or a durable
 // commit of each other's to the bits of the whole run, in whatever mesh. Checkpoints of files have no trace
-// of the groups; durable commits go on in groups of their size alone.
+// of the groups. Durable commits name the boxes of their parts, so groups of another size read them.
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "engine/checkpoint/durable_record.hpp"
+#include "engine/checkpoint/rank_path.hpp"
+#include "offload/state_log.hpp"
 #include "tests/support/thrown.hpp"
 #include "tests/support/training_world.hpp"
 
@@ -18,6 +25,8 @@ config::Config config_of(const TrainingBench& bench, const std::string& run, int
       Overrides{"model.layers=1", "model.hidden=32", "model.heads=2", "train.seq=16",
                 "train.micro_batch=1", "train.steps=4", "train.threads=1", "train.accumulate=4",
                 "data.eval_fraction=0.2", "train.eval_every=2", "memory.backend=host",
+                // The ranks of a tensor group hold copies of one key/value head.
+                groups.starts_with("parallel.tensor") ? "model.kv_heads=1" : "model.kv_heads=2",
                 "memory.place.optimizer=storage", "memory.place.gradient=pinned",
                 "checkpoint.every=1", "parallel.data=" + std::to_string(data),
                 "parallel.zero=" + std::to_string(data > 1 ? 3 : 0), groups, mode});
@@ -40,17 +49,100 @@ TEST(TensorResume, GroupsOfOneSizeGoOnToTheBitsOfTheWholeRun) {
   }
 }
 
-TEST(TensorResume, DurableCommitsOfOtherGroupsAreRefusedByName) {
-  const TrainingBench bench;
-  const std::string mode = "checkpoint.mode=durable";
+TrainingOptions until(std::int64_t step, const std::string& resume = "") {
   TrainingOptions options;
-  options.stop_at_step = 2;
-  train_in_world(config_of(bench, "run", 1, "parallel.tensor=2", mode), options);
-  TrainingOptions resume;
-  resume.resume = bench.run_directory("run");
-  const std::string words = message_of<InputError>(
-      [&] { train_in_world(config_of(bench, "run", 1, "parallel.tensor=1", mode), resume); });
-  EXPECT_NE(words.find("parallel.tensor = 2"), std::string::npos) << words;
+  options.stop_at_step = step;
+  options.resume = resume;
+  return options;
+}
+
+// A commit goes from groups to others and back without a step between, and the run goes on to its
+// own bits.
+TEST(TensorResume, DurableCommitsGoOnInGroupsOfAnotherSize) {
+  const TrainingBench bench;
+  const auto in = [&](const std::string& run, int data, const std::string& groups) {
+    return config_of(bench, run, data, groups, "checkpoint.mode=durable");
+  };
+  const TrainingRecord whole = train_in_world(in("whole", 1, "parallel.tensor=2"));
+  TrainingRecord record = train_in_world(in("run", 1, "parallel.tensor=2"), until(2));
+  const std::string resume = bench.run_directory("run"), hash = record.weights_hash;
+  for (const auto& [data, groups] :
+       {std::pair(1, "parallel.tensor=1"), {2, "parallel.tensor=2"}, {2, "parallel.tensor=1"}}) {
+    SCOPED_TRACE(std::to_string(data) + ", " + groups);
+    const TrainingRecord same = train_in_world(in("run", data, groups), until(2, resume));
+    EXPECT_EQ(same.weights_hash, hash);
+    EXPECT_TRUE(same.losses.empty());
+  }
+  record.append(train_in_world(in("run", 1, "parallel.tensor=2"), until(4, resume)));
+  EXPECT_EQ(record.losses, whole.losses);
+  EXPECT_EQ(record.weights_hash, whole.weights_hash);
+}
+
+// --- forged records --------------------------------------------------------------------------------
+
+using Json = nlohmann::json;
+
+// Changes the newest record of a rank's log, and leaves it as the only one.
+void edit_record(const std::string& checkpoints, int rank, const std::function<void(Json&)>& edit) {
+  const std::string log = checkpoint::logs_in(checkpoint::rank_path(checkpoints, rank)).at(0);
+  const auto engine = offload::make_storage_engine("posix", {});
+  Json record = Json::parse(offload::StateLog::read(*engine, log).records.at(0).text);
+  edit(record);
+  const auto bytes = std::filesystem::file_size(log);
+  std::filesystem::remove(log);
+  offload::StateLog(*engine, log, bytes).append(record.dump());
+}
+
+TEST(TensorResume, ForgedAndMissingBoxesAreRefusedByName) {
+  struct Forgery {
+    int rank;
+    std::function<void(Json&)> edit;
+    std::string words;
+  };
+  const auto without_unit = [](Json& list, int unit) {
+    Json rest = Json::array();
+    for (const Json& entry : list) {
+      if ((entry.is_array() ? entry[0] : entry["unit"]) != unit) rest.push_back(entry);
+    }
+    list = rest;
+  };
+  const std::vector<Forgery> forgeries{
+      {1, [](Json& record) { record["boxes"][2][3] = record["boxes"][2][3].get<int>() + 1; },
+       "names a box that rank 1 of a group of 2 does not have: rows 33 to 49"},
+      {1, [](Json& record) { record["boxes"][2][2] = 4096; }, "names a box that rank 1"},
+      {1, [](Json& record) { record["boxes"].erase(1); }, "lacks a box of rank 1 of a group of 2"},
+      {0, [](Json& record) { record.erase("boxes"); }, "lacks a box of rank 0 of a group of 2"},
+      {0, [](Json& record) { record["boxes"].push_back(record["boxes"][0]); },
+       "names a box of rank 0 of a group of 2 twice"},
+      {0, [](Json& record) { record["boxes"][0] = "all"; }, "an entry of 'boxes' must be a list"},
+      {0, [](Json& record) { record["boxes"] = 7; }, "'boxes' must be a list"},
+      {0, [](Json& record) { record["settings"]["parallel.tensor"] = "3"; },
+       "parallel.tensor = 3, and this model has no parts for as many ranks"},
+      {0, [](Json& record) { record["settings"]["parallel.tensor"] = "two"; },
+       "'parallel.tensor' must be a whole number above 0"},
+      {1,
+       [&](Json& record) {
+         without_unit(record["boxes"], 1);
+         without_unit(record["homes"], 1);
+       },
+       "a part of 'blocks.0."}};
+  const TrainingBench bench;
+  const auto in = [&](const std::string& run, const std::string& groups) {
+    return config_of(bench, run, 1, groups, "checkpoint.mode=durable");
+  };
+  train_in_world(in("run", "parallel.tensor=2"), until(2));
+  for (const Forgery& forgery : forgeries) {
+    SCOPED_TRACE(forgery.words);
+    const std::filesystem::path forged = bench.run_directory("forged");
+    std::filesystem::remove_all(forged);
+    std::filesystem::copy(
+        bench.run_directory("run"), forged,
+        std::filesystem::copy_options::recursive | std::filesystem::copy_options::copy_symlinks);
+    edit_record(bench.first_run("forged") + "/checkpoints", forgery.rank, forgery.edit);
+    const std::string words = message_of<InputError>(
+        [&] { train_in_world(in("forged", "parallel.tensor=1"), until(4, forged.string())); });
+    EXPECT_NE(words.find(forgery.words), std::string::npos) << words;
+  }
 }
 
 }  // namespace

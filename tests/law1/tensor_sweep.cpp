@@ -1,5 +1,6 @@
 // Meshes of tensor groups with data-parallel ranks and stages, every ZeRO stage, recomputation and all
 // places of state: each has the bits of its tensor group alone.
+#include "tests/engine/schedule/world/tensor_worlds.hpp"
 #include "tests/support/sweep.hpp"
 #include "tests/support/tensor_training.hpp"
 
@@ -12,6 +13,15 @@ TEST(TensorSweep, MeshesHaveTheBitsOfTheirGroup) {
   for (std::size_t i = 0; i < sweep(60); ++i) {
     expect_group_bits(i);
     if (HasFatalFailure()) return;
+  }
+}
+
+// Symbolically, each under an adverse timing.
+TEST(TensorSweep, AnyMeshMakesTheTermsOfItsGroup) {
+  std::size_t tried = 0;
+  for (std::size_t i = 0; tried < 480; ++i) {
+    tried += expect_groups_terms(tensor_world(i * 523 % kTensorWorlds)) ? 1 : 0;
+    if (HasFailure()) return;
   }
 }
 

@@ -7,9 +7,11 @@
 
 #include <bit>
 #include <cmath>
+#include <map>
 #include <numeric>
 
 #include "base/posix_file.hpp"
+#include "tests/support/saved_formula.hpp"
 #include "tests/support/scratch_directory.hpp"
 #include "tests/support/sweep.hpp"
 #include "tests/support/tensor_training.hpp"
@@ -49,7 +51,18 @@ TEST(Tensor, RanksTrainAsOneRankDoes) {
       }
     }
   }
-  expect_near_one_rank({"model.family=llama", "model.kv_heads=2", "model.vocab=256"}, 2);
+  // Grouped queries; then more ranks than key/value heads.
+  const auto shares = [](const char* family, int kv_heads, const char* rows, int ranks) {
+    expect_near_one_rank({std::string("model.family=") + family, "model.vocab=256",
+                          "model.kv_heads=" + std::to_string(kv_heads), rows},
+                         ranks);
+  };
+  shares("llama", 2, "parallel.sequence=false", 2);
+  shares("llama", 2, "parallel.sequence=false", 4);
+  shares("gpt2", 1, "parallel.sequence=false", 4);
+  if (samples_sweeps()) return;
+  shares("llama", 1, "parallel.sequence=false", 2);
+  shares("gpt2", 2, "parallel.sequence=false", 4);
 }
 
 // Ranks that divide the rows have the sums of those that do not, but for the norms' gradients.
@@ -99,8 +112,13 @@ double distance(const std::vector<float>& a, const std::vector<float>& b) {
 // In bf16 a group is hardly farther from one rank in fp32 than one rank in bf16 is.
 TEST(Tensor, GradientsInBf16AreAsNearAsThoseOfOneRank) {
   const ScratchDirectory files;
-  for (const char* family : sampled(std::vector{"model.family=gpt2", "model.family=llama"})) {
-    const Overrides settings{family, "train.micro_batch=1", "train.accumulate=4"};
+  const std::vector<Overrides> models{
+      {"model.family=gpt2"},
+      {"model.family=llama"},
+      {"model.family=gpt2", "model.tie_embeddings=false", "model.vocab=277"},
+      {"model.family=llama", "model.tie_embeddings=false", "model.kv_heads=2", "model.vocab=277"}};
+  for (const Overrides& model : sampled(models)) {
+    const Overrides settings = model + Overrides{"train.micro_batch=1", "train.accumulate=4"};
     const auto run = [&](const char* precision, const Overrides& mesh) {
       const TrainingBench bench;
       const config::Config config =
@@ -110,14 +128,15 @@ TEST(Tensor, GradientsInBf16AreAsNearAsThoseOfOneRank) {
     const std::vector<float> exact = run("train.precision=fp32", {});
     const double own = distance(run("train.precision=bf16", {}), exact);
     EXPECT_GT(own, 0);
-    const std::vector<Overrides> meshes{{"parallel.tensor=2"},
-                                        {"parallel.tensor=4"},
-                                        {"parallel.tensor=2", "parallel.sequence=true"},
-                                        {"parallel.tensor=4", "parallel.sequence=true"},
-                                        {"parallel.context=2"},
-                                        {"parallel.context=4"}};
+    std::vector<Overrides> meshes{{"parallel.tensor=2"},
+                                  {"parallel.tensor=4"},
+                                  {"parallel.tensor=2", "parallel.sequence=true"},
+                                  {"parallel.tensor=4", "parallel.sequence=true"},
+                                  {"parallel.context=2"}};
+    const bool grouped = std::find(model.begin(), model.end(), "model.kv_heads=2") != model.end();
+    if (!grouped) meshes.push_back({"parallel.context=4"});
     for (const Overrides& mesh : sampled(meshes)) {
-      SCOPED_TRACE(std::string(family) + ", " + ::testing::PrintToString(mesh));
+      SCOPED_TRACE(::testing::PrintToString(model) + ", " + ::testing::PrintToString(mesh));
       EXPECT_LE(distance(run("train.precision=bf16", mesh), exact), 1.5 * own);
     }
   }
@@ -241,16 +260,16 @@ TEST(Tensor, MemoryOptionsNeverChangeTheBits) {
 // docs/design/tensor.md derives the terms. Phi = rows * hidden.
 TEST(Tensor, SendAsManyElementsAsTheFormulaSays) {
   const std::uint64_t layers = 2, microbatches = 2, rows = 2 * 16, phi = rows * 64;
-  for (std::size_t i = 0; i < sweep(8); ++i) {
-    const std::uint64_t ranks = i % 2 == 0 ? 2 : 4;
-    const bool recomputes = i / 2 % 2 == 1, sequence = i / 4 == 1;
+  for (std::size_t i = 0; i < sweep(24); ++i) {
+    const std::uint64_t ranks = i % 2 == 0 ? 2 : 4, kv_heads = 4 >> i / 8;
+    const bool recomputes = i / 2 % 2 == 1, sequence = i / 4 % 2 == 1;
     const TrainingBench bench;
-    const config::Config config =
-        config_of_group(bench,
-                        {"model.family=gpt2", "model.vocab=277",
-                         recomputes ? "recompute.policy=unit" : "recompute.policy=none",
-                         sequence ? "parallel.sequence=true" : "parallel.sequence=false"},
-                        static_cast<int>(ranks));
+    const config::Config config = config_of_group(
+        bench,
+        {"model.family=gpt2", "model.vocab=277", "model.kv_heads=" + std::to_string(kv_heads),
+         recomputes ? "recompute.policy=unit" : "recompute.policy=none",
+         sequence ? "parallel.sequence=true" : "parallel.sequence=false"},
+        static_cast<int>(ranks));
     const planner::Plan plan = plan_of_world(config);
     // Embedding; two of each layer in each pass, one more to make a layer again; head.
     std::uint64_t sums = phi + layers * (recomputes ? 5 : 4) * phi + phi + 3 * rows;
@@ -260,6 +279,9 @@ TEST(Tensor, SendAsManyElementsAsTheFormulaSays) {
       sums = 3 * rows + norms;
       halves = phi * (2 + layers * (recomputes ? 13 : 10) + 3);
     }
+    // The sums of k's and v's gradients among the ranks that share a head of 16 columns.
+    const std::uint64_t sharers = std::max<std::uint64_t>(ranks / kv_heads, 1);
+    const std::uint64_t copies = layers * 2 * 16 * (64 + 1) * kv_heads * 2 * (sharers - 1);
     const model::Model model(config::model_shape(config), config::tensor_share(config, 0));
     std::uint64_t blocks = 0;
     for (std::size_t unit = 0; unit < model.unit_count(); ++unit) {
@@ -271,8 +293,54 @@ TEST(Tensor, SendAsManyElementsAsTheFormulaSays) {
     for (const planner::RankFigures& rank : plan.ranks) sent += rank.sent.inner;
     // All ranks together: a half sends each element to all others of its rank, or from them.
     EXPECT_EQ(sent, (ranks - 1) * (microbatches * (2 * sums + halves) * sizeof(float) +
-                                   2 * blocks * sizeof(double)))
+                                   2 * blocks * sizeof(double)) +
+                        microbatches * copies * sizeof(float))
         << i;
+  }
+}
+
+// A run that spills activations downloads what the layers save. With parallel.sequence that is 1/t of
+// what one rank saves.
+TEST(Tensor, SavesAsManyBytesAsTheFormulaSays) {
+  constexpr std::int64_t kSteps = 2;
+  for (const char* family : {"model.family=gpt2", "model.family=llama"}) {
+    for (const auto& [ranks, sequence] : {std::pair(1, false), {2, false}, {2, true}, {4, true}}) {
+      if (samples_sweeps() && ranks == 4) continue;
+      SCOPED_TRACE(std::string(family) + ", " + std::to_string(ranks));
+      const TrainingBench bench;
+      const config::Config config = config_of_group(
+          bench,
+          Overrides{family, "model.layers=4", "train.seq=64", "recompute.policy=none",
+                    "train.order=unit", "memory.place.activation=pinned",
+                    sequence ? "parallel.sequence=true" : "parallel.sequence=false"} +
+              places("device", "device", "device"),
+          ranks);
+      const planner::Plan plan = plan_of_world(config);
+      const model::ModelShape shape = config::model_shape(config);
+      const std::uint64_t layer =
+          saved_formula(shape, config::batch_shape(config), ranks, sequence);
+      const schedule::Schedule& step = plan.training();
+      std::map<std::int32_t, std::uint64_t> saved;  // by unit
+      std::uint64_t downloaded = 0;
+      for (const schedule::Instruction& spill : step.instructions) {
+        if (spill.lane == schedule::Lane::kD2H) downloaded += spill.bytes;
+        if (spill.op != schedule::Op::kSpillActivation) continue;
+        const schedule::Buffer& buffer = step.buffers[spill.reads.front().buffer];
+        if (buffer.role == schedule::BufferRole::kSaved) saved[buffer.unit] += spill.bytes;
+      }
+      int layers = 0;
+      for (std::int32_t unit = 1; unit <= 4; ++unit) {
+        // Both micro-batches, or neither where the values are needed again soon.
+        if (saved[unit] == 0) continue;
+        EXPECT_EQ(saved[unit], 2 * layer) << unit;
+        ++layers;
+      }
+      EXPECT_GE(layers, 2);
+      const RanksRun run = train_on_ranks(config, plan.options, kSteps);
+      for (const schedule::LinkBytes& moved : run.moved) {
+        EXPECT_EQ(moved.download, kSteps * downloaded);
+      }
+    }
   }
 }
 
@@ -284,12 +352,38 @@ TEST(Tensor, AnyMeshLoadsTheStateOfAnyOther) {
   for (std::size_t from = 0; from < sweep(meshes.size()); ++from) {
     const Overrides model{from % 2 == 0 ? "model.family=gpt2" : "model.family=llama",
                           from % 3 == 0 ? "train.precision=bf16" : "train.precision=fp32",
+                          from % 3 == 1 ? "model.kv_heads=2" : "model.kv_heads=4",
                           "model.vocab=277"};
     write_state(meshes[from], model, 2, "", files / "made");
     for (std::size_t to = 0; to < meshes.size(); ++to) {
       if (samples_sweeps() && (from + to) % 5 != 1) continue;
       SCOPED_TRACE(std::to_string(from) + " to " + std::to_string(to));
       write_state(meshes[to], model, 0, files / "made", files / "again");
+      EXPECT_EQ(hash_file(files / "again"), hash_file(files / "made"));
+    }
+  }
+}
+
+// Durable commits, too: groups of another size read the boxes that their parts consist of.
+TEST(Tensor, AnyMeshLoadsTheCommitOfAnyOther) {
+  const ScratchDirectory files;
+  const std::vector<TensorMesh>& meshes = resharded_meshes();
+  // One rank; groups of two and of four, with shards and with stages; parts of sequences.
+  for (const std::size_t from : sampled(std::vector<std::size_t>{0, 1, 5, 6, 8})) {
+    const Overrides model{from % 2 == 0 ? "model.family=gpt2" : "model.family=llama",
+                          from % 3 == 0 ? "train.precision=fp32" : "train.precision=bf16",
+                          from % 3 == 1 ? "model.kv_heads=2" : "model.kv_heads=4",
+                          from % 4 == 1 ? "optimizer.states=split" : "optimizer.states=fp32",
+                          "model.vocab=277"};
+    const TrainingBench bench;
+    const Overrides durable = model + Overrides{"checkpoint.mode=durable"};
+    commit_state(bench, meshes[from], durable, files / "made");
+    const checkpoint::DurableFound found =
+        find_commit(config_of_mesh(bench, meshes[from], durable));
+    for (std::size_t to = 0; to < meshes.size(); ++to) {
+      if (samples_sweeps() && (from + to) % 5 != 1) continue;
+      SCOPED_TRACE(std::to_string(from) + " to " + std::to_string(to));
+      load_commit(found, meshes[to], to % 2 == 0 ? durable : model, files / "again");
       EXPECT_EQ(hash_file(files / "again"), hash_file(files / "made"));
     }
   }

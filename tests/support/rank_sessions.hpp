@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "collectives/local/local_group.hpp"
+#include "engine/checkpoint/rank_path.hpp"
 #include "engine/planner/plan.hpp"
 #include "engine/train/session.hpp"
 #include "tests/support/planned_session.hpp"
@@ -40,9 +41,11 @@ inline double learning_rate(std::int64_t step, std::int64_t updates) {
   return updates > 1 ? 1e-2 / static_cast<double>(1 + step) : 1e-2;
 }
 
-// Trains `steps` steps. fails: the data of the second one cannot be read.
+// Trains `steps` steps. fails: the data of the second one cannot be read. moved: gets the bytes that
+// the links moved meanwhile.
 inline RanksRecord train_session(train::Session& session, const config::Config& config,
-                                 std::int64_t steps, bool fails = false) {
+                                 std::int64_t steps, bool fails = false,
+                                 schedule::LinkBytes* moved = nullptr) {
   session.state().initialize(config.train.seed);
   RanksRecord record;
   const std::int64_t updates = std::max<std::int64_t>(config.parallel.updates, 1);
@@ -63,6 +66,7 @@ inline RanksRecord train_session(train::Session& session, const config::Config& 
       record.losses.push_back(std::bit_cast<std::uint64_t>(outcome.loss));
       record.norms.push_back(std::bit_cast<std::uint64_t>(outcome.grad_norm));
       record.redone_steps += outcome.redone ? 1 : 0;
+      if (moved != nullptr) *moved += outcome.moved;
     }
   }
   record.weights_hash = session.state().weights_hash();
@@ -74,6 +78,7 @@ struct RanksRun {
   std::vector<std::uint64_t> sent_bytes;     // by rank, as its communicators counted
   std::vector<std::uint64_t> planned_bytes;  // by rank, of the same steps
   std::vector<std::uint64_t> host_bytes;     // by rank: sent by the host's group of collectives
+  std::vector<schedule::LinkBytes> moved;    // by rank
 };
 
 // Where the sessions run; by default on the host.
@@ -88,6 +93,19 @@ using RankFailure = std::function<void(int rank, const std::exception& error)>;
 
 // Called on the thread of each rank behind its last step.
 using RankEnd = std::function<void(train::Session& session)>;
+
+// The configuration of a rank. A durable run has files of its own for each.
+inline config::Config config_of_rank(config::Config config, int rank) {
+  if (config.checkpoint.mode == config::Config::CheckpointMode::kDurable) {
+    config.checkpoint.dir = checkpoint::rank_path(config.checkpoint.dir, rank);
+    config.memory.storage_paths = checkpoint::rank_paths(config.memory.storage_paths, rank);
+    std::filesystem::create_directories(config.checkpoint.dir);
+  }
+  for (const std::string& path : config.memory.storage_paths) {
+    std::filesystem::create_directories(path);
+  }
+  return config;
+}
 
 // options: of one rank alone, and the stages of a pipeline; the placement is changed as the ZeRO stage
 // asks. config.parallel says how many ranks there are. failing_rank: its data cannot be read in the second step; -1: none.
@@ -118,22 +136,23 @@ inline RanksRun train_on_ranks(const config::Config& config, schedule::StepOptio
                                        backend.host_kernels.get()));
   }
   expect_world_holds(plans, config);
-  for (const std::string& path : config.memory.storage_paths) {
-    std::filesystem::create_directories(path);
-  }
+  std::vector<config::Config> configs;
+  for (int rank = 0; rank < ranks; ++rank) configs.push_back(config_of_rank(config, rank));
+  const RunId id = make_run_id();
   RanksRun run;
   run.ranks.resize(plans.size());
   run.sent_bytes.resize(plans.size());
   run.planned_bytes.resize(plans.size());
   run.host_bytes.resize(plans.size());
+  run.moved.resize(plans.size());
   run_in_threads(ranks, [&](int rank) {
     const auto at = static_cast<std::size_t>(rank);
     try {
       train::Session session(
-          config, models[at], plans[at], backends[at], {}, make_run_id(),
+          configs[at], models[at], plans[at], backends[at], {}, id,
           {data[at].get(), control[at].get(), messages[at].get(), inner[at].get()});
       if (devices.gpu_group) session.connect_gpus(devices.gpu_group(rank, *data[at]));
-      run.ranks[at] = train_session(session, config, steps, rank == failing_rank);
+      run.ranks[at] = train_session(session, config, steps, rank == failing_rank, &run.moved[at]);
       run.sent_bytes[at] = session.message_bytes().sent + session.stage_message_bytes().sent +
                            session.inner_message_bytes().sent;
       if (backends[at].name == "cuda") {

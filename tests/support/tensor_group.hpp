@@ -21,6 +21,7 @@ class TensorGroup {
     for (std::int64_t rank = 0; rank < ranks; ++rank) {
       model::TensorShare share{rank, ranks, sequence};
       if (contexts) share = {0, 1, false, ranks, rank};
+      sharers_ = static_cast<std::size_t>(share.sharers(shape.kv_heads));
       ranks_.push_back(std::make_unique<WholeModel>(shape, micro_batch, seq, 1, share));
     }
   }
@@ -103,11 +104,21 @@ class TensorGroup {
   }
 
   void combine(std::size_t unit, const schedule::Cut& cut) {
+    if (cut.value == schedule::CutValue::kLoss) {
+      ++crossed_elems_;
+      return add_losses(unit);
+    }
+    const std::size_t sharers = cut.among_sharers ? sharers_ : ranks_.size();
+    for (std::size_t first = 0; first < ranks_.size(); first += sharers) {
+      combine_among(unit, cut, first, first + sharers);
+    }
+  }
+  void combine_among(std::size_t unit, const schedule::Cut& cut, std::size_t begin,
+                     std::size_t end) {
     crossed_elems_ += cut.elems;
-    if (cut.value == schedule::CutValue::kLoss) return add_losses(unit);
     std::vector<float*> parts;
-    for (const auto& rank : ranks_) {
-      const model::PassBuffers at = rank->buffers(unit);
+    for (std::size_t rank = begin; rank < end; ++rank) {
+      const model::PassBuffers at = ranks_[rank]->buffers(unit);
       std::byte* base = at.workspace;
       if (cut.value == schedule::CutValue::kOutput) base = at.output;
       if (cut.value == schedule::CutValue::kContext) base = at.context;
@@ -155,6 +166,7 @@ class TensorGroup {
   }
 
   std::vector<std::unique_ptr<WholeModel>> ranks_;
+  std::size_t sharers_ = 1;  // ranks that hold copies of the same key/value heads
   std::uint64_t crossed_elems_ = 0;
 };
 

@@ -9,6 +9,7 @@
 #include <variant>
 
 #include "engine/checkpoint/safetensors.hpp"
+#include "engine/checkpoint/saved_parts.hpp"
 #include "tests/support/rank_sessions.hpp"
 #include "tests/support/training_example.hpp"
 
@@ -77,6 +78,7 @@ inline TensorMesh tensor_mesh(std::size_t i) {
   pick(at.settings, 4, {"train.fold_groups=1", "train.fold_groups=4"});
   pick(at.settings, 5, {"model.tie_embeddings=true", "model.tie_embeddings=false"});
   if (i % 4 != 3) at.settings.push_back("model.vocab=277");
+  pick(at.settings, 3, {"model.kv_heads=4", "model.kv_heads=1", "model.kv_heads=2"});
   pick(at.settings, 7, {"parallel.sequence=true", "parallel.sequence=false"});
   pick(at.memory, 2,
        {"recompute.policy=none", "recompute.policy=unit", "recompute.policy=selective",
@@ -120,37 +122,88 @@ inline void expect_group_bits(std::size_t i) {
 
 // --- files ---------------------------------------------------------------------------------------
 
-// Meshes of one to eight ranks that share a model.
+// Meshes of one to eight ranks that share a model of at least two key/value heads.
 inline const std::vector<TensorMesh>& resharded_meshes() {
   static const std::vector<TensorMesh> meshes{
-      {1, 1, 1, 0, {}, {}}, {2, 1, 1, 0, {}, places("pinned", "pinned", "storage")},
-      {4, 1, 1, 0, {}, {}}, {2, 2, 1, 3, {}, places("storage", "storage", "storage")},
-      {1, 2, 1, 1, {}, {}}, {4, 2, 1, 2, {}, {}},
-      {2, 1, 2, 0, {}, {}}, {2, 2, 2, 3, {}, places("pinned", "pinned", "pinned")}};
+      {1, 1, 1, 0, {}, {}},
+      {2, 1, 1, 0, {}, places("pinned", "pinned", "storage")},
+      {4, 1, 1, 0, {}, {}},
+      {2, 2, 1, 3, {}, places("storage", "storage", "storage")},
+      {1, 2, 1, 1, {}, {}},
+      {4, 2, 1, 2, {}, {}},
+      {2, 1, 2, 0, {}, {}},
+      {2, 2, 2, 3, {}, places("pinned", "pinned", "pinned")},
+      // Parts of sequences.
+      {1, 2, 1, 3, {}, {"parallel.context=2", "train.micro_batch=1"}}};
   return meshes;
+}
+
+// The configuration of a mesh with a run directory in `bench`.
+inline config::Config config_of_mesh(const TrainingBench& bench, const TensorMesh& mesh,
+                                     const Overrides& model) {
+  return config_of_group(bench,
+                         model + mesh.memory +
+                             Overrides{"train.accumulate=8", "train.order=microbatch",
+                                       "parallel.data=" + std::to_string(mesh.data),
+                                       "parallel.zero=" + std::to_string(mesh.zero),
+                                       "parallel.pipeline=" + std::to_string(mesh.pipeline)},
+                         mesh.tensor);
 }
 
 // Writes a mesh's state into `to` behind `steps` steps, or behind none the state from `from`.
 inline RanksRecord write_state(const TensorMesh& mesh, const Overrides& model, std::int64_t steps,
                                const std::string& from, const std::string& to) {
   const TrainingBench bench;
-  const config::Config config =
-      config_of_group(bench,
-                      model + mesh.memory +
-                          Overrides{"train.accumulate=8", "train.order=microbatch",
-                                    "parallel.data=" + std::to_string(mesh.data),
-                                    "parallel.zero=" + std::to_string(mesh.zero),
-                                    "parallel.pipeline=" + std::to_string(mesh.pipeline)},
-                      mesh.tensor);
+  const config::Config config = config_of_mesh(bench, mesh, model);
   const planner::Plan plan = plan_of_world(config);
   const RanksRun run =
       train_on_ranks(config, plan.options, steps, {}, -1, {}, [&](train::Session& session) {
-        if (!from.empty()) {
-          session.state().load(checkpoint::SafetensorsReader(from));
-        }
+        if (!from.empty()) session.state().load(checkpoint::SafetensorsReader(from));
         session.state().save(to);
       });
   return run.ranks.front();
+}
+
+// --- durable commits -----------------------------------------------------------------------------
+
+// The ranks of a mesh train a step and commit it beneath the bench. Their state goes to the file
+// `state`, too.
+inline void commit_state(const TrainingBench& bench, const TensorMesh& mesh, const Overrides& model,
+                         const std::string& state) {
+  const config::Config config = config_of_mesh(bench, mesh, model);
+  const planner::Plan plan = plan_of_world(config);
+  checkpoint::CheckpointManifest manifest;
+  manifest.step = 1;
+  manifest.data_fingerprint = std::string(32, '0');
+  manifest.settings = config::durable_settings(config);
+  train_on_ranks(config, plan.options, 1, {}, -1, {}, [&](train::Session& session) {
+    session.commit(manifest);
+    session.state().save(state);
+  });
+}
+
+// The commit of all ranks whose configuration this is one of.
+inline checkpoint::DurableFound find_commit(const config::Config& config) {
+  std::vector<checkpoint::PassedOver> passed_over;
+  auto found = checkpoint::find_durable_of_ranks(config.checkpoint.dir, config.memory.storage_paths,
+                                                 passed_over);
+  for (const checkpoint::PassedOver& passed : passed_over) ADD_FAILURE() << passed.why;
+  if (!found) throw Error("no rank has committed");
+  return std::move(*found);
+}
+
+// The ranks of another mesh load it, and write their state into the file `state`.
+inline void load_commit(const checkpoint::DurableFound& found, const TensorMesh& mesh,
+                        const Overrides& model, const std::string& state) {
+  const TrainingBench bench;
+  const config::Config config = config_of_mesh(bench, mesh, model);
+  const planner::Plan plan = plan_of_world(config);
+  train_on_ranks(config, plan.options, 0, {}, -1, {}, [&](train::Session& session) {
+    const auto& own = static_cast<const model::Model&>(session.state().space());
+    const checkpoint::SavedParts parts(found, own);
+    session.load(parts);
+    session.state().save(state);
+  });
 }
 
 }  // namespace sluice::testing

@@ -193,9 +193,10 @@ class Machine {
         enter_as_left(home);
         continue;
       }
-      const Term term = symbolic::hash_words({kEntryState, static_cast<std::uint64_t>(home.kind),
-                                              static_cast<std::uint64_t>(home.unit),
-                                              static_cast<std::uint64_t>(residency.version)});
+      const Term term =
+          symbolic::hash_words({kEntryState, static_cast<std::uint64_t>(home.kind),
+                                static_cast<std::uint64_t>(home.unit),
+                                static_cast<std::uint64_t>(residency.version), part_of(home)});
       fill(home, term, bytes_of(home.dtype, home.first_elem));
     }
     if (!pending) return;
@@ -206,11 +207,18 @@ class Machine {
     }
   }
 
+  // Ranks of a tensor group hold other parts of a unit, those of a context group the same.
+  std::uint64_t part_of(const Buffer& home) const {
+    if (ops_.segments().cuts_sequences()) return 0;
+    return static_cast<std::uint64_t>(ops_.segments().place_of(home.rank));
+  }
+
   void enter_as_left(const Buffer& home) {
     const auto left = options_.before->state.find({home.kind, home.unit});
     if (left == options_.before->state.end()) return;  // a read of it reports the error
     const std::uint64_t base = bytes_of(home.dtype, home.first_elem);
     for (const CarriedState::Run& run : left->second) {
+      if (run.place != ops_.segments().place_of(home.rank)) continue;
       const std::uint64_t begin = std::max(run.begin, home.first_elem);
       const std::uint64_t end = std::min(run.end, home.first_elem + home.elems);
       if (begin >= end) continue;
@@ -307,7 +315,9 @@ class Machine {
       const std::uint64_t begin = all ? 0 : use.offset_bytes;
       const std::uint64_t end = all ? buffer.bytes : begin + use.bytes;
       touch(id, buffer, begin, end, release || buffer.role == BufferRole::kWorkspace);
-      if (release || buffer.role == BufferRole::kWorkspace) continue;
+      // Between the segments of a pass its workspace holds values.
+      const bool holds = instruction.lane == Lane::kInner || instruction.segments.begin > 0;
+      if (release || (buffer.role == BufferRole::kWorkspace && !holds)) continue;
       std::string problem;
       schedule::symbolic::ReadValue value{
           &buffer, begin, end, false, memory.read(buffer, begin, end, problem), use.peer};
@@ -395,11 +405,16 @@ class Machine {
     } else if (meets_all(instruction.op)) {
       std::vector<schedule::symbolic::Member> members;
       for (const InstructionId member : partners_.meeting[id]) {
-        const std::int32_t rank = schedule_.instructions[member].rank;
-        members.push_back({world_rank_of(schedule_, rank), &running_[member].reads});
+        const Instruction& of = schedule_.instructions[member];
+        members.push_back(
+            {world_rank_of(schedule_, of.rank), &running_[member].reads, of.reduction});
       }
-      schedule::symbolic::exchange(instruction.op, world_rank_of(schedule_, instruction.rank),
-                                   members, writes, emit);
+      if (instruction.lane == Lane::kInner) {
+        ops_.cross(instruction, members, writes, emit);
+      } else {
+        schedule::symbolic::exchange(instruction.op, world_rank_of(schedule_, instruction.rank),
+                                     members, writes, emit);
+      }
     } else {
       ops_.apply(instruction, running_[id].reads, writes, emit);
       if (!sends(instruction.op)) running_[id] = {};
@@ -436,7 +451,7 @@ class Machine {
            schedule::symbolic::SymbolicOps::runs_of(value)) {
         (as_found ? found : runs)[key].push_back(run);
         CarriedState::State& left = as_found ? result_.after.found : result_.after.state;
-        left[key].push_back({run.begin, run.end, run.term});
+        left[key].push_back({run.begin, run.end, run.term, ops_.segments().place_of(home.rank)});
       }
       pending = pending || home.kind == StateKind::kGradient;
     }

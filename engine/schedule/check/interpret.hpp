@@ -47,6 +47,7 @@ struct CarriedState {
     std::uint64_t begin = 0;  // elements of the home
     std::uint64_t end = 0;
     Term term;
+    std::int32_t place = 0;  // of the rank that holds it, in a tensor or context group
   };
   using State = std::map<std::pair<StateKind, std::int32_t>, std::vector<Run>>;
   State state;  // by kind and unit

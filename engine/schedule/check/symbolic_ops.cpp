@@ -1,8 +1,6 @@
-// 545 lines because each op has its rule here, and they share their terms.
-//
-// Each op hashes the terms that it reads, together with its own name, into the terms that it
-// writes. Elementwise ops work on runs of elements and keep them apart, so that the cut into pieces
-// does not show. Reductions and passes fold all their input into one term.
+// Each op has its rule here. It hashes the terms that it reads, together with its own name, into
+// the terms that it writes. Elementwise ops work on runs of elements and keep them apart, so that
+// the cut into pieces does not show. Reductions and passes fold all their input into one term.
 #include "engine/schedule/check/symbolic_ops.hpp"
 
 #include <algorithm>
@@ -12,25 +10,12 @@
 namespace sluice::schedule::symbolic {
 namespace {
 
-// Domains of hash_words, apart from ops.
-constexpr std::uint64_t kMoved = 101, kScratch = 102, kPartial = 103, kFolded = 104, kAbsent = 105,
-                        kSlice = 106, kOne = 107, kWrongSources = 108, kDiffers = 109;
+// Domains of hash_words, apart from ops and those of the header.
+constexpr std::uint64_t kMoved = 101, kPartial = 103, kFolded = 104, kSlice = 106, kOne = 107,
+                        kWrongSources = 108, kDiffers = 109;
 
 std::uint64_t word(std::int32_t value) {
   return static_cast<std::uint64_t>(value);
-}
-
-// The begin of a buffer of state or saved values, in bytes of its unit's extent; else 0.
-std::uint64_t extent_base(const Buffer& buffer) {
-  const bool part = buffer.role == BufferRole::kState || buffer.role == BufferRole::kSaved;
-  return part ? bytes_of(buffer.dtype, buffer.first_elem) : 0;
-}
-
-// A part at the wrong place of its value is another value.
-Term placed_term(const Buffer& buffer, const Part& part) {
-  const std::uint64_t home = extent_base(buffer) + part.begin;
-  if (part.origin == home) return part.term;
-  return hash_words({kMoved, part.term.low, part.term.high, part.origin - home});
 }
 
 // One read as a single term, for ops that take it as a whole.
@@ -112,6 +97,17 @@ bool of_whole_tensors(const std::vector<ReadValue>& reads, const std::vector<Wri
 
 }  // namespace
 
+std::uint64_t extent_base(const Buffer& buffer) {
+  const bool part = buffer.role == BufferRole::kState || buffer.role == BufferRole::kSaved;
+  return part ? bytes_of(buffer.dtype, buffer.first_elem) : 0;
+}
+
+Term placed_term(const Buffer& buffer, const Part& part) {
+  const std::uint64_t home = extent_base(buffer) + part.begin;
+  if (part.origin == home) return part.term;
+  return hash_words({kMoved, part.term.low, part.term.high, part.origin - home});
+}
+
 void SymbolicOps::apply(const Instruction& instruction, const std::vector<ReadValue>& reads,
                         const std::vector<WriteTarget>& writes, const Emit& emit) {
   if (is_copy_op(instruction.op)) {
@@ -189,9 +185,12 @@ std::vector<SymbolicOps::Run> SymbolicOps::runs_of(const ReadValue& read) {
   return runs;
 }
 
-// Sorted and merged runs have one hash for one content, whatever the pieces it came in.
+// Sorted and merged runs have one hash for one content, whatever the pieces it came in. Elements
+// may have several terms: those of ranks that hold other parts of the unit.
 Term SymbolicOps::fold(std::vector<Run> runs) {
-  std::sort(runs.begin(), runs.end());
+  std::sort(runs.begin(), runs.end(), [](const Run& a, const Run& b) {
+    return std::tie(a.unit, a.term, a.begin, a.end) < std::tie(b.unit, b.term, b.begin, b.end);
+  });
   runs.erase(std::unique(runs.begin(), runs.end()), runs.end());
   std::vector<Run> merged;
   for (const Run& run : runs) {
@@ -358,13 +357,20 @@ void SymbolicOps::compute(const Instruction& instruction, const std::vector<Read
   hash.add(word(instruction.unit));
   hash.add(word(instruction.layer));
   hash.add(word(instruction.microbatch));
-  if (instruction.segments.begin > 0) hash.add(word(instruction.segments.begin));
+  // Each rank of a context group passes through its own rows.
+  if (segments_.cuts_sequences()) hash.add(word(segments_.place_of(instruction.rank)));
+  const bool first = instruction.segments.begin == 0;
+  const bool whole = first && instruction.segments.end == SegmentRange().end;
   // Saved values count as one input, whatever their cut. A Recompute reads some of those that it
   // makes the others from; they are no input of the forward pass that it repeats.
   const bool repeats = instruction.op == Op::kRecompute;
   std::vector<Run> saved;
+  std::vector<Term> left;  // by the segments before
   for (const ReadValue& read : reads) {
-    if (read.buffer->role == BufferRole::kSaved) {
+    if (!first) {
+      if (!read.in_place) continue;
+      for (const Part& part : read.parts) left.push_back(placed_term(*read.buffer, part));
+    } else if (read.buffer->role == BufferRole::kSaved) {
       if (repeats) continue;
       const std::vector<Run> runs = runs_of(read);
       saved.insert(saved.end(), runs.begin(), runs.end());
@@ -374,9 +380,16 @@ void SymbolicOps::compute(const Instruction& instruction, const std::vector<Read
   }
   if (!saved.empty()) hash.add(fold(std::move(saved)));
   Term inputs = hash.value();
-  if (repeats && !makes_forward_values(instruction, reads, saved_term(inputs))) {
+  const Term named = segments_.whole_of(inputs);
+  if (repeats && first && !makes_forward_values(instruction, reads, saved_term(named))) {
     inputs = hash_words({kWrongSources, inputs.low, inputs.high});
   }
+  if (!whole) {
+    inputs = segments_.advance(instruction, inputs, left);
+  } else if (repeats) {
+    inputs = segments_.whole_of(inputs);
+  }
+  const bool ends = instruction.segments.end == SegmentRange().end;
   std::map<BufferRole, std::uint64_t> made;  // outputs so far, by role
   for (const WriteTarget& target : writes) {
     const Buffer& buffer = *target.buffer;
@@ -384,8 +397,9 @@ void SymbolicOps::compute(const Instruction& instruction, const std::vector<Read
     const bool saves = buffer.role == BufferRole::kSaved;
     const std::uint64_t number = state ? word(buffer.unit) : saves ? 0 : made[buffer.role]++;
     const std::uint64_t domain =
-        buffer.role == BufferRole::kWorkspace ? kScratch + instruction.id : 0;
+        ends && buffer.role == BufferRole::kWorkspace ? kScratch + instruction.id : 0;
     const Term term = made_term(inputs, domain, buffer.role, buffer.kind, number);
+    if (!ends) segments_.note(instruction, term);
     emit(target, Part{target.begin, target.end, term, extent_base(buffer) + target.begin});
     if (buffer.role == BufferRole::kLoss) losses_[buffer.microbatch] = term;
   }
@@ -447,97 +461,6 @@ void SymbolicOps::clip_factor(const Instruction& instruction, const std::vector<
   const Term factor = clip_accepted_ ? hash_words({kOne}) : norm;
   for (const WriteTarget& target : writes) {
     emit(target, Part{target.begin, target.end, factor, target.begin});
-  }
-}
-
-namespace {
-
-// The part of a member's contribution that the k-th write from it takes; null: there is none.
-const ReadValue* contribution(const Member& member, std::int32_t to, std::size_t k) {
-  for (const ReadValue& read : *member.reads) {
-    if (to >= 0 && read.peer != to) continue;
-    if (k-- == 0) return &read;
-  }
-  return nullptr;
-}
-
-void move_parts(Op op, std::int32_t self, const std::vector<Member>& members,
-                const std::vector<WriteTarget>& writes, const Emit& emit) {
-  std::map<std::int32_t, std::size_t> taken;  // by source
-  for (const WriteTarget& target : writes) {
-    const ReadValue* from = nullptr;
-    for (const Member& member : members) {
-      if (member.world_rank != target.peer) continue;
-      from = contribution(member, op == Op::kAllToAll ? self : -1, taken[target.peer]++);
-    }
-    if (from != nullptr && from->end - from->begin == target.end - target.begin) {
-      SymbolicOps::copy({*from}, {target}, emit);
-    } else {
-      emit(target, Part{target.begin, target.end, hash_words({kAbsent}), target.begin});
-    }
-  }
-}
-
-// Folds terms [first, last) as a sum of FoldGrad instructions of the unit's gradient would.
-Term fold_tree(const std::vector<Term>& terms, std::size_t first, std::size_t last,
-               const Buffer& sum) {
-  if (last - first == 1) return terms[first];
-  std::size_t split = 1;
-  while (2 * split < last - first) split *= 2;
-  const Term into = fold_tree(terms, first, first + split, sum);
-  const Term from = fold_tree(terms, first + split, last, sum);
-  TermHash hash;
-  hash.add(op_word(Op::kFoldGrad));
-  hash.add(word(sum.unit));
-  hash.add(static_cast<std::uint64_t>(sum.kind));
-  hash.add(into);
-  hash.add(from);
-  return hash.value();
-}
-
-void reduce(const std::vector<Member>& members, const std::vector<WriteTarget>& writes,
-            const Emit& emit) {
-  std::vector<std::vector<SymbolicOps::Run>> inputs;
-  std::set<std::uint64_t> borders;
-  for (const Member& member : members) {
-    inputs.emplace_back();
-    for (const ReadValue& read : *member.reads) {
-      for (const SymbolicOps::Run& run : SymbolicOps::runs_of(read)) {
-        inputs.back().push_back(run);
-        borders.insert({run.begin, run.end});
-      }
-    }
-  }
-  for (const WriteTarget& target : writes) {
-    const Buffer& buffer = *target.buffer;
-    const std::uint64_t base = extent_base(buffer);
-    std::uint64_t begin = elems_in(buffer.dtype, base + target.begin);
-    const std::uint64_t stop = elems_in(buffer.dtype, base + target.end);
-    while (begin < stop) {
-      const auto border = borders.upper_bound(begin);
-      const std::uint64_t end = border == borders.end() ? stop : std::min(*border, stop);
-      std::vector<Term> terms(inputs.size(), hash_words({kAbsent}));
-      for (std::size_t m = 0; m < inputs.size(); ++m) {
-        for (const SymbolicOps::Run& run : inputs[m]) {
-          if (run.begin <= begin && end <= run.end) terms[m] = run.term;
-        }
-      }
-      const std::uint64_t origin = bytes_of(buffer.dtype, begin);
-      emit(target, Part{origin - base, bytes_of(buffer.dtype, end) - base,
-                        fold_tree(terms, 0, terms.size(), buffer), origin});
-      begin = end;
-    }
-  }
-}
-
-}  // namespace
-
-void exchange(Op op, std::int32_t self, const std::vector<Member>& members,
-              const std::vector<WriteTarget>& writes, const Emit& emit) {
-  if (op == Op::kGather || op == Op::kAllToAll) {
-    move_parts(op, self, members, writes, emit);
-  } else {
-    reduce(members, writes, emit);
   }
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "engine/schedule/check/symbolic_memory.hpp"
+#include "engine/schedule/check/symbolic_segments.hpp"
 
 namespace sluice::schedule::symbolic {
 
@@ -27,6 +28,13 @@ struct WriteTarget {
   std::int32_t peer = -1;  // Use::peer
 };
 
+// Domains of hash_words that several files use: values that nothing may depend on, and missing ones.
+inline constexpr std::uint64_t kScratch = 102, kAbsent = 105;
+// The begin of a buffer of state or saved values, in bytes of its unit's extent; else 0.
+std::uint64_t extent_base(const Buffer& buffer);
+// A part at the wrong place of its value is another value.
+Term placed_term(const Buffer& buffer, const Part& part);
+
 // (target, part): the part's offsets are in the target's buffer.
 using Emit = std::function<void(const WriteTarget&, const Part&)>;
 
@@ -34,6 +42,7 @@ using Emit = std::function<void(const WriteTarget&, const Part&)>;
 struct Member {
   std::int32_t world_rank = -1;
   const std::vector<ReadValue>* reads = nullptr;
+  CutKind reduction = CutKind::kSum;  // of a collective between segments
 };
 // The effect of a collective on one of its members, `self`. A Gather or an AllToAll moves terms. A
 // reduction folds the members' terms, in the order of ranks, by the balanced tree that FoldGrad
@@ -45,11 +54,17 @@ class SymbolicOps {
  public:
   // clip_accepted: the clip factor is one (InterpretOptions). `schedule` must outlive it.
   SymbolicOps(const Schedule& schedule, bool clip_accepted)
-      : schedule_(schedule), clip_accepted_(clip_accepted) {}
+      : schedule_(schedule), segments_(schedule), clip_accepted_(clip_accepted) {}
 
   // The effect of an instruction that read `reads`.
   void apply(const Instruction& instruction, const std::vector<ReadValue>& reads,
              const std::vector<WriteTarget>& writes, const Emit& emit);
+
+  // The effect of a collective between segments, or of the norm's, on its member `instruction`. members:
+  // all, in the order of ranks.
+  void cross(const Instruction& instruction, const std::vector<Member>& members,
+             const std::vector<WriteTarget>& writes, const Emit& emit);
+  const SegmentedPasses& segments() const { return segments_; }
 
   // Moves bytes: the reads one after another, laid out over the writes.
   static void copy(const std::vector<ReadValue>& reads, const std::vector<WriteTarget>& writes,
@@ -96,7 +111,14 @@ class SymbolicOps {
   void clip_factor(const Instruction& instruction, const std::vector<ReadValue>& reads,
                    const std::vector<WriteTarget>& writes, const Emit& emit);
 
+  // One value of a collective: in place, in the same bytes on all ranks.
+  void cross_value(const Instruction& instruction, const std::vector<const ReadValue*>& values,
+                   std::size_t own, const WriteTarget& target, const Emit& emit);
+  void cross_partials(const Instruction& instruction, const std::vector<const ReadValue*>& values,
+                      const WriteTarget& target, const Emit& emit);
+
   const Schedule& schedule_;
+  SegmentedPasses segments_;
   bool clip_accepted_;
   std::map<Term, NormPartial> norm_partials_;
   std::map<std::int32_t, Term> norms_;  // by update

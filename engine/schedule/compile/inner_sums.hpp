@@ -24,9 +24,9 @@ struct PassStep {
 std::vector<PassStep> steps_of(const TensorView& tensor, const PassSegments& segments,
                                bool makes_output, PartMask remade);
 
-// The sum (or maximum) over the ranks of these bytes of a buffer, in place.
-void emit_inner_reduction(StepBuilder& builder, CutKind kind, std::int32_t unit,
-                          std::int32_t microbatch, const Use& value, DType dtype);
+// The collective of a cut on these bytes of a buffer, in place.
+void emit_cut(StepBuilder& builder, const Cut& cut, std::int32_t unit, std::int32_t microbatch,
+              const Use& value);
 
 // Adds the partials of the norm of tensors that ranks have parts of.
 void emit_inner_norm_sum(StepBuilder& builder);

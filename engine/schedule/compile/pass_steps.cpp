@@ -68,8 +68,8 @@ void emit_step(StepBuilder& builder, const ComputeItem& item, const PassUses& us
   }
   for (const Cut& cut : step.cuts) {
     const bool tied = cut.value == CutValue::kTiedGradient;
-    emit_inner_reduction(builder, cut.kind, tied ? builder.tied_unit() : item.unit, item.microbatch,
-                         use_of(builder, cut, uses), cut.dtype);
+    emit_cut(builder, cut, tied ? builder.tied_unit() : item.unit, item.microbatch,
+             use_of(builder, cut, uses));
   }
 }
 

@@ -108,8 +108,8 @@ BufferId StepBuilder::add_like(BufferId home, std::int32_t version) {
 
 // Lists the groups of the whole world, since all ranks have the same table: of the data-parallel ranks
 // with the same parts of each pipeline rank, of the pipeline ranks of each place in a stage, of the two
-// of these that a tied head joins, and of the ranks that hold parts of the same units. A dimension of
-// one rank has none.
+// of these that a tied head joins, of the ranks that hold parts of the same units, and of those of them
+// that hold copies of the same key/value heads. A dimension of one rank has none.
 void StepBuilder::join_world() {
   const std::int32_t data_ranks = view().ranks, tensor_ranks = tensor().ranks;
   const std::int32_t pipeline_ranks = pipeline().ranks();
@@ -152,6 +152,9 @@ void StepBuilder::join_world() {
   add_groups(tensor().of_context ? Dimension::kContext : Dimension::kTensor,
              pipeline_ranks * data_ranks, tensor_ranks,
              [&](std::int32_t place, std::int32_t t) { return place * tensor_ranks + t; });
+  const std::int32_t sharers = tensor().sharers;
+  add_groups(Dimension::kTensor, schedule_.world_ranks / sharers, sharers,
+             [&](std::int32_t place, std::int32_t t) { return place * sharers + t; });
 }
 
 ElemRange StepBuilder::shard(std::int32_t unit, std::int32_t rank) const {

@@ -84,6 +84,13 @@ class StepBuilder {
     return data_group_count() + stage_groups * stage_ranks() + pipeline().rank * view().ranks +
            view().rank;
   }
+  // And of those of them that hold copies of the same key/value heads.
+  std::int32_t sharing_group() const {
+    const std::int32_t groups = pipeline().ranks() * view().ranks;  // tensor groups
+    const std::int32_t place = pipeline().rank * view().ranks + view().rank;
+    return tensor_group() - place + groups +
+           (place * tensor().ranks + tensor().rank) / tensor().sharers;
+  }
   const TensorView& tensor() const { return view().tensor; }
   // The range of the unit that a rank owns, where servers take turns in the present update; all of it
   // if the rank is alone.

@@ -286,6 +286,47 @@ TEST(Config, AnOptimizerRefusesStatesThatItCannotKeep) {
   EXPECT_EQ(parse(kSmall, {"optimizer.name=muon"}).optimizer.momentum, 0.95);
 }
 
+// Counts that the ranks of a tensor or context group cannot divide, and settings that go with none.
+TEST(Config, GroupsRefuseByNameWhatTheyCannotHave) {
+  const auto with = [](const std::string& group, const std::string& setting) {
+    return std::vector<std::string>{"parallel." + group, setting};
+  };
+  for (const std::string rule : {"muon", "adafactor", "sm3"}) {
+    EXPECT_TRUE(holds(refusal(kSmall, with("tensor=2", "optimizer.name=" + rule)),
+                      "optimizer.name = \"" + rule + "\" does not go with parallel.tensor = 2"));
+  }
+  for (const std::string moments : {"8bit", "bf16"}) {
+    EXPECT_TRUE(
+        holds(refusal(kSmall, with("tensor=2", "optimizer.moments=" + moments)),
+              "optimizer.moments = \"" + moments + "\" does not go with parallel.tensor = 2"));
+  }
+  for (const std::string group : {"tensor=2", "context=2"}) {
+    const std::string words =
+        "does not go with parallel." + group.substr(0, group.find('=')) + " = 2";
+    for (const std::string setting : {"parallel.server=true", "parallel.reduction=ring",
+                                      "parallel.node_ranks=2", "memory.backend=cuda"}) {
+      std::vector<std::string> settings = with(group, setting);
+      settings.push_back("train.micro_batch=1");
+      EXPECT_TRUE(holds(refusal(kSmall, settings), words)) << group << ", " << setting;
+    }
+  }
+  expect_refusals({
+      {{"parallel.tensor=3"}, "parallel.tensor = 3 must divide model.heads = 4"},
+      {{"parallel.tensor=2", "model.ffn=101"}, "must divide model.ffn = 101"},
+      {{"parallel.tensor=4", "model.hidden=96", "model.heads=12", "model.kv_heads=6"},
+       "must divide model.kv_heads = 6 or be a multiple of it"},
+      {{"parallel.tensor=2", "parallel.sequence=true", "train.seq=31"},
+       "must divide train.seq = 31"},
+      {{"parallel.sequence=true"}, "needs parallel.tensor above 1"},
+      {{"parallel.context=3", "train.micro_batch=1"}, "parallel.context = 3 must divide"},
+      {{"parallel.context=2", "train.micro_batch=2"}, "train.micro_batch must be 1"},
+      {{"parallel.context=2", "train.micro_batch=1", "parallel.tensor=2"}, "does not go with"},
+  });
+  for (const std::string kv_heads : {"1", "2", "4"}) {
+    EXPECT_NO_THROW(parse(kSmall, with("tensor=4", "model.kv_heads=" + kv_heads)));
+  }
+}
+
 TEST(Config, ParameterGroupsAreTables) {
   const std::string file = kSmall +
                            "[[optimizer.groups]]\nmatch = \"*.bias\"\nlr_scale = 2\n"

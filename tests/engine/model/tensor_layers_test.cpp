@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/rng.hpp"
+#include "tests/support/saved_formula.hpp"
 #include "tests/support/tensor_group.hpp"
 
 namespace sluice::model {
@@ -41,6 +42,9 @@ std::vector<Case> cases() {
           list.push_back({family, 2, 4, vocab, tied, sequence});
           list.push_back({family, 2, 2, vocab, tied, sequence});
           list.push_back({family, 4, 4, vocab, tied, sequence});
+          // Ranks that hold copies of key/value heads.
+          list.push_back({family, 4, 2, vocab, tied, sequence});
+          list.push_back({family, 4, 1, vocab, tied, sequence});
         }
       }
     }
@@ -142,39 +146,35 @@ TEST(ContextLayers, HaveTheLossAndTheGradientsOfTheWhole) {
   }
 }
 
+// Ranks with all rows of a part of the layers, with some rows, or with parts of each sequence.
 TEST(TensorLayers, HandleTheVocabularyOfGpt2) {
-  for (const bool tied : {false, true}) {
-    const Case c{ModelFamily::kGpt2, 4, 4, 50257, tied};
-    SCOPED_TRACE(name_of(c));
-    ModelShape shape = shape_of(c);
-    shape.layers = 1;
-    WholeModel whole(shape, 1, 3);
-    randomize(whole);
-    TensorGroup group(shape, 1, 3, c.ranks);
-    group.take(whole);
-    // The first and the last token of a part, so that its borders are right.
-    for (std::int64_t i = 0; i < 3; ++i) {
-      const std::int32_t token = std::array<std::int32_t, 3>{12564, 12565, 50256}.at(i);
-      for (std::size_t rank = 0; rank <= group.size(); ++rank) {
-        WholeModel& model = rank < group.size() ? group.rank(rank) : whole;
-        model.tokens()[i] = model.targets()[2 - i] = token;
+  enum class Mode { kAllRows, kOwnRows, kSequences };
+  for (const Mode mode : {Mode::kAllRows, Mode::kOwnRows, Mode::kSequences}) {
+    for (const bool tied : {false, true}) {
+      for (const std::int64_t ranks : {2, 4}) {
+        const Case c{ModelFamily::kGpt2, ranks, 4, 50257, tied, mode == Mode::kOwnRows};
+        SCOPED_TRACE(name_of(c) + ", mode " + std::to_string(static_cast<int>(mode)));
+        ModelShape shape = shape_of(c);
+        shape.layers = 1;
+        WholeModel whole(shape, 1, 4);
+        randomize(whole);
+        TensorGroup group(shape, 1, 4, c.ranks, c.sequence, mode == Mode::kSequences);
+        group.take(whole);
+        // The first and the last token of a part, so that its borders are right.
+        for (std::int64_t i = 0; i < 4; ++i) {
+          const std::int32_t token = std::array<std::int32_t, 4>{12564, 12565, 25129, 50256}.at(
+              static_cast<std::size_t>(i));
+          for (std::size_t rank = 0; rank <= group.size(); ++rank) {
+            WholeModel& model = rank < group.size() ? group.rank(rank) : whole;
+            model.tokens()[i] = model.targets()[3 - i] = token;
+          }
+        }
+        const double expected = whole.loss();
+        EXPECT_NEAR(group.loss(), expected, 1e-5 * expected);
+        whole.backward();
+        group.backward();
+        expect_equal_gradients(group, whole);
       }
-    }
-    const double expected = whole.loss();
-    EXPECT_NEAR(group.loss(), expected, 1e-5 * expected);
-    whole.backward();
-    group.backward();
-    for (std::size_t rank = 0; rank < group.size(); ++rank) {
-      double distance = 0, norm = 0;
-      TensorGroup::for_elems(
-          group.rank(rank), whole,
-          [&](std::size_t unit, std::uint64_t part, std::uint64_t of_whole) {
-            const auto wanted = static_cast<double>(whole.gradient(unit, of_whole));
-            distance +=
-                std::pow(static_cast<double>(group.rank(rank).gradient(unit, part)) - wanted, 2.0);
-            norm += wanted * wanted;
-          });
-      EXPECT_LE(std::sqrt(distance), 1e-4 * std::sqrt(norm));
     }
   }
 }
@@ -199,48 +199,91 @@ TEST(TensorLayers, CrossAsManyElementsAsTheFormulaSays) {
     group.clear_crossed_elems();
     group.backward();
     const std::uint64_t norms = (2 * layers + 1) * 24 * (c.family == ModelFamily::kGpt2 ? 2 : 1);
+    // Keys and values, 6 columns a head, of each group of ranks that share a head.
+    const std::uint64_t copies = c.ranks <= c.kv_heads
+                                     ? 0
+                                     : layers * static_cast<std::uint64_t>(c.kv_heads) * 2 * 6 *
+                                           (24 + (c.family == ModelFamily::kGpt2 ? 1 : 0));
     EXPECT_EQ(group.crossed_elems(),
-              layers * 2 * phi + (c.sequence ? layers * 4 * phi + 2 * phi + norms : 0));
+              layers * 2 * phi + copies + (c.sequence ? layers * 4 * phi + 2 * phi + norms : 0));
   }
 }
 
-// Finite differences of the loss through the cross-entropy that ranks share.
+// Finite differences of the loss through the cross-entropy that ranks share. A tied table is that of the
+// embedding, too.
 TEST(TensorLayers, HaveTheDerivativeOfTheSharedLoss) {
-  const Case c{ModelFamily::kLlama, 4, 4, 37, false};
-  WholeModel whole(shape_of(c), kMicroBatch, kSeq);
-  randomize(whole);
-  TensorGroup group(shape_of(c), kMicroBatch, kSeq, c.ranks, c.sequence);
-  group.take(whole);
-  group.loss();
-  group.backward();
-  const std::size_t head = whole.model().units().size() - 1;
-  const CounterRng random(7, stream_of("test/tensor_layers_directions"));
-  for (std::size_t rank = 0; rank < group.size(); ++rank) {
-    WholeModel& model = group.rank(rank);
-    const PlacedTensor& table = model.model().layout(head).tensors().back();
-    const auto elems = table.spec.elems();
-    // Along random signs, so that the derivative stands far above rounding.
-    const float h = 0.02f / std::sqrt(static_cast<float>(elems));
-    std::vector<float> from, signs;
-    double expected = 0, norm = 0;
-    for (std::uint64_t i = 0; i < elems; ++i) {
-      from.push_back(model.weight(head, table.first_elem + i));
-      signs.push_back(random.below(i, 2) == 0 ? -1.0f : 1.0f);
-      const auto gradient = static_cast<double>(model.gradient(head, table.first_elem + i));
-      expected += static_cast<double>(signs.back()) * gradient;
-      norm += gradient * gradient;
-    }
-    const auto loss_at = [&](float step) {
+  const std::vector<Case> derived{{ModelFamily::kLlama, 4, 4, 37, false},
+                                  {ModelFamily::kGpt2, 2, 4, 37, false, true},
+                                  {ModelFamily::kLlama, 4, 1, 256, true},
+                                  {ModelFamily::kGpt2, 4, 2, 37, true, true}};
+  for (const Case& c : derived) {
+    SCOPED_TRACE(name_of(c));
+    WholeModel whole(shape_of(c), kMicroBatch, kSeq);
+    randomize(whole);
+    TensorGroup group(shape_of(c), kMicroBatch, kSeq, c.ranks, c.sequence);
+    group.take(whole);
+    group.loss();
+    group.backward();
+    const std::size_t unit = c.tied ? 0 : whole.model().units().size() - 1;
+    const CounterRng random(7, stream_of("test/tensor_layers_directions"));
+    for (std::size_t rank = 0; rank < group.size(); ++rank) {
+      WholeModel& model = group.rank(rank);
+      const auto& tensors = model.model().layout(unit).tensors();
+      const PlacedTensor& table = c.tied ? tensors.front() : tensors.back();
+      const auto elems = table.spec.elems();
+      // Along random signs, so that the derivative stands far above rounding.
+      const float h = 0.02f / std::sqrt(static_cast<float>(elems));
+      std::vector<float> from, signs;
+      double expected = 0, norm = 0;
       for (std::uint64_t i = 0; i < elems; ++i) {
-        model.weight(head, table.first_elem + i) = from[i] + step * signs[i];
+        from.push_back(model.weight(unit, table.first_elem + i));
+        signs.push_back(random.below(i, 2) == 0 ? -1.0f : 1.0f);
+        const auto gradient = static_cast<double>(model.gradient(unit, table.first_elem + i));
+        expected += static_cast<double>(signs.back()) * gradient;
+        norm += gradient * gradient;
       }
-      return group.loss();
-    };
-    const double measured = (loss_at(-2 * h) - 8 * loss_at(-h) + 8 * loss_at(h) - loss_at(2 * h)) /
-                            (12.0 * static_cast<double>(h));
-    loss_at(0);
-    EXPECT_GT(norm, 0);
-    EXPECT_NEAR(measured, expected, 1e-3 * std::abs(expected) + 1.5e-3 * std::sqrt(norm));
+      const auto loss_at = [&](float step) {
+        for (std::uint64_t i = 0; i < elems; ++i) {
+          model.weight(unit, table.first_elem + i) = from[i] + step * signs[i];
+        }
+        return group.loss();
+      };
+      const double measured =
+          (loss_at(-2 * h) - 8 * loss_at(-h) + 8 * loss_at(h) - loss_at(2 * h)) /
+          (12.0 * static_cast<double>(h));
+      loss_at(0);
+      EXPECT_GT(norm, 0);
+      EXPECT_NEAR(measured, expected, 1e-3 * std::abs(expected) + 1.5e-3 * std::sqrt(norm));
+    }
+  }
+}
+
+TEST(TensorLayers, SaveAsManyBytesAsTheFormulaSays) {
+  for (const ModelFamily family : {ModelFamily::kGpt2, ModelFamily::kLlama}) {
+    for (const std::int64_t kv_heads : {8, 2}) {
+      for (const DType dtype : {DType::kF32, DType::kBF16}) {
+        const ModelShape shape{family, 1, 256, 8, kv_heads, 512, 64, 64, true};
+        // Rows and columns of whole 256 bytes on every rank, so that no part is padded.
+        const BatchShape batch{4, 64, dtype};
+        const auto kernels = kernels::make_host_kernels({1});
+        const auto saved = [&](std::int64_t ranks, bool sequence) {
+          const Model model(shape, {0, ranks, sequence});
+          return model.units()[1].layer->needs(batch, *kernels).saved_bytes;
+        };
+        const std::uint64_t alone = saved(1, false);
+        EXPECT_EQ(alone, saved_formula(shape, batch, 1, false));
+        for (const std::int64_t ranks : {2, 4}) {
+          for (const bool sequence : {false, true}) {
+            EXPECT_EQ(saved(ranks, sequence), saved_formula(shape, batch, ranks, sequence));
+          }
+          // All of it is divided, but for copies of key/value heads.
+          if (ranks <= kv_heads) {
+            EXPECT_EQ(saved(ranks, true) * static_cast<std::uint64_t>(ranks), alone);
+          }
+          EXPECT_GT(saved(ranks, false) * static_cast<std::uint64_t>(ranks), alone);
+        }
+      }
+    }
   }
 }
 

@@ -1,0 +1,34 @@
+// The bytes that a block of a tensor group saves of each micro-batch, term by term.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "base/units.hpp"
+#include "engine/model/model.hpp"
+
+namespace sluice::testing {
+
+// docs/design/tensor.md derives the terms of a layer's saved bytes.
+inline std::uint64_t saved_formula(const model::ModelShape& shape, const model::BatchShape& batch,
+                                   std::int64_t ranks, bool sequence) {
+  const std::int64_t head_dim = shape.head_dim(), ffn = shape.ffn / ranks;
+  const std::int64_t kv_heads = std::max<std::int64_t>(shape.kv_heads / ranks, 1);
+  const std::int64_t up = shape.is_llama() ? 2 * ffn : ffn;
+  const std::int64_t rows = batch.rows(), own = sequence ? rows / ranks : rows;
+  const auto elem = static_cast<std::int64_t>(dtype_bytes(batch.dtype));
+  std::uint64_t bytes = 0;
+  const auto add = [&](std::int64_t count, std::int64_t size) {
+    bytes += round_up(static_cast<std::uint64_t>(count * size), kTensorAlignmentBytes);
+  };
+  add(rows * (shape.hidden / ranks + 2 * kv_heads * head_dim), elem);  // q, k, v
+  add(rows * shape.hidden / ranks, elem);                              // attention's output
+  add(rows * up, elem);
+  add(rows * ffn, elem);                                      // behind the activation
+  add(rows * shape.heads / ranks, sizeof(float));             // log-sum-exp
+  for (int i = 0; i < 3; ++i) add(own * shape.hidden, elem);  // residual, both norms' outputs
+  for (int i = 0; i < 4; ++i) add(own, sizeof(float));        // both norms' statistics
+  return bytes;
+}
+
+}  // namespace sluice::testing
