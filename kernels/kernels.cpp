@@ -1,4 +1,4 @@
-// A backend without the steps of a head that ranks share has these.
+// A backend without the operations that only ranks of a group need has these.
 #include "kernels/kernels.hpp"
 
 #include "base/error.hpp"
@@ -7,13 +7,27 @@ namespace sluice::kernels {
 namespace {
 
 [[noreturn]] void refuse() {
-  throw InternalError("these kernels have no head that ranks share");
+  throw InternalError("these kernels lack an operation of ranks that share layers or sequences");
 }
 
 }  // namespace
 
 void Kernels::copy_columns(const void*, Columns, void*, Columns, std::int64_t, std::int64_t,
                            DType) {
+  refuse();
+}
+
+std::uint64_t Kernels::attention_part_workspace_bytes(const AttentionPart&) const {
+  refuse();
+}
+
+void Kernels::attention_part_forward(const AttentionPart&, const void*, const void*, bool, float*,
+                                     float*, void*) {
+  refuse();
+}
+
+void Kernels::attention_part_backward(const AttentionPart&, const void*, const void*, const void*,
+                                      const void*, const float*, float*, float*, void*) {
   refuse();
 }
 

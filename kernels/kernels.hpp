@@ -41,8 +41,21 @@ struct GemmShape {
 // Causal self-attention over packed rows: qkv is [batch, time, (heads + 2*kv_heads) * head_dim].
 // Each row holds q (heads), then k (kv_heads), then v (kv_heads). heads % kv_heads == 0; scores are
 // scaled by 1/sqrt(head_dim).
+// first_position: of row 0, for rotary embeddings.
 struct AttentionShape {
   std::int64_t batch = 0, time = 0, heads = 0, kv_heads = 0, head_dim = 0;
+  DType dtype = DType::kBF16;
+  std::int64_t first_position = 0;
+};
+
+// A rectangle of one sequence's scores: some of its queries against keys that may come from another rank.
+// Every query sees all keys, or, if causal, query i the keys 0 to i. qkv: packed rows of the queries,
+// as above. kv: rows of the keys, each k (kv_heads), then v (kv_heads). lse_stride: floats between heads
+// of lse, which may have more rows than there are queries.
+struct AttentionPart {
+  std::int64_t queries = 0, keys = 0, heads = 0, kv_heads = 0, head_dim = 0;
+  bool causal = false;
+  std::int64_t lse_stride = 0;
   DType dtype = DType::kBF16;
 };
 
@@ -175,7 +188,7 @@ class Kernels : public StateKernels {
                                std::int64_t cols, DType dtype) = 0;
 
   // Rotary embedding, half-split (Llama), in place on the q and k parts of qkv rows. A row's
-  // position is its index in time. inverse: the transpose, for gradients.
+  // position is first_position and its index in time. inverse: the transpose, for gradients.
   virtual void rope(const AttentionShape& shape, float base, bool inverse, void* qkv) = 0;
 
   virtual std::uint64_t attention_workspace_bytes(const AttentionShape& shape) const = 0;
@@ -220,6 +233,18 @@ class Kernels : public StateKernels {
   };
   virtual void copy_columns(const void* in, Columns from, void* out, Columns to, std::int64_t rows,
                             std::int64_t cols, DType dtype);
+
+  // Attention in parts, whose order is the caller's. A backend without it throws InternalError.
+  virtual std::uint64_t attention_part_workspace_bytes(const AttentionPart& part) const;
+  // Merges the part into out, fp32 [queries, heads*head_dim], and lse; `first` writes them instead.
+  // Behind all parts of a row they are attention_forward()'s but for rounding.
+  virtual void attention_part_forward(const AttentionPart& part, const void* qkv, const void* kv,
+                                      bool first, float* out, float* lse, void* workspace);
+  // Adds the part's terms to dq, fp32 [queries, heads*head_dim], and dkv, fp32 rows as kv has. out, of
+  // the part's dtype, and lse are those behind all parts.
+  virtual void attention_part_backward(const AttentionPart& part, const void* dout, const void* qkv,
+                                       const void* kv, const void* out, const float* lse, float* dq,
+                                       float* dkv, void* workspace);
 
   // The head of ranks that have runs of tokens each, in steps between which the ranks combine the
   // statistics. A backend without them throws InternalError; its device is refused before.

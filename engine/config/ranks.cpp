@@ -187,16 +187,28 @@ std::optional<RanksProblem> sum_problem(const Config& config, const std::string&
 // Refuses counts that context-parallel ranks cannot divide, and settings that go with none yet.
 std::optional<RanksProblem> context_problem(const Config& config) {
   const std::int64_t ranks = config.parallel.context;
+  const bool ring = config.parallel.context_attention == Config::ContextAttention::kRing;
   if (ranks == 1) return std::nullopt;
   const std::string text = "parallel.context = " + std::to_string(ranks);
-  const auto divides = [&](const char* key, std::int64_t value) -> std::optional<RanksProblem> {
-    if (value % ranks == 0) return std::nullopt;
+  const std::int64_t tensor = config.parallel.tensor;
+  const std::int64_t chunks = (ring ? 2 : 1) * ranks * (config.parallel.sequence ? tensor : 1);
+  if (config.train.seq % chunks != 0) {
     return RanksProblem{"parallel.context",
-                        text + " must divide " + key + " = " + std::to_string(value)};
-  };
-  if (const auto problem = divides("model.heads", config.model.heads)) return problem;
-  if (const auto problem = divides("model.kv_heads", config.model.kv_heads)) return problem;
-  if (const auto problem = divides("train.seq", config.train.seq)) return problem;
+                        "train.seq = " + std::to_string(config.train.seq) +
+                            " must be a multiple of " + std::to_string(chunks) + " with " + text +
+                            (ring ? ", whose ranks have two chunks of each sequence"
+                                  : ", whose ranks have a part of each sequence")};
+  }
+  for (const auto& [key, heads] : {std::pair("model.heads", config.model.heads),
+                                   std::pair("model.kv_heads", config.model.kv_heads)}) {
+    if (ring || heads % (tensor * ranks) == 0) continue;
+    return RanksProblem{
+        "parallel.context",
+        (tensor == 1 ? text
+                     : "parallel.tensor * parallel.context = " + std::to_string(tensor * ranks)) +
+            " must divide " + key + " = " + std::to_string(heads) +
+            "; parallel.context_attention = \"ring\" has no such bound"};
+  }
   const auto refuse = [&](const std::string& key, const std::string& value) {
     return RanksProblem{key,
                         key + " = " + value + " does not go with " + text + " in this version"};
@@ -204,9 +216,6 @@ std::optional<RanksProblem> context_problem(const Config& config) {
   if (config.train.micro_batch != 1) {
     return RanksProblem{"train.micro_batch", "train.micro_batch must be 1 with " + text +
                                                  ", whose ranks have parts of one sequence each"};
-  }
-  if (config.parallel.tensor > 1) {
-    return refuse("parallel.tensor", std::to_string(config.parallel.tensor));
   }
   if (config.memory.backend == Config::Backend::kCuda) return refuse("memory.backend", "\"cuda\"");
   return sum_problem(config, text);

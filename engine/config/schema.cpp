@@ -465,10 +465,15 @@ void add_run(Keys& keys) {
       SLUICE_FIELD(parallel.sequence)));
   add(integer("parallel.pipeline", SLUICE_FIELD(parallel.pipeline), 1, kMaxRanks,
               "ranks of a pipeline, each with a part of the layers"));
-  add(integer(
-      "parallel.context", SLUICE_FIELD(parallel.context), 1, kMaxRanks,
-      "ranks that have parts of each sequence, and all heads' attention of them by exchange (docs/"
-      "guide/tensor.md)"));
+  add(integer("parallel.context", SLUICE_FIELD(parallel.context), 1, kMaxRanks,
+              "ranks that have parts of each sequence, and attend to all of it together (docs/"
+              "guide/tensor.md)"));
+  add(choice(
+      "parallel.context_attention", SLUICE_FIELD(parallel.context_attention),
+      {"all-to-all", "ring"},
+      "all-to-all: context ranks exchange rows of all heads for all rows of some; they divide the "
+      "heads. ring: they pass keys and values on, any number of them; it sends less where "
+      "key/value heads are few"));
   add(integer("parallel.zero", SLUICE_FIELD(parallel.zero), 0, 3, "ZeRO stage"));
   add(make_key("parallel.server", ConfigKind::kBool,
                "rank 0 is a parameter server: it sums all gradients, keeps all optimizer state, "

@@ -23,7 +23,8 @@ model::TensorShare tensor_share(const Config& config, int rank) {
   model::TensorShare share{rank % config.parallel.tensor, config.parallel.tensor,
                            config.parallel.sequence};
   share.contexts = config.parallel.context;
-  share.context_rank = rank % config.parallel.context;
+  share.context_rank = rank / config.parallel.tensor % config.parallel.context;
+  share.ring = config.parallel.context_attention == Config::ContextAttention::kRing;
   return share;
 }
 

@@ -16,7 +16,8 @@
 // gradients of the norms' weights with the other ranks.
 //
 // A rank of a context group has all weights and a part of each sequence. For attention the ranks
-// exchange rows of some heads for heads of their rows, and back; gradients are summed over them.
+// exchange rows of some heads for heads of their rows, and back, or pass keys and values round a ring
+// (ring_attention.hpp); gradients are summed over them.
 #include <cmath>
 #include <initializer_list>
 
@@ -24,6 +25,7 @@
 #include "engine/model/constants.hpp"
 #include "engine/model/model.hpp"
 #include "engine/model/region.hpp"
+#include "engine/model/ring_attention.hpp"
 #include "engine/model/tensor_share.hpp"
 
 namespace sluice::model {
@@ -172,7 +174,9 @@ class BlockLayer final : public Layer {
     Region context;
     needs.segments = declared_segments(batch, cut_context(batch, context));
     needs.context_bytes = context.used_bytes();
-    const std::uint64_t attention = kernels.attention_workspace_bytes(attention_shape(batch));
+    const std::uint64_t attention = share_.passes_keys()
+                                        ? ring(batch).scratch_bytes(kernels)
+                                        : kernels.attention_workspace_bytes(attention_shape(batch));
     const auto largest = [&](std::initializer_list<kernels::GemmShape> gemms, std::uint64_t other) {
       for (const kernels::GemmShape& gemm : gemms) {
         other = std::max(other, kernels.gemm_workspace_bytes(gemm));
@@ -186,7 +190,7 @@ class BlockLayer final : public Layer {
                  linear(batch, up_cols(), shape_.hidden), linear(batch, shape_.hidden, ffn_)},
                 attention);
     needs.backward_input_workspace_bytes =
-        act(batch, widest_gradient()) + kTensorAlignmentBytes +
+        gradients_workspace_bytes(batch) +
         largest({linear_input(batch, qkv_cols(), shape_.hidden),
                  linear_input(batch, shape_.hidden, attention_cols()),
                  linear_input(batch, up_cols(), shape_.hidden),
@@ -211,12 +215,12 @@ class BlockLayer final : public Layer {
     Region workspace(at.workspace);
     std::byte* projected = workspace.take(act(batch, shape_.hidden));
     std::byte* scratch = take_rows(batch, workspace).scratch;
-    if (at.segments.has(kMlp)) {
+    if (runs(at, kMlp)) {
       kernels.gemm(linear(batch, shape_.hidden, ffn_), saved.activated,
                    weight(at, index_.down, batch.dtype), summed_bias(at, index_.down_bias, batch),
                    projected, scratch);
     }
-    if (!at.segments.has(kEnd)) return;
+    if (!runs(at, kEnd)) return;
     kernels.add(saved.residual, own(batch, projected), at.output, own_elems(batch), batch.dtype);
   }
 
@@ -225,7 +229,7 @@ class BlockLayer final : public Layer {
     const BatchShape batch = share_.own_batch(whole);
     // With its output, a recompute is the forward pass. Only the last segment has the output; one that
     // ends before it stands before the sum that the output is made of.
-    const bool makes_output = at.output != nullptr || at.segments.end == kEnd;
+    const bool makes_output = at.output != nullptr || at.segments.end == place_of(kEnd);
     if (makes_output) return forward(kernels, whole, at);
     make_parts(kernels, batch, at, cut_saved(batch, at.saved), at.remade);
   }
@@ -237,14 +241,15 @@ class BlockLayer final : public Layer {
     Region context_region(at.context);
     const Context context = cut_context(batch, context_region);
     Region workspace(at.workspace);
-    std::byte* wide = workspace.take(act(batch, widest_gradient()));
-    std::byte* scratch = workspace.take(0);
+    const Gradients gradients = take_gradients(batch, workspace);
+    std::byte* const wide = gradients.wide;
+    std::byte* const scratch = gradients.scratch;
     const DType dtype = batch.dtype;
 
-    if (at.segments.has(kOutputBackward) && share_.cuts_rows()) {
+    if (runs(at, kOutputBackward) && share_.cuts_rows()) {
       copy_own(kernels, batch, at.grad_output, context.output);
     }
-    if (at.segments.has(kMlpBackward)) {
+    if (runs(at, kMlpBackward)) {
       const kernels::GemmShape down = linear_input(batch, shape_.hidden, ffn_);
       const std::byte* output = output_gradient(at, context);
       if (shape_.is_llama()) {
@@ -257,32 +262,34 @@ class BlockLayer final : public Layer {
       kernels.gemm(linear_input(batch, up_cols(), shape_.hidden), context.up,
                    weight(at, index_.up, dtype), nullptr, context.normed2, scratch);
     }
-    if (at.segments.has(kNorm2Backward)) {
+    if (runs(at, kNorm2Backward)) {
       kernels.norm_backward_input(norm_shape(batch), own(batch, context.normed2), saved.residual,
                                   weight(at, index_.norm2, dtype), saved.mean2, saved.rstd2,
                                   at.grad_output, own(batch, context.residual));
     }
-    if (at.segments.has(kAttentionBackward)) {
+    if (runs(at, kAttentionBackward)) {
       kernels.gemm(linear_input(batch, shape_.hidden, attention_cols()), context.residual,
                    weight(at, index_.output, dtype), nullptr, wide, scratch);
-      if (share_.cuts_sequences()) {
-        to_heads(kernels, batch, {shape_.heads}, wide, context.attention);
+      if (share_.exchanges_heads()) {
+        to_heads(kernels, batch, {heads_}, wide, context.attention);
       }
     }
-    if (at.segments.has(kHeadsBackward)) {
+    if (share_.passes_keys()) {
+      pass_keys_backward(kernels, batch, at, saved, gradients, context.qkv);
+    } else if (runs(at, kHeadsBackward)) {
       kernels.attention_backward(attention_shape(batch),
-                                 share_.cuts_sequences() ? context.attention : wide, saved.qkv,
+                                 share_.exchanges_heads() ? context.attention : wide, saved.qkv,
                                  saved.attention, saved.log_sum_exp, context.qkv, scratch);
       if (shape_.is_llama()) kernels.rope(attention_shape(batch), kRopeBase, true, context.qkv);
     }
-    if (at.segments.has(kQkvBackward)) {
-      if (share_.cuts_sequences()) {
+    if (runs(at, kQkvBackward)) {
+      if (share_.exchanges_heads()) {
         to_rows(kernels, batch, qkv_heads(), context.qkv, context.qkv_rows);
       }
       kernels.gemm(linear_input(batch, qkv_cols(), shape_.hidden), qkv_gradient(context),
                    weight(at, index_.qkv, dtype), nullptr, context.normed1, scratch);
     }
-    if (!at.segments.has(kEndBackward)) return;
+    if (!runs(at, kEndBackward)) return;
     kernels.norm_backward_input(norm_shape(batch), own(batch, context.normed1), at.input,
                                 weight(at, index_.norm1, dtype), saved.mean1, saved.rstd1,
                                 own(batch, context.residual), at.grad_input);
@@ -314,11 +321,11 @@ class BlockLayer final : public Layer {
              index_.down_bias);
     gradient(up_cols(), shape_.hidden, context.up, cut ? gathered.normed2 : saved.normed2,
              index_.up, index_.up_bias);
-    if (share_.cuts_sequences()) {
-      to_rows(kernels, batch, {shape_.heads}, heads_of_rows(batch, saved), gathered.attention);
+    if (share_.exchanges_heads()) {
+      to_rows(kernels, batch, {heads_}, heads_of_rows(batch, saved), gathered.attention);
     }
     gradient(shape_.hidden, attention_cols(), context.residual,
-             share_.cuts_sequences() ? gathered.attention : saved.attention, index_.output,
+             share_.exchanges_heads() ? gathered.attention : saved.attention, index_.output,
              index_.output_bias);
     gradient(qkv_cols(), shape_.hidden, qkv_gradient(context),
              cut ? gathered.normed1 : saved.normed1, index_.qkv, index_.qkv_bias);
@@ -343,6 +350,23 @@ class BlockLayer final : public Layer {
     kEndBackward
   };
   enum WeightSegment : std::int32_t { kInputs, kProducts };
+  // Ranks that pass keys round a ring have segments for its hops. The last part of a forward pass ends
+  // in kHeads, and the first part of a backward pass begins behind the hop that follows
+  // kAttentionBackward.
+  std::int32_t hops() const {
+    return share_.passes_keys() ? static_cast<std::int32_t>(share_.contexts) - 1 : 0;
+  }
+  std::int32_t place_of(Segment segment) const {
+    return segment < kHeads || hops() == 0 ? segment : segment + hops() - 1;
+  }
+  std::int32_t place_of(BackwardSegment segment) const {
+    return segment < kHeadsBackward ? segment : segment + hops();
+  }
+  template <typename AnySegment>
+  bool runs(const PassBuffers& at, AnySegment segment) const {
+    return at.segments.has(place_of(segment));
+  }
+  RingAttention ring(const BatchShape& batch) const { return {share_, attention_shape(batch)}; }
 
   struct Saved {
     std::byte *normed1, *qkv, *attention, *residual, *normed2, *up, *activated;
@@ -362,15 +386,34 @@ class BlockLayer final : public Layer {
     std::uint64_t normed1_begin, normed2_begin;
   };
   // In a forward pass's workspace behind the product: qkv or attention's output of the rank's rows, if
-  // sequences are cut.
+  // heads are exchanged, or the ring's.
   struct Rows {
     std::byte *rows, *scratch;
+    RingAttention::Forward ring;
   };
   Rows take_rows(const BatchShape& batch, Region& workspace) const {
     Rows taken{};
-    if (share_.cuts_sequences()) taken.rows = workspace.take(act(batch, qkv_cols()));
+    if (share_.exchanges_heads()) taken.rows = workspace.take(act(batch, qkv_cols()));
+    if (share_.passes_keys()) taken.ring = ring(batch).take_forward(workspace);
     taken.scratch = workspace.take(0);
     return taken;
+  }
+  // In BackwardInput's workspace: the gradient of SwiGLU's or of attention's output, and the ring's.
+  struct Gradients {
+    std::byte *wide, *scratch;
+    RingAttention::Backward ring;
+  };
+  Gradients take_gradients(const BatchShape& batch, Region& workspace) const {
+    Gradients taken{};
+    taken.wide = workspace.take(act(batch, widest_gradient()));
+    if (share_.passes_keys()) taken.ring = ring(batch).take_backward(workspace);
+    taken.scratch = workspace.take(0);
+    return taken;
+  }
+  std::uint64_t gradients_workspace_bytes(const BatchShape& batch) const {
+    Region workspace;
+    take_gradients(batch, workspace);
+    return workspace.used_bytes();
   }
   std::uint64_t rows_bytes(const BatchShape& batch) const {
     Region workspace;
@@ -390,8 +433,8 @@ class BlockLayer final : public Layer {
     parts[kQkv] = {"qkv", wide(qkv_cols()), kInput};
     parts[kLogSumExp] = {"log_sum_exp", padded(by_head), kInput};
     parts[kMlpUp] = {"mlp_up", wide(up_cols()), kInput};
-    // If sequences are cut: the heads' output of all rows, then all heads' of the rank's rows.
-    parts[kAttention] = {"attention", (share_.cuts_sequences() ? 2 : 1) * wide(attention_cols())};
+    // If heads are exchanged: their output of all rows, then all heads' of the rank's rows.
+    parts[kAttention] = {"attention", (share_.exchanges_heads() ? 2 : 1) * wide(attention_cols())};
     parts[kResidual] = {"residual", narrow};
     parts[kNorm1Mean] = {"norm1_mean", stats};
     parts[kNorm1Rstd] = {"norm1_rstd", stats};
@@ -419,15 +462,16 @@ class BlockLayer final : public Layer {
     };
     const auto sum = [&](CutValue value, std::uint64_t begin, schedule::PartMask parts) {
       std::vector<schedule::Cut> cuts;
-      if (!share_.cuts_sequences()) cuts.push_back(cut(share_.sum(), value, begin, parts));
+      if (share_.adds_products()) cuts.push_back(cut(share_.sum(), value, begin, parts));
       return cuts;
     };
     const auto exchange = [&](CutValue value, std::uint64_t begin, std::int64_t cols,
                               schedule::PartMask parts) {
       std::vector<schedule::Cut> cuts;
-      if (!share_.cuts_sequences()) return cuts;
+      if (!share_.exchanges_heads()) return cuts;
       cuts.push_back({schedule::CutKind::kExchange, value, begin,
-                      rows(batch) * static_cast<std::uint64_t>(cols), batch.dtype, parts});
+                      rows(batch) * static_cast<std::uint64_t>(cols), batch.dtype, parts,
+                      schedule::CutRanks::kContext});
       return cuts;
     };
     const std::vector<schedule::SavedPart> saved = declared_parts(batch);
@@ -463,7 +507,27 @@ class BlockLayer final : public Layer {
     for (const schedule::Cut& sum_of_all : share_.gradient_sum(layout(), batch.dtype)) {
       segments.backward_weight.back().push_back(sum_of_all);
     }
+    if (share_.passes_keys()) add_hops(batch, segments);
     return segments;
+  }
+  // The hops of the ring, behind the segments that make what they pass on.
+  void add_hops(const BatchShape& batch, schedule::UnitSegments& segments) const {
+    Region workspace, gradients;
+    workspace.take(act(batch, shape_.hidden));
+    const RingAttention::Forward forward = take_rows(batch, workspace).ring;
+    const RingAttention::Backward backward = take_gradients(batch, gradients).ring;
+    auto& heads = segments.forward;
+    heads.insert(heads.begin() + kHeads, static_cast<std::size_t>(hops() - 1), {});
+    auto& back = segments.backward_input;
+    back.insert(back.begin() + kHeadsBackward, static_cast<std::size_t>(hops()), {});
+    for (std::int32_t hop = 1; hop <= hops() + 1; ++hop) {
+      const auto before = static_cast<std::size_t>(hop - 1);
+      if (hop <= hops()) {
+        heads[kQkvProduct + before] =
+            ring(batch).forward_cuts(forward, mask_of({kAttention, kLogSumExp}));
+      }
+      back[kAttentionBackward + before] = ring(batch).backward_cuts(backward, hop);
+    }
   }
   static std::uint64_t saved_begin(const std::vector<schedule::SavedPart>& parts, BlockPart part) {
     std::uint64_t begin = 0;
@@ -494,7 +558,7 @@ class BlockLayer final : public Layer {
       schedule::Cut sum{schedule::CutKind::kSum, schedule::CutValue::kGradient,
                         (qkv.first_elem + first) * dtype_bytes(batch.dtype),
                         qkv.spec.elems() - first, batch.dtype};
-      sum.among_sharers = true;
+      sum.among = schedule::CutRanks::kSharers;
       sums.push_back(sum);
     }
     return sums;
@@ -511,7 +575,7 @@ class BlockLayer final : public Layer {
     std::byte* const scratch = rows.scratch;
     const DType dtype = batch.dtype;
     const bool cut = share_.cuts_rows();
-    if (at.segments.has(kNorm1)) {
+    if (runs(at, kNorm1)) {
       if (wants(kNormed1)) {
         kernels.norm_forward(norm_shape(batch), at.input, weight(at, index_.norm1, dtype),
                              bias(at, index_.norm1_bias, dtype), saved.normed1, saved.mean1,
@@ -519,8 +583,8 @@ class BlockLayer final : public Layer {
       }
       if (cut && wants(kQkv)) copy_own(kernels, batch, saved.normed1, projected);
     }
-    make_attention(kernels, batch, at, saved, wanted, projected, rows.rows, scratch);
-    if (at.segments.has(kNorm2)) {
+    make_attention(kernels, batch, at, saved, wanted, projected, rows);
+    if (runs(at, kNorm2)) {
       if (wants(kResidual)) {
         kernels.add(at.input, own(batch, projected), saved.residual, own_elems(batch), dtype);
       }
@@ -531,47 +595,77 @@ class BlockLayer final : public Layer {
       }
       if (cut && wants(kMlpUp)) copy_own(kernels, batch, saved.normed2, projected);
     }
-    if (!at.segments.has(kMlp)) return;
+    if (!runs(at, kMlp)) return;
     make_mlp(kernels, batch, at, saved, cut ? projected : saved.normed2, wants(kMlpUp),
              wants(kMlpHidden), scratch);
   }
 
   // The parts from qkv to the product of the residual, which stays in `projected`. Gathered rows lie
-  // there before. own: room for rows of cut sequences.
+  // there before.
   void make_attention(kernels::Kernels& kernels, const BatchShape& batch, const PassBuffers& at,
                       const Saved& saved, schedule::PartMask wanted, std::byte* projected,
-                      std::byte* own, std::byte* scratch) const {
+                      const Rows& room) const {
     const auto wants = [&](BlockPart part) { return (wanted & schedule::part_bit(part)) != 0; };
     const DType dtype = batch.dtype;
-    const bool cut = share_.cuts_sequences();
-    if (at.segments.has(kQkvProduct) && wants(kQkv)) {
+    const bool cut = share_.exchanges_heads();
+    std::byte* const scratch = room.scratch;
+    if (runs(at, kQkvProduct) && wants(kQkv)) {
       kernels.gemm(linear(batch, qkv_cols(), shape_.hidden),
                    share_.cuts_rows() ? projected : saved.normed1, weight(at, index_.qkv, dtype),
-                   bias(at, index_.qkv_bias, dtype), cut ? own : saved.qkv, scratch);
-      if (cut) to_heads(kernels, batch, qkv_heads(), own, saved.qkv);
+                   bias(at, index_.qkv_bias, dtype), cut ? room.rows : saved.qkv, scratch);
+      if (cut) to_heads(kernels, batch, qkv_heads(), room.rows, saved.qkv);
     }
-    if (at.segments.has(kHeads) && wants(kQkv) && shape_.is_llama()) {
-      kernels.rope(attention_shape(batch), kRopeBase, false, saved.qkv);
-    }
-    if (at.segments.has(kHeads) && wants(kAttention)) {
-      kernels.attention_forward(attention_shape(batch), saved.qkv, saved.attention,
-                                saved.log_sum_exp, scratch);
-      if (cut) {
-        kernels.cast(saved.attention, dtype, heads_of_rows(batch, saved), dtype, false,
-                     batch.rows() * attention_cols());
+    if (share_.passes_keys()) {
+      pass_keys(kernels, batch, at, saved, wanted, room);
+    } else if (runs(at, kHeads)) {
+      if (wants(kQkv) && shape_.is_llama()) {
+        kernels.rope(attention_shape(batch), kRopeBase, false, saved.qkv);
+      }
+      if (wants(kAttention)) {
+        kernels.attention_forward(attention_shape(batch), saved.qkv, saved.attention,
+                                  saved.log_sum_exp, scratch);
+        if (cut) {
+          kernels.cast(saved.attention, dtype, heads_of_rows(batch, saved), dtype, false,
+                       batch.rows() * attention_cols());
+        }
       }
     }
-    if (!at.segments.has(kOutputProduct) || !wants(kResidual)) return;
-    if (cut) to_rows(kernels, batch, {shape_.heads}, heads_of_rows(batch, saved), own);
-    kernels.gemm(linear(batch, shape_.hidden, attention_cols()), cut ? own : saved.attention,
+    if (!runs(at, kOutputProduct) || !wants(kResidual)) return;
+    if (cut) to_rows(kernels, batch, {heads_}, heads_of_rows(batch, saved), room.rows);
+    kernels.gemm(linear(batch, shape_.hidden, attention_cols()), cut ? room.rows : saved.attention,
                  weight(at, index_.output, dtype), summed_bias(at, index_.output_bias, batch),
                  projected, scratch);
   }
 
-  // Heads of each section of a row: q, k and v, or attention's output.
-  std::vector<std::int64_t> qkv_heads() const {
-    return {shape_.heads, shape_.kv_heads, shape_.kv_heads};
+  // Attention of the rank's rows, a part behind each hop; that to its own keys comes before the first.
+  void pass_keys(kernels::Kernels& kernels, const BatchShape& batch, const PassBuffers& at,
+                 const Saved& saved, schedule::PartMask wanted, const Rows& room) const {
+    const RingAttention attention = ring(batch);
+    if (runs(at, kQkvProduct) && shape_.is_llama() && (wanted & schedule::part_bit(kQkv)) != 0) {
+      attention.rope(kernels, kRopeBase, false, saved.qkv);
+    }
+    if ((wanted & schedule::part_bit(kAttention)) == 0) return;
+    for (std::int32_t hop = 0; hop <= hops(); ++hop) {
+      if (!at.segments.has(kQkvProduct + hop)) continue;
+      attention.forward(kernels, hop, saved.qkv, room.ring, saved.log_sum_exp, saved.attention,
+                        room.scratch);
+    }
   }
+  void pass_keys_backward(kernels::Kernels& kernels, const BatchShape& batch, const PassBuffers& at,
+                          const Saved& saved, const Gradients& room, std::byte* dqkv) const {
+    const RingAttention attention = ring(batch);
+    if (runs(at, kAttentionBackward)) attention.start_backward(kernels, saved.qkv, room.ring);
+    for (std::int32_t hop = 1; hop <= hops() + 1; ++hop) {
+      if (!at.segments.has(kAttentionBackward + hop)) continue;
+      attention.backward(kernels, hop, {room.wide, saved.qkv, saved.attention, saved.log_sum_exp},
+                         room.ring, dqkv, room.scratch);
+    }
+    if (!runs(at, kHeadsBackward) || !shape_.is_llama()) return;
+    attention.rope(kernels, kRopeBase, true, dqkv);
+  }
+
+  // Heads of each section of a row: q, k and v, or attention's output.
+  std::vector<std::int64_t> qkv_heads() const { return {heads_, kv_heads_, kv_heads_}; }
   // All heads of the rank's rows, from or to the parts that the context ranks exchange: part r has the
   // heads of rank r.
   void to_heads(kernels::Kernels& kernels, const BatchShape& batch,
@@ -616,7 +710,7 @@ class BlockLayer final : public Layer {
     return saved.attention + round_up(act(batch, attention_cols()), kTensorAlignmentBytes);
   }
   const std::byte* qkv_gradient(const Context& context) const {
-    return share_.cuts_sequences() ? context.qkv_rows : context.qkv;
+    return share_.exchanges_heads() ? context.qkv_rows : context.qkv;
   }
 
   void make_mlp(kernels::Kernels& kernels, const BatchShape& batch, const PassBuffers& at,
@@ -708,7 +802,7 @@ class BlockLayer final : public Layer {
     context.output_begin = region.used_bytes();
     if (share_.cuts_rows()) context.output = region.take(act(batch, shape_.hidden));
     context.attention_begin = region.used_bytes();
-    if (share_.cuts_sequences()) {
+    if (share_.exchanges_heads()) {
       context.attention = region.take(act(batch, attention_cols()));
       context.qkv_rows = region.take(act(batch, qkv_cols()));
     }
@@ -717,7 +811,7 @@ class BlockLayer final : public Layer {
 
   Gathered cut_gathered(const BatchShape& batch, Region& region) const {
     Gathered gathered{};
-    if (share_.cuts_sequences()) gathered.attention = region.take(act(batch, attention_cols()));
+    if (share_.exchanges_heads()) gathered.attention = region.take(act(batch, attention_cols()));
     if (!share_.cuts_rows()) return gathered;
     gathered.normed1_begin = region.used_bytes();
     gathered.normed1 = region.take(act(batch, shape_.hidden));
@@ -730,7 +824,7 @@ class BlockLayer final : public Layer {
     return {own_rows(batch), shape_.hidden, shape_.is_llama(), kNormEpsilon, batch.dtype};
   }
   kernels::AttentionShape attention_shape(const BatchShape& batch) const {
-    const std::int64_t ranks = share_.contexts;
+    const std::int64_t ranks = share_.exchanges_heads() ? share_.contexts : 1;
     return {batch.micro_batch, batch.seq * ranks, heads_ / ranks,
             kv_heads_ / ranks, shape_.head_dim(), batch.dtype};
   }

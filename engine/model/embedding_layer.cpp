@@ -3,6 +3,8 @@
 // A rank of a tensor group holds a run of the tokens. It writes zeros for all others, so that the sum
 // over the ranks has every row; the first rank adds the positions. A rank that keeps only its part of the
 // rows makes all of them first, and gathers their gradients.
+#include <algorithm>
+
 #include "base/error.hpp"
 #include "engine/model/model.hpp"
 #include "engine/model/region.hpp"
@@ -40,6 +42,7 @@ class EmbeddingLayer final : public Layer {
     Region rows;
     if (share_.cuts_rows()) rows.take(all);
     needs.forward_workspace_bytes = rows.used_bytes();
+    rows.take(share_.token_bytes(batch));
     needs.backward_weight_workspace_bytes =
         rows.used_bytes() +
         kernels.embedding_backward_workspace_bytes(batch.rows(), share_.most_tokens(shape_.vocab));
@@ -57,9 +60,9 @@ class EmbeddingLayer final : public Layer {
       needs.segments.forward = {{sum}, {}};
       needs.segments.backward_weight = {{gather}, {}};
     }
-    if (share_.cuts_sequences()) {
-      needs.segments.forward = {{}};
-      needs.segments.backward_weight = {{}, share_.gradient_sum(layout(), batch.dtype)};
+    if (!share_.adds_products()) needs.segments.forward = {{}};
+    for (const schedule::Cut& gradient : share_.gradient_sum(layout(), batch.dtype)) {
+      needs.segments.backward_weight.back().push_back(gradient);
     }
     return needs;
   }
@@ -74,10 +77,14 @@ class EmbeddingLayer final : public Layer {
       return kernels.cast(own(batch, all), batch.dtype, at.output, batch.dtype, false,
                           share_.own_rows(batch.rows()) * shape_.hidden);
     }
-    kernels.embedding_forward(at.tokens + share_.first_row(batch), tokens(),
-                              tensor(at.weights, 0, batch.dtype),
-                              adds_positions ? positions(batch, at.weights) : nullptr, all,
-                              batch.rows(), batch.seq, shape_.hidden, batch.dtype);
+    std::int64_t made = 0;
+    for (const TensorShare::RowRun& run : share_.row_runs(batch)) {
+      kernels.embedding_forward(at.tokens + run.first, tokens(), tensor(at.weights, 0, batch.dtype),
+                                adds_positions ? positions(batch, at.weights, run.first) : nullptr,
+                                all + row_bytes(batch, made), run.rows,
+                                std::min(run.rows, batch.seq), shape_.hidden, batch.dtype);
+      made += run.rows;
+    }
   }
 
   void backward_input(kernels::Kernels&, const BatchShape&, const PassBuffers&) const override {
@@ -99,17 +106,22 @@ class EmbeddingLayer final : public Layer {
     }
     if (!at.segments.has(kEnd)) return;
     clear_gaps(kernels, at.grad_weights, batch.dtype);
-    std::byte* const positions_gradient =
-        has_positions() ? positions(batch, at.grad_weights) : nullptr;
-    const std::int64_t first = share_.first_row(batch);
-    if (has_positions() && first > 0) {  // those of the ranks before
-      kernels.zero(tensor(at.grad_weights, 1, batch.dtype),
-                   static_cast<std::uint64_t>(first * shape_.hidden) * dtype_bytes(batch.dtype));
+    std::byte* const copy = workspace.take(share_.token_bytes(batch));
+    const std::int32_t* const own_tokens = share_.own_tokens(kernels, batch, at.tokens, copy);
+    const std::int64_t first = share_.row_runs(batch).front().first;
+    std::byte* gradient = nullptr;
+    if (has_positions() && share_.passes_keys()) {
+      copy_position_gradients(kernels, batch, grad_output, at.grad_weights);
+    } else if (has_positions()) {
+      if (first > 0) {  // those of the ranks before
+        kernels.zero(positions(batch, at.grad_weights, 0), row_bytes(batch, first));
+      }
+      gradient = positions(batch, at.grad_weights, first);
     }
-    kernels.embedding_backward(at.tokens + first, tokens(), grad_output,
-                               tensor(at.grad_weights, 0, batch.dtype), positions_gradient,
-                               batch.rows(), batch.seq, shape_.max_seq - first, shape_.hidden,
-                               batch.dtype, workspace.take(0));
+    kernels.embedding_backward(own_tokens, tokens(), grad_output,
+                               tensor(at.grad_weights, 0, batch.dtype), gradient, batch.rows(),
+                               batch.seq, shape_.max_seq - first, shape_.hidden, batch.dtype,
+                               workspace.take(0));
   }
 
  private:
@@ -122,12 +134,25 @@ class EmbeddingLayer final : public Layer {
   std::byte* own(const BatchShape& batch, std::byte* all) const {
     return share_.own_part(all, batch.rows(), shape_.hidden, batch.dtype);
   }
-  // The positions of the rank's part of a sequence, and those behind them.
+  // The positions from one of them on.
   template <typename Byte>
-  Byte* positions(const BatchShape& batch, Byte* window) const {
-    return tensor(window, 1, batch.dtype) +
-           static_cast<std::uint64_t>(share_.first_row(batch) * shape_.hidden) *
-               dtype_bytes(batch.dtype);
+  Byte* positions(const BatchShape& batch, Byte* window, std::int64_t first) const {
+    return tensor(window, 1, batch.dtype) + row_bytes(batch, first);
+  }
+  std::uint64_t row_bytes(const BatchShape& batch, std::int64_t rows) const {
+    return static_cast<std::uint64_t>(rows * shape_.hidden) * dtype_bytes(batch.dtype);
+  }
+  // Of one sequence's runs of rows, each position's gradient is that of its row.
+  void copy_position_gradients(kernels::Kernels& kernels, const BatchShape& batch,
+                               const std::byte* grad_output, std::byte* grad_weights) const {
+    kernels.zero(positions(batch, grad_weights, 0), row_bytes(batch, shape_.max_seq));
+    std::int64_t copied = 0;
+    for (const TensorShare::RowRun& run : share_.row_runs(batch)) {
+      kernels.cast(grad_output + row_bytes(batch, copied), batch.dtype,
+                   positions(batch, grad_weights, run.first), batch.dtype, false,
+                   run.rows * shape_.hidden);
+      copied += run.rows;
+    }
   }
   bool has_positions() const { return !shape_.is_llama(); }
   kernels::TokenRange tokens() const {

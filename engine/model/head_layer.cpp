@@ -46,10 +46,12 @@ class HeadLayer final : public Layer {
     Region statistics;
     cut_statistics(batch, statistics);
     // A pass that runs as one has no statistics.
-    needs.forward_workspace_bytes = head + (share_.is_whole() ? 0 : statistics.used_bytes());
+    const std::uint64_t targets = round_up(share_.token_bytes(batch), kTensorAlignmentBytes);
+    needs.forward_workspace_bytes =
+        targets + head + (share_.is_whole() ? 0 : statistics.used_bytes());
     Region gathered;
     if (share_.cuts_rows()) gathered.take(all_rows_bytes(batch));
-    needs.backward_weight_workspace_bytes = head + gathered.used_bytes();
+    needs.backward_weight_workspace_bytes = targets + head + gathered.used_bytes();
     needs.segments = declared_segments(batch);
     return needs;
   }
@@ -103,7 +105,8 @@ class HeadLayer final : public Layer {
       const std::uint64_t elem_bytes = dtype_bytes(batch.dtype);
       if (gap > 0) kernels.zero(table_grad + elems * elem_bytes, gap * elem_bytes);
     }
-    kernels.head_backward_weight(head_shape(batch), normed, table(batch, at), targets(batch, at),
+    const std::int32_t* const targets = own_targets(kernels, batch, at, workspace);
+    kernels.head_backward_weight(head_shape(batch), normed, table(batch, at), targets,
                                  at.loss_scale, saved.log_sum_exp, table_grad, workspace.take(0));
   }
 
@@ -141,7 +144,7 @@ class HeadLayer final : public Layer {
   // logit: fp32 [rows] each, in front of the head's own workspace. Of cut rows also the normed input of
   // all rows and its gradient.
   struct Statistics {
-    std::byte *own_max, *max, *sum, *target, *normed, *normed_grad, *scratch;
+    std::byte *own_max, *max, *sum, *target, *normed, *normed_grad;
     // In the workspace.
     std::uint64_t max_begin, sum_begin, target_begin, normed_begin, normed_grad_begin;
   };
@@ -159,11 +162,37 @@ class HeadLayer final : public Layer {
     if (share_.cuts_rows()) statistics.normed = region.take(all_rows_bytes(batch));
     statistics.normed_grad_begin = region.used_bytes();
     if (share_.cuts_rows()) statistics.normed_grad = region.take(all_rows_bytes(batch));
-    statistics.scratch = region.take(0);
     return statistics;
   }
 
   schedule::UnitSegments declared_segments(const BatchShape& batch) const {
+    schedule::UnitSegments segments;
+    segments.forward = segments.loss = {{}};
+    segments.backward_weight = {{}, {}};
+    if (share_.adds_products()) segments = tensor_segments(batch);
+    if (!share_.cuts_sequences()) return segments;
+    // The ranks of a context group add the losses of their rows, and their gradients.
+    schedule::Cut loss;
+    loss.value = schedule::CutValue::kLoss;
+    loss.elems = 1;
+    loss.dtype = DType::kF64;
+    loss.among = schedule::CutRanks::kContext;
+    segments.forward.back().push_back(loss);
+    segments.loss[segments.forward.size() - 1].push_back(loss);
+    std::vector<schedule::Cut>& gradients = segments.backward_weight.back();
+    for (const schedule::Cut& gradient : share_.gradient_sum(layout(), batch.dtype)) {
+      gradients.push_back(gradient);
+    }
+    if (shape_.tie_embeddings) {
+      schedule::Cut table = gradients.back();
+      table.value = schedule::CutValue::kTiedGradient;
+      table.elems = static_cast<std::uint64_t>(largest_shape(batch).vocab * shape_.hidden);
+      gradients.push_back(table);
+    }
+    return segments;
+  }
+
+  schedule::UnitSegments tensor_segments(const BatchShape& batch) const {
     Region region;
     const Statistics statistics = cut_statistics(batch, region);
     const auto of_rows = [&](schedule::CutKind kind, std::uint64_t begin_bytes) {
@@ -183,7 +212,6 @@ class HeadLayer final : public Layer {
                         {}};
     const bool cut = share_.cuts_rows();
     if (cut) segments.forward[kNorm] = {of_inputs(CutKind::kGather, statistics.normed_begin)};
-    if (share_.cuts_sequences()) return context_segments(batch);
     segments.loss = segments.forward;
     segments.backward_weight = {{}, {}};
     if (cut) {
@@ -200,25 +228,9 @@ class HeadLayer final : public Layer {
     }
     return segments;
   }
-  // The ranks of a context group add the losses of their rows, and their gradients.
-  schedule::UnitSegments context_segments(const BatchShape& batch) const {
-    schedule::Cut loss;
-    loss.value = schedule::CutValue::kLoss;
-    loss.elems = 1;
-    loss.dtype = DType::kF64;
-    schedule::UnitSegments segments;
-    segments.forward = segments.loss = {{loss}};
-    segments.backward_weight = {{}, share_.gradient_sum(layout(), batch.dtype)};
-    if (shape_.tie_embeddings) {
-      schedule::Cut table = segments.backward_weight.back().front();
-      table.value = schedule::CutValue::kTiedGradient;
-      table.elems = static_cast<std::uint64_t>(shape_.vocab * shape_.hidden);
-      segments.backward_weight.back().push_back(table);
-    }
-    return segments;
-  }
-  const std::int32_t* targets(const BatchShape& batch, const PassBuffers& at) const {
-    return at.targets + share_.first_row(batch);
+  const std::int32_t* own_targets(kernels::Kernels& kernels, const BatchShape& batch,
+                                  const PassBuffers& at, Region& workspace) const {
+    return share_.own_tokens(kernels, batch, at.targets, workspace.take(share_.token_bytes(batch)));
   }
   // The gradients of the norm's weights, which the ranks of cut rows have of their rows.
   std::vector<schedule::Cut> norm_sums(const BatchShape& batch) const {
@@ -272,9 +284,11 @@ class HeadLayer final : public Layer {
     }
     // One call makes all segments, where no cut lies between them.
     if (share_.is_whole()) {
-      return kernels.head_forward(head_shape(batch), saved.normed, table(batch, at),
-                                  targets(batch, at), at.loss_scale, at.loss, saved.log_sum_exp,
-                                  train ? saved.normed_grad : nullptr, at.workspace);
+      Region workspace(at.workspace);
+      const std::int32_t* const targets = own_targets(kernels, batch, at, workspace);
+      return kernels.head_forward(head_shape(batch), saved.normed, table(batch, at), targets,
+                                  at.loss_scale, at.loss, saved.log_sum_exp,
+                                  train ? saved.normed_grad : nullptr, workspace.take(0));
     }
     run_segments(kernels, batch, at, saved, train);
   }
@@ -285,6 +299,8 @@ class HeadLayer final : public Layer {
     const Statistics statistics = cut_statistics(batch, region);
     const auto floats = [](std::byte* data) { return reinterpret_cast<float*>(data); };
     const kernels::HeadShape shape = head_shape(batch);
+    const std::int32_t* const targets = own_targets(kernels, batch, at, region);
+    std::byte* const scratch = region.take(0);
     const kernels::RowStatistics rows{floats(statistics.own_max), floats(statistics.max),
                                       floats(statistics.sum), floats(statistics.target)};
     const bool cut = share_.cuts_rows();
@@ -292,16 +308,14 @@ class HeadLayer final : public Layer {
     std::byte* normed_grad = cut ? statistics.normed_grad : saved.normed_grad;
     if (at.segments.has(kNorm) && cut) copy_own(kernels, batch, saved.normed, statistics.normed);
     if (at.segments.has(kLogits)) {
-      kernels.head_statistics(shape, normed, table(batch, at), targets(batch, at), rows,
-                              statistics.scratch);
+      kernels.head_statistics(shape, normed, table(batch, at), targets, rows, scratch);
     }
     if (at.segments.has(kExponentials)) kernels.head_rescale(batch.rows(), rows);
     if (at.segments.has(kGradient)) {
       kernels.head_loss(batch.rows(), rows, at.loss, saved.log_sum_exp);
       if (train) {
-        kernels.head_input_gradient(shape, normed, table(batch, at), targets(batch, at),
-                                    at.loss_scale, saved.log_sum_exp, normed_grad,
-                                    statistics.scratch);
+        kernels.head_input_gradient(shape, normed, table(batch, at), targets, at.loss_scale,
+                                    saved.log_sum_exp, normed_grad, scratch);
       }
     }
     if (!at.segments.has(kEnd) || !cut || !train) return;

@@ -6,6 +6,19 @@
 
 namespace sluice::model {
 
+const std::int32_t* TensorShare::own_tokens(kernels::Kernels& kernels, const BatchShape& batch,
+                                            const std::int32_t* all, std::byte* copy) const {
+  if (!passes_keys()) return all + context_rank * batch.seq;
+  std::int64_t copied = 0;
+  for (const RowRun& run : row_runs(batch)) {
+    // As elements of four bytes.
+    kernels.copy_columns(all, {run.first, contexts * batch.seq}, copy, {copied, batch.seq}, 1,
+                         run.rows, DType::kF32);
+    copied += run.rows;
+  }
+  return reinterpret_cast<const std::int32_t*>(copy);
+}
+
 TensorSpec take_boxes(TensorSpec whole, const TensorShare& share, std::vector<TensorBox> boxes) {
   if (share.is_whole()) return whole;
   TensorSpec part = std::move(whole);

@@ -28,13 +28,20 @@ struct TensorShare {
   // activation recomputation in large transformer models", 2022). The ranks divide the rows.
   bool sequence = false;
 
-  // Ranks that hold whole layers and parts of each sequence instead: `rank` of `contexts`, ranks = 1
-  // (Jacobs et al., "DeepSpeed Ulysses", 2023).
+  // Groups of such ranks with a part of each sequence: number `context_rank` of `contexts` (Jacobs et al.,
+  // "DeepSpeed Ulysses", 2023).
   std::int64_t contexts = 1;
   std::int64_t context_rank = 0;
+  // These pass keys and values round a ring (Liu et al., 2023) and do not exchange heads. Each has a chunk
+  // from the front and one from the back, so that all see as many keys.
+  bool ring = false;
 
   bool is_whole() const { return ranks == 1; }
   bool cuts_sequences() const { return contexts > 1; }
+  // Whether products are sums over the ranks. Those of a rank alone count as such.
+  bool adds_products() const { return ranks > 1 || !cuts_sequences(); }
+  bool exchanges_heads() const { return contexts > 1 && !ring; }
+  bool passes_keys() const { return contexts > 1 && ring; }
   // Its part of `count` things that divide evenly.
   std::int64_t part(std::int64_t count) const { return count / ranks; }
   // Whether a rank has only its part of the rows outside of the products.
@@ -54,12 +61,27 @@ struct TensorShare {
     batch.seq /= contexts;
     return batch;
   }
-  // The first of the rank's tokens. batch: its part.
-  std::int64_t first_row(const BatchShape& batch) const { return context_rank * batch.seq; }
+  // The rows of a sequence that the rank has, in ascending runs. batch: its part.
+  struct RowRun {
+    std::int64_t first = 0, rows = 0;
+  };
+  std::vector<RowRun> row_runs(const BatchShape& batch) const {
+    if (!passes_keys()) return {{context_rank * batch.seq, batch.rows()}};
+    const std::int64_t chunk = batch.seq / 2;
+    return {{context_rank * chunk, chunk}, {(2 * contexts - 1 - context_rank) * chunk, chunk}};
+  }
+  // Room for a copy of the rank's tokens or targets, if they do not lie together.
+  std::uint64_t token_bytes(const BatchShape& batch) const {
+    return passes_keys() ? static_cast<std::uint64_t>(batch.rows()) * sizeof(std::int32_t) : 0;
+  }
+  // The rank's tokens: where they are among all, or in `copy`.
+  const std::int32_t* own_tokens(kernels::Kernels& kernels, const BatchShape& batch,
+                                 const std::int32_t* all, std::byte* copy) const;
   // The gradients of whole tensors that context ranks have of their rows.
   std::vector<schedule::Cut> gradient_sum(const UnitLayout& layout, DType dtype) const {
     if (!cuts_sequences()) return {};
-    return {{schedule::CutKind::kSum, schedule::CutValue::kGradient, 0, layout.elems(), dtype, 0}};
+    return {{schedule::CutKind::kSum, schedule::CutValue::kGradient, 0, layout.elems(), dtype, 0,
+             schedule::CutRanks::kContext}};
   }
   // Key/value heads: a rank has those of its query heads. Where there are more ranks than heads,
   // neighbours hold copies of one. Precondition of all three: one of both numbers divides the other.

@@ -278,6 +278,14 @@ double CostModel::collective_s(const schedule::Schedule& schedule,
   const std::int32_t self = schedule::world_rank_of(schedule, instruction.rank);
   const auto& group = schedule.groups[static_cast<std::size_t>(instruction.group)];
   if (instruction.lane == schedule::Lane::kInner) {
+    if (instruction.reduction == schedule::CutKind::kRing) {
+      // One message, and a copy into its place.
+      RankLinks::Messages hop;
+      hop.node_peers = 1;
+      hop.node_bytes = static_cast<double>(instruction.bytes);
+      return world_.links.messages_s(static_cast<std::int32_t>(group.ranks.size()), hop) +
+             hop.node_bytes / hardware_of(instruction.lane).memory_bandwidth_bytes_per_s;
+    }
     return inner_s(static_cast<std::int32_t>(group.ranks.size()),
                    static_cast<double>(instruction.bytes));
   }

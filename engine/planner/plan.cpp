@@ -171,7 +171,7 @@ schedule::StepModel step_model_of(const config::Config& config, const model::Mod
                                              static_cast<std::int32_t>(config.parallel.zero));
   set_server_mode(config, step.view);
   step.view.tensor.ranks = static_cast<std::int32_t>(config.parallel.inner_ranks());
-  step.view.tensor.of_context = config.parallel.context > 1;
+  step.view.tensor.contexts = static_cast<std::int32_t>(config.parallel.context);
   step.view.tensor.sharers =
       static_cast<std::int32_t>(config::tensor_share(config, 0).sharers(config.model.kv_heads));
   return step;

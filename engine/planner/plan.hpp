@@ -30,6 +30,11 @@ struct Plan {
   // Whose step it is: among data-parallel ranks, and in a pipeline.
   schedule::RankView view;
   schedule::StageView pipeline;
+  // The mesh dimension of the ranks that compute each micro-batch together.
+  const char* inner_name() const {
+    if (view.tensor.contexts == 1) return "tensor";
+    return view.tensor.parts() == 1 ? "context" : "inner";
+  }
   std::int32_t world_ranks() const { return view.ranks * pipeline.ranks() * view.tensor.ranks; }
   std::int32_t world_rank() const { return schedule::world_rank(view, pipeline.rank, view.rank); }
   bool is_alone() const { return world_ranks() == 1; }

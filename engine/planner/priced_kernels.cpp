@@ -4,6 +4,7 @@
 #include "engine/planner/priced_kernels.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/error.hpp"
 
@@ -38,6 +39,13 @@ TimedOperation gemm_operation(const kernels::GemmShape& shape) {
 
 OperationSize attention_size(const kernels::AttentionShape& shape) {
   return {shape.batch * shape.heads, shape.time, shape.head_dim};
+}
+
+// The grids are of causal squares: the one with as many scores.
+OperationSize attention_size(const kernels::AttentionPart& part) {
+  const double scores = static_cast<double>(part.queries) * static_cast<double>(part.keys);
+  const double time = part.causal ? static_cast<double>(part.keys) : std::sqrt(2 * scores);
+  return {part.heads, std::max<std::int64_t>(std::llround(time), 1), part.head_dim};
 }
 
 OperationSize head_size(const kernels::HeadShape& shape) {
@@ -164,6 +172,21 @@ void PricedKernels::attention_backward(const kernels::AttentionShape& shape, con
   const OperationSize size = attention_size(shape);
   const double flops = 5 * product(size) * static_cast<double>(shape.time);
   charge_attention(TimedOperation::kAttentionBackward, shape.dtype, size, flops);
+}
+
+void PricedKernels::attention_part_forward(const kernels::AttentionPart& part, const void*,
+                                           const void*, bool, float*, float*, void*) {
+  const OperationSize size = attention_size(part);
+  const double flops = 2 * product(size) * static_cast<double>(size[1]);
+  charge_attention(TimedOperation::kAttentionForward, part.dtype, size, flops);
+}
+
+void PricedKernels::attention_part_backward(const kernels::AttentionPart& part, const void*,
+                                            const void*, const void*, const void*, const float*,
+                                            float*, float*, void*) {
+  const OperationSize size = attention_size(part);
+  const double flops = 5 * product(size) * static_cast<double>(size[1]);
+  charge_attention(TimedOperation::kAttentionBackward, part.dtype, size, flops);
 }
 
 void PricedKernels::embedding_forward(const std::int32_t*, kernels::TokenRange, const void*,

@@ -170,6 +170,7 @@ void CollectiveRunner::reduce(const Program& program, const schedule::Instructio
     if (schedule::adds(value.kind)) add_own_part(members, value);
     if (schedule::spreads(value.kind)) spread_own_part(members, value);
     if (value.kind == schedule::CutKind::kExchange) exchange_parts(members, value);
+    if (value.kind == schedule::CutKind::kRing) pass_round(members, value);
   }
 }
 
@@ -242,6 +243,17 @@ void CollectiveRunner::exchange_parts(const std::vector<std::int32_t>& members,
   for (std::size_t i = 0; i < places.size(); ++i) {
     std::memcpy(places[i].data(), incoming[i].data, places[i].size());
   }
+}
+
+void CollectiveRunner::pass_round(const std::vector<std::int32_t>& members,
+                                  const InnerValue& value) {
+  const std::size_t ranks = members.size(), own = place_in(members);
+  const std::vector<collectives::Outgoing> outgoing{
+      {members[(own + 1) % ranks], value.data, value.bytes}};
+  const std::vector<collectives::Incoming> incoming{
+      {members[(own + ranks - 1) % ranks], value.others, value.bytes}};
+  groups_.inner.exchange("AllReduce", outgoing, incoming);
+  std::memcpy(value.data, value.others, value.bytes);
 }
 
 std::size_t CollectiveRunner::place_in(const std::vector<std::int32_t>& members) const {

@@ -91,6 +91,7 @@ class CollectiveRunner {
   void add_own_part(const std::vector<std::int32_t>& members, const InnerValue& value);
   void spread_own_part(const std::vector<std::int32_t>& members, const InnerValue& value);
   void exchange_parts(const std::vector<std::int32_t>& members, const InnerValue& value);
+  void pass_round(const std::vector<std::int32_t>& members, const InnerValue& value);
   std::size_t place_in(const std::vector<std::int32_t>& members) const;
   void pass_on(const Program& program, const schedule::Instruction& instruction);
   void pass_on_staged(const Program& program, const schedule::Instruction& instruction,

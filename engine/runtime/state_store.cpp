@@ -121,8 +121,9 @@ std::vector<std::uint64_t> StateStore::part_bytes(StateKind kind,
 }
 
 bool StateStore::brings(StateKind kind, std::int32_t unit) const {
-  // The last stage has a copy of a tied table, which the first stage brings.
-  const bool has_unit = sharing_.pipeline.owns(unit);
+  // The last stage has a copy of a tied table, which the first stage brings. Ranks with other parts of
+  // the sequences have copies of all parts.
+  const bool has_unit = sharing_.pipeline.owns(unit) && sharing_.view.tensor.context() == 0;
   return has_unit && (is_sharded(kind) || sharing_.view.rank == 0);
 }
 

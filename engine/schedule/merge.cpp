@@ -45,6 +45,7 @@ class Merger {
       for (const std::int32_t rank : group.ranks) SLUICE_CHECK(rank >= 0 && rank < world_.ranks);
     }
     world_.saved_parts = first.saved_parts;
+    world_.segments = first.segments;
     world_.folds_in_ring = first.folds_in_ring;
     world_.delayed = first.delayed;
     world_.tensor_borders = first.tensor_borders;
@@ -54,7 +55,8 @@ class Merger {
       const Schedule& list = lists_[rank];
       SLUICE_CHECK(list.ranks == 1 && list.first_rank == static_cast<std::int32_t>(rank) &&
                    world_ranks_of(list) == world_.ranks && list.groups == first.groups &&
-                   list.delayed == first.delayed && list.slot_bytes == first.slot_bytes &&
+                   list.delayed == first.delayed && list.segments == first.segments &&
+                   list.slot_bytes == first.slot_bytes &&
                    list.shares_device == first.shares_device);
       world_.slot_count = std::max(world_.slot_count, list.slot_count);
       world_.device_arena_bytes = std::max(world_.device_arena_bytes, list.device_arena_bytes);

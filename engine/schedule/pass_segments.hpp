@@ -19,8 +19,9 @@ namespace sluice::schedule {
 // The operation on the ranks' values at a cut, in place. kSum and kMax make one of them, elementwise, which
 // every rank gets with the same bits. kScatter makes the sum, too, but each rank gets its own even part of
 // it; kGather gives every rank the parts of all. kExchange
-// sends each part to the rank of its number, and puts what comes from that rank into its place.
-enum class CutKind : std::uint8_t { kSum, kMax, kScatter, kGather, kExchange };
+// sends each part to the rank of its number, and puts what comes from that rank into its place. kRing
+// sends all of it to the next rank of the group, and puts that of the previous one into its place.
+enum class CutKind : std::uint8_t { kSum, kMax, kScatter, kGather, kExchange, kRing };
 
 // Whether parts go to their owner, who adds them, and whether the owner's part goes to all others.
 constexpr bool adds(CutKind kind) {
@@ -29,9 +30,16 @@ constexpr bool adds(CutKind kind) {
 constexpr bool spreads(CutKind kind) {
   return kind == CutKind::kSum || kind == CutKind::kMax || kind == CutKind::kGather;
 }
+// The bytes of the workspace that a rank receives others' values in. own: those of its part.
+constexpr std::uint64_t inner_workspace_bytes(CutKind kind, std::uint64_t bytes, std::uint64_t own,
+                                              std::uint64_t ranks) {
+  if (kind == CutKind::kRing) return bytes;
+  return adds(kind) || kind == CutKind::kExchange ? (ranks - 1) * own : 0;
+}
 // The bytes that a rank sends of a value of `bytes` bytes, of which `own` are its part.
 constexpr std::uint64_t inner_bytes(CutKind kind, std::uint64_t bytes, std::uint64_t own,
                                     std::uint64_t ranks) {
+  if (kind == CutKind::kRing) return bytes;
   return (adds(kind) || kind == CutKind::kExchange ? bytes - own : 0) +
          (spreads(kind) ? (ranks - 1) * own : 0);
 }
@@ -47,6 +55,10 @@ enum class CutValue : std::uint8_t {
   kLoss
 };
 
+// The ranks that a value crosses between: those that hold parts of the same units, those that have
+// parts of the same sequences, or those that hold copies of the same key/value heads.
+enum class CutRanks : std::uint8_t { kTensor, kContext, kSharers };
+
 struct Cut {
   CutKind kind = CutKind::kSum;
   CutValue value = CutValue::kOutput;
@@ -56,8 +68,7 @@ struct Cut {
   // In a forward pass: the saved parts that are made of it. A Recompute that makes none of them has
   // no such cut. 0: only the output is made of it.
   PartMask parts = 0;
-  // Among the ranks that hold copies of the same key/value heads, and not among all.
-  bool among_sharers = false;
+  CutRanks among = CutRanks::kTensor;
   std::uint64_t bytes() const { return sluice::bytes_of(dtype, elems); }
   bool operator==(const Cut&) const = default;
 };

@@ -31,14 +31,18 @@
 
 namespace sluice::schedule {
 
-// The ranks that hold parts of the same units (docs/design/tensor.md). Their units have equal element
+// The ranks that compute each micro-batch together (docs/design/tensor.md): `contexts` groups, each with
+// a part of every sequence, of ranks that hold parts of the same units. Their units have equal element
 // spaces, so that their lists differ in nothing but the names of ranks.
 struct TensorView {
-  std::int32_t rank = 0;
+  std::int32_t rank = 0;  // those of a part of the sequences follow each other
   std::int32_t ranks = 1;
-  bool of_context = false;  // they hold all of the units, and parts of each sequence
+  std::int32_t contexts = 1;
   // So many neighbours hold copies of the same key/value heads; divides `ranks`. 1: none do.
   std::int32_t sharers = 1;
+  std::int32_t parts() const { return ranks / contexts; }  // of each unit
+  std::int32_t part() const { return rank % parts(); }
+  std::int32_t context() const { return rank / parts(); }
   bool is_alone() const { return ranks == 1; }
   bool operator==(const TensorView&) const = default;
 };

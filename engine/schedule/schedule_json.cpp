@@ -1,4 +1,4 @@
-// 537 lines because writing and reading of each object stand in one file.
+// 700 lines because writing and reading of each object stand in one file.
 //
 // Schedules as JSON, for people to read and for tests to damage. Defaults are left out. Unknown
 // keys, unknown words, and indices without a target are refused.
@@ -27,7 +27,11 @@ constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 56;
 constexpr std::array<std::string_view, 10> kDTypeNames{"F64", "F32", "BF16", "F16", "I64",
                                                        "I32", "I16", "U16",  "U8",  "BLOCK8"};
 
-constexpr std::array<std::string_view, 5> kCutKinds{"sum", "max", "scatter", "gather", "exchange"};
+constexpr std::array<std::string_view, 6> kCutKinds{"sum",    "max",      "scatter",
+                                                    "gather", "exchange", "ring"};
+constexpr std::array<std::string_view, 3> kCutRanks{"tensor", "context", "sharers"};
+constexpr std::array<std::string_view, 7> kCutValues{
+    "output", "saved", "context", "workspace", "gradient", "tied_gradient", "loss"};
 
 // The names of an enumeration in order of its values.
 template <typename Enum, std::size_t kCount, typename NameOf>
@@ -143,6 +147,39 @@ json saved_parts_to_json(const std::vector<std::vector<SavedPart>>& units) {
       unit.push_back(std::move(object));
     }
     list.push_back(std::move(unit));
+  }
+  return list;
+}
+
+// By unit, pass and segment.
+json segments_to_json(const std::vector<UnitSegments>& units) {
+  const auto pass_of = [](const PassSegments& segments) {
+    json pass = json::array();
+    for (const std::vector<Cut>& cuts : segments) {
+      json list = json::array();
+      for (const Cut& cut : cuts) {
+        json object;
+        object["cut"] = kCutKinds[static_cast<std::size_t>(cut.kind)];
+        object["value"] = kCutValues[static_cast<std::size_t>(cut.value)];
+        object["dtype"] = dtype_name(cut.dtype);
+        put(object, "begin_bytes", cut.begin_bytes, std::uint64_t{0});
+        put(object, "elems", cut.elems, std::uint64_t{0});
+        put(object, "parts", cut.parts, PartMask{0});
+        if (cut.among != CutRanks::kTensor) {
+          object["ranks"] = kCutRanks[static_cast<std::size_t>(cut.among)];
+        }
+        list.push_back(std::move(object));
+      }
+      pass.push_back(std::move(list));
+    }
+    return pass;
+  };
+  json list = json::array();
+  for (const UnitSegments& unit : units) {
+    list.push_back({{"forward", pass_of(unit.forward)},
+                    {"loss", pass_of(unit.loss)},
+                    {"backward_input", pass_of(unit.backward_input)},
+                    {"backward_weight", pass_of(unit.backward_weight)}});
   }
   return list;
 }
@@ -420,6 +457,47 @@ SavedPart saved_part_from_json(const json& object, const std::string& where) {
   return part;
 }
 
+PassSegments pass_segments_from_json(Fields& unit, const char* key, const std::string& where) {
+  constexpr std::size_t kMostSegments = 1 << 12, kMostCuts = 64;
+  PassSegments segments;
+  for (const json& list : unit.list(key)) {
+    if (!list.is_array() || list.size() > kMostCuts || segments.size() == kMostSegments) {
+      refuse(where, "\"" + std::string(key) + "\" must be a list of lists of cuts");
+    }
+    segments.emplace_back();
+    for (const json& item : list) {
+      Fields fields(item, where, " cut value dtype begin_bytes elems parts ranks ");
+      Cut cut;
+      cut.kind = fields.word<CutKind>("cut", kCutKinds);
+      cut.value = fields.word<CutValue>("value", kCutValues);
+      cut.dtype = fields.word<DType>("dtype", kDTypeNames);
+      cut.begin_bytes = fields.bytes("begin_bytes");
+      cut.elems = fields.bytes("elems", kMostBytes / sizeof(double));
+      cut.parts =
+          static_cast<PartMask>(fields.bytes("parts", std::numeric_limits<PartMask>::max()));
+      if (const json* ranks = fields.find("ranks")) {
+        cut.among = fields.word<CutRanks>("ranks", kCutRanks, ranks);
+      }
+      segments.back().push_back(cut);
+    }
+  }
+  if (segments.empty()) refuse(where, "\"" + std::string(key) + "\" must have a segment");
+  return segments;
+}
+
+std::vector<UnitSegments> segments_from_json(Fields& fields) {
+  std::vector<UnitSegments> units;
+  for (const json& item : fields.list("segments")) {
+    const std::string where = "segments " + std::to_string(units.size());
+    Fields unit(item, where, " forward loss backward_input backward_weight ");
+    units.push_back({pass_segments_from_json(unit, "forward", where),
+                     pass_segments_from_json(unit, "loss", where),
+                     pass_segments_from_json(unit, "backward_input", where),
+                     pass_segments_from_json(unit, "backward_weight", where)});
+  }
+  return units;
+}
+
 // By unit, pairs of an element and a sum, both ascending.
 std::vector<std::vector<TensorBorder>> tensor_borders_from_json(Fields& fields) {
   std::vector<std::vector<TensorBorder>> units;
@@ -519,7 +597,7 @@ const json& bounded_list(Fields& fields, const char* key) {
 Schedule read_schedule(const json& document) {
   Fields fields(document, "document",
                 " format version ranks first_rank world_ranks groups buffers instructions entry "
-                "exit commit saved_parts folds_in_ring delayed tensor_borders "
+                "exit commit saved_parts segments folds_in_ring delayed tensor_borders "
                 "peak_bytes slot_count "
                 "slot_bytes device_arena_bytes pinned_arena_bytes shares_device ");
   const json& format = fields.need("format");
@@ -563,6 +641,7 @@ Schedule read_schedule(const json& document) {
     schedule.commit = residencies_from_json(fields, "commit", schedule);
   }
   schedule.saved_parts = saved_parts_from_json(fields);
+  schedule.segments = segments_from_json(fields);
   schedule.folds_in_ring = fields.flag("folds_in_ring");
   if (const json* delayed = fields.find("delayed")) {
     schedule.delayed = delayed_updates_from_json(*delayed);
@@ -601,6 +680,7 @@ std::string schedule_to_json(const Schedule& schedule) {
   if (!schedule.saved_parts.empty()) {
     document["saved_parts"] = saved_parts_to_json(schedule.saved_parts);
   }
+  if (!schedule.segments.empty()) document["segments"] = segments_to_json(schedule.segments);
   if (schedule.folds_in_ring) document["folds_in_ring"] = true;
   if (schedule.delayed.any()) {
     document["delayed"] = {{"updates", schedule.delayed.updates},

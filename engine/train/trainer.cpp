@@ -304,7 +304,7 @@ MessageCounts Trainer::message_counts(const collectives::ByteCounts& data,
                                       const collectives::ByteCounts& inner) const {
   return {data, context_.plan.pipeline.is_alone() ? std::nullopt : std::optional(stages),
           context_.plan.view.tensor.is_alone() ? std::nullopt : std::optional(inner),
-          context_.plan.view.tensor.of_context ? "context" : "tensor"};
+          context_.plan.inner_name()};
 }
 
 void Trainer::evaluate() {

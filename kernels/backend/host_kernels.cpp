@@ -6,6 +6,7 @@
 
 #include "kernels/host/activations.hpp"
 #include "kernels/host/attention.hpp"
+#include "kernels/host/attention_part.hpp"
 #include "kernels/host/elementwise.hpp"
 #include "kernels/host/embedding.hpp"
 #include "kernels/host/head.hpp"
@@ -108,6 +109,22 @@ void HostKernels::attention_backward(const AttentionShape& shape, const void* do
                                      const void* out, const float* lse, void* dqkv,
                                      void* workspace) {
   host::attention_backward(parallel_, shape, dout, qkv, out, lse, dqkv, workspace);
+}
+
+std::uint64_t HostKernels::attention_part_workspace_bytes(const AttentionPart& part) const {
+  return host::attention_part_workspace_bytes(parallel_, part);
+}
+
+void HostKernels::attention_part_forward(const AttentionPart& part, const void* qkv, const void* kv,
+                                         bool first, float* out, float* lse, void* workspace) {
+  host::attention_part_forward(parallel_, part, qkv, kv, first, out, lse, workspace);
+}
+
+void HostKernels::attention_part_backward(const AttentionPart& part, const void* dout,
+                                          const void* qkv, const void* kv, const void* out,
+                                          const float* lse, float* dq, float* dkv,
+                                          void* workspace) {
+  host::attention_part_backward(parallel_, part, dout, qkv, kv, out, lse, dq, dkv, workspace);
 }
 
 void HostKernels::embedding_forward(const std::int32_t* tokens, TokenRange range, const void* table,

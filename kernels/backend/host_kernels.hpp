@@ -48,6 +48,12 @@ class HostKernels final : public Kernels {
                          void* workspace) override;
   void attention_backward(const AttentionShape& shape, const void* dout, const void* qkv,
                           const void* out, const float* lse, void* dqkv, void* workspace) override;
+  std::uint64_t attention_part_workspace_bytes(const AttentionPart& part) const override;
+  void attention_part_forward(const AttentionPart& part, const void* qkv, const void* kv,
+                              bool first, float* out, float* lse, void* workspace) override;
+  void attention_part_backward(const AttentionPart& part, const void* dout, const void* qkv,
+                               const void* kv, const void* out, const float* lse, float* dq,
+                               float* dkv, void* workspace) override;
   void embedding_forward(const std::int32_t* tokens, TokenRange range, const void* table,
                          const void* positions, void* out, std::int64_t rows, std::int64_t time,
                          std::int64_t hidden, DType dtype) override;

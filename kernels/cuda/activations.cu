@@ -108,7 +108,7 @@ dim3 grid_of_rows(std::int64_t rows, std::int64_t packs) {
 // --- rotary embedding
 
 struct RopeShape {
-  std::int64_t batch, time, rotated_heads, half, row_elems;
+  std::int64_t batch, time, rotated_heads, half, row_elems, first_position;
 };
 
 // A block handles one position: it computes the cosines and sines of the pairs once, then rotates
@@ -118,10 +118,10 @@ __global__ void __launch_bounds__(kThreads)
     rope_kernel(T* qkv, RopeShape shape, double base, bool inverse) {
   float* const cosines = dynamic_shared<float>();
   float* const sines = cosines + shape.half;
-  const std::int64_t position = blockIdx.x;
+  const std::int64_t position = blockIdx.x;  // behind the first
   for (std::int64_t i = threadIdx.x; i < shape.half; i += blockDim.x) {
     const double exponent = -static_cast<double>(i) / static_cast<double>(shape.half);
-    const double angle = static_cast<double>(position) * pow(base, exponent);
+    const double angle = static_cast<double>(shape.first_position + position) * pow(base, exponent);
     cosines[i] = static_cast<float>(cos(angle));
     sines[i] = static_cast<float>(inverse ? -sin(angle) : sin(angle));
   }
@@ -195,8 +195,12 @@ void rope(StreamHandle stream, const AttentionShape& shape, float base, bool inv
   with_act_type(shape.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     if (shape.batch == 0 || shape.time == 0) return;
-    const RopeShape rows{shape.batch, shape.time, shape.heads + shape.kv_heads, shape.head_dim / 2,
-                         (shape.heads + 2 * shape.kv_heads) * shape.head_dim};
+    const RopeShape rows{shape.batch,
+                         shape.time,
+                         shape.heads + shape.kv_heads,
+                         shape.head_dim / 2,
+                         (shape.heads + 2 * shape.kv_heads) * shape.head_dim,
+                         shape.first_position};
     const bool aligned = all_aligned_to_16(qkv, rows.half * sizeof(T));
     // Enough blocks to fill the machine twice; more blocks would only compute angles again.
     const std::int64_t wanted = 2 * std::int64_t{grid_stride_blocks(kMaxGridX, kThreads)};

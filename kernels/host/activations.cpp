@@ -192,7 +192,7 @@ std::int64_t rows_per_piece(std::int64_t cols) {
   return std::max<std::int64_t>(1, kPieceElems / std::max<std::int64_t>(1, cols));
 }
 
-// Rotates positions [first, last) of one sequence; its qkv rows start at element `base_offset`.
+// Rotates rows [first, last) of one sequence; its qkv rows start at element `base_offset`.
 void rope_piece(const AttentionShape& shape, float base, bool inverse, std::int64_t base_offset,
                 std::int64_t first, std::int64_t last, void* qkv) {
   const std::int64_t half = shape.head_dim / 2;
@@ -206,12 +206,12 @@ void rope_piece(const AttentionShape& shape, float base, bool inverse, std::int6
     for (std::int64_t i = 0; i < count; ++i) {
       const double exponent = -static_cast<double>(begin + i) / static_cast<double>(half);
       const double angle = std::pow(static_cast<double>(base), exponent);
-      cosine[i] = std::cos(static_cast<double>(first) * angle);
-      sine[i] = std::sin(static_cast<double>(first) * angle);
+      cosine[i] = std::cos(static_cast<double>(shape.first_position + first) * angle);
+      sine[i] = std::sin(static_cast<double>(shape.first_position + first) * angle);
       step_cosine[i] = std::cos(angle);
       step_sine[i] = std::sin(angle);
     }
-    for (std::int64_t position = first; position < last; ++position) {
+    for (std::int64_t row = first; row < last; ++row) {
       float cosines[kRopePairs], sines[kRopePairs];
       for (std::int64_t i = 0; i < count; ++i) {
         cosines[i] = static_cast<float>(cosine[i]);
@@ -221,8 +221,7 @@ void rope_piece(const AttentionShape& shape, float base, bool inverse, std::int6
         cosine[i] = next;
       }
       HWY_DYNAMIC_DISPATCH(rotate_heads)
-      (qkv, base_offset + position * stride + begin, rotated, half, cosines, sines, count,
-       shape.dtype);
+      (qkv, base_offset + row * stride + begin, rotated, half, cosines, sines, count, shape.dtype);
     }
   }
 }

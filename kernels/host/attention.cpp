@@ -18,7 +18,7 @@
 #include <cstddef>
 
 #include "base/error.hpp"
-#include "base/units.hpp"
+#include "kernels/host/attention_rows.hpp"
 #include "kernels/host/gemm_cut.hpp"
 #include "kernels/host/onednn.hpp"
 #include "kernels/host/parallel.hpp"
@@ -27,47 +27,8 @@
 namespace sluice::kernels::host {
 namespace {
 
-constexpr std::int64_t kQueryRows = 64;
 // The forward pass also divides query rows if (batch, kv_head) alone would leave threads idle.
 constexpr std::int64_t kEnoughTasks = 16;
-
-// Stored rows in 16 bits or fp32, with `stride` elements between rows.
-struct Rows {
-  void* data;
-  DType dtype;
-  std::int64_t stride;
-
-  Rows at(std::int64_t row, std::int64_t col) const {
-    const std::int64_t offset = (row * stride + col) * std::int64_t(dtype_bytes(dtype));
-    return {static_cast<std::byte*>(data) + offset, dtype, stride};
-  }
-};
-
-// An fp32 view of rows.
-struct View {
-  const float* data;
-  std::int64_t stride;
-  const float* row(std::int64_t index) const { return data + index * stride; }
-};
-
-// Widens 16-bit rows into `scratch` [rows, cols]. fp32 rows are read in place.
-View widened(const Rows& rows, std::int64_t count, std::int64_t cols, float* scratch) {
-  if (rows.dtype == DType::kF32) return {static_cast<const float*>(rows.data), rows.stride};
-  widen_block(rows.data, rows.dtype, rows.stride, count, cols, scratch, cols);
-  return {scratch, cols};
-}
-
-void store(const float* from, std::int64_t count, std::int64_t cols, const float* factor,
-           const Rows& to) {
-  store_block({.rows = count,
-               .cols = cols,
-               .from = from,
-               .from_stride = cols,
-               .to = to.data,
-               .to_dtype = to.dtype,
-               .to_stride = to.stride,
-               .factor = factor});
-}
 
 // Addresses within qkv, out and lse. Sources are only read, although Rows are not const.
 class Layout {
@@ -105,43 +66,6 @@ class Layout {
   }
 
   AttentionShape shape_;
-};
-
-// The part of the workspace that belongs to one worker.
-struct Scratch {
-  float *k, *v, *dk, *dv;   // [time, head_dim]
-  float *scores, *dscores;  // [64, score_stride]
-  float *q, *rows, *drows;  // [64, head_dim]
-  float* out;               // [64, head_dim]
-  float* factor;            // [64]
-  std::int64_t score_stride;
-
-  static std::int64_t floats(const AttentionShape& shape) {
-    const std::int64_t block = std::min(kQueryRows, shape.time);
-    const std::int64_t all = 4 * shape.time * shape.head_dim +
-                             2 * block * unaliased_stride(shape.time) + 4 * block * shape.head_dim +
-                             block;
-    return static_cast<std::int64_t>(
-        round_up(static_cast<std::uint64_t>(all), kTensorAlignmentBytes / sizeof(float)));
-  }
-
-  Scratch(const AttentionShape& shape, void* workspace, int worker)
-      : score_stride(unaliased_stride(shape.time)) {
-    const std::int64_t block = std::min(kQueryRows, shape.time);
-    const std::int64_t panel = shape.time * shape.head_dim;
-    float* next = static_cast<float*>(workspace) + worker * floats(shape);
-    const auto take = [&next](std::int64_t count) {
-      float* const taken = next;
-      next += count;
-      return taken;
-    };
-    k = take(panel), v = take(panel), dk = take(panel), dv = take(panel);
-    scores = take(block * score_stride);
-    dscores = take(block * score_stride);
-    q = take(block * shape.head_dim), rows = take(block * shape.head_dim);
-    drows = take(block * shape.head_dim), out = take(block * shape.head_dim);
-    factor = take(block);
-  }
 };
 
 // Queries [begin, begin + rows) of one head use the keys [0, begin + rows); the causal mask hides
@@ -219,6 +143,10 @@ void backward_block(const QueryBlock& block, std::int64_t head_dim, float scale,
   store(scratch.out, block.rows, head_dim, nullptr, head.dq.at(block.begin, 0));
 }
 
+ScratchSize size_of(const AttentionShape& shape) {
+  return {shape.time, shape.time, shape.head_dim};
+}
+
 std::int64_t forward_segments(const AttentionShape& shape) {
   // At most one segment per block of queries.
   const std::int64_t blocks = Cut::quotient_up(shape.time, kQueryRows);
@@ -231,18 +159,19 @@ std::int64_t forward_segments(const AttentionShape& shape) {
 std::uint64_t attention_workspace_bytes(const Parallel& parallel, const AttentionShape& shape) {
   const Layout checked(shape);
   const std::int64_t tasks = shape.batch * shape.kv_heads * forward_segments(shape);
-  return static_cast<std::uint64_t>(Scratch::floats(shape)) * sizeof(float) *
+  return static_cast<std::uint64_t>(Scratch::floats(size_of(shape))) * sizeof(float) *
          static_cast<std::uint64_t>(parallel.workers(tasks));
 }
 
 void attention_forward(const Parallel& parallel, const AttentionShape& shape, const void* qkv,
                        void* out, float* lse, void* workspace) {
   const Layout layout(shape);
+  const ScratchSize size = size_of(shape);
   const std::int64_t segments = forward_segments(shape);
   const std::int64_t blocks = Cut::quotient_up(shape.time, kQueryRows);
   const std::int64_t pairs = shape.batch * shape.kv_heads;
   parallel.for_each_worker(pairs * segments, [&](std::int64_t task, int worker) {
-    const Scratch scratch(shape, workspace, worker);
+    const Scratch scratch(size, workspace, worker);
     // Late segments see more keys, so they begin first. A segment is every `segments`-th block.
     const std::int64_t segment = segments - 1 - task / pairs;
     const std::int64_t batch = task % pairs / shape.kv_heads;
@@ -267,9 +196,10 @@ void attention_backward(const Parallel& parallel, const AttentionShape& shape, c
                         const void* qkv, const void* out, const float* lse, void* dqkv,
                         void* workspace) {
   const Layout layout(shape);
+  const ScratchSize size = size_of(shape);
   const std::int64_t head_dim = shape.head_dim;
   parallel.for_each_worker(shape.batch * shape.kv_heads, [&](std::int64_t task, int worker) {
-    const Scratch scratch(shape, workspace, worker);
+    const Scratch scratch(size, workspace, worker);
     const std::int64_t batch = task / shape.kv_heads, kv_head = task % shape.kv_heads;
     const View k = widened(layout.k(qkv, batch, kv_head), shape.time, head_dim, scratch.k);
     const View v = widened(layout.v(qkv, batch, kv_head), shape.time, head_dim, scratch.v);

@@ -192,7 +192,8 @@ inline DTypeArray roped_as_documented(const AttentionShape& s, bool inverse,
     const std::int64_t head = i % stride / s.head_dim, within = i % s.head_dim;
     if (head >= s.heads + s.kv_heads || within >= half) continue;
     const double exponent = -static_cast<double>(within) / static_cast<double>(half);
-    const double angle = static_cast<double>(i / stride % s.time) * std::pow(10000.0, exponent);
+    const double position = static_cast<double>(s.first_position + i / stride % s.time);
+    const double angle = position * std::pow(10000.0, exponent);
     const auto cosine = static_cast<float>(std::cos(angle));
     const auto sine = static_cast<float>(inverse ? -std::sin(angle) : std::sin(angle));
     const auto low = static_cast<std::size_t>(i), high = low + static_cast<std::size_t>(half);
@@ -207,7 +208,8 @@ TYPED_TEST_P(ActivationContract, RopeTurnsEachPairByItsPosition) {
     for (AttentionShape s : {AttentionShape{2, 45, 4, 2, 2}, AttentionShape{2, 45, 4, 2, 10},
                              AttentionShape{2, 45, 4, 2, 64}, AttentionShape{2, 45, 4, 2, 160},
                              AttentionShape{2, 70, 3, 1, 16}, AttentionShape{3, 5, 2, 2, 6},
-                             AttentionShape{1, 300, 1, 1, 128}, AttentionShape{0, 8, 1, 1, 8}}) {
+                             AttentionShape{1, 300, 1, 1, 128}, AttentionShape{0, 8, 1, 1, 8},
+                             AttentionShape{1, 21, 2, 1, 16, dtype, 1000}}) {
       s.dtype = dtype;
       const DTypeArray from(dtype, normal_floats(s.batch * s.time * qkv_row_elems(s), 6));
       for (const bool inverse : {false, true}) {

@@ -25,5 +25,12 @@ TEST(TensorSweep, AnyMeshMakesTheTermsOfItsGroup) {
   }
 }
 
+TEST(TensorSweep, MeshesHaveTheBitsOfTheirRing) {
+  for (std::size_t i = 8; i < 8 + sweep(32); ++i) {
+    expect_context_bits(i, "ring");
+    if (HasFatalFailure()) return;
+  }
+}
+
 }  // namespace
 }  // namespace sluice::train

@@ -21,6 +21,8 @@ namespace {
 
 using namespace testing;
 
+const Overrides kRing{"parallel.context_attention=ring"};
+
 void expect_near(const std::vector<std::uint64_t>& values, const std::vector<std::uint64_t>& wanted,
                  double tolerance) {
   ASSERT_EQ(values.size(), wanted.size());
@@ -132,7 +134,9 @@ TEST(Tensor, GradientsInBf16AreAsNearAsThoseOfOneRank) {
                                   {"parallel.tensor=4"},
                                   {"parallel.tensor=2", "parallel.sequence=true"},
                                   {"parallel.tensor=4", "parallel.sequence=true"},
-                                  {"parallel.context=2"}};
+                                  {"parallel.context=2"},
+                                  kRing + Overrides{"parallel.context=2"},
+                                  kRing + Overrides{"parallel.context=4"}};
     const bool grouped = std::find(model.begin(), model.end(), "model.kv_heads=2") != model.end();
     if (!grouped) meshes.push_back({"parallel.context=4"});
     for (const Overrides& mesh : sampled(meshes)) {
@@ -156,14 +160,6 @@ TEST(Tensor, InitialWeightsDoNotDependOnTheRanks) {
 
 // --- parts of sequences ----------------------------------------------------------------------------
 
-config::Config config_of_contexts(const TrainingBench& bench, const Overrides& settings,
-                                  int ranks) {
-  return config_of_group(bench,
-                         settings + Overrides{"train.micro_batch=1", "model.vocab=277",
-                                              "parallel.context=" + std::to_string(ranks)},
-                         1);
-}
-
 TEST(Context, RanksTrainAsOneRankDoes) {
   for (const char* family : {"model.family=gpt2", "model.family=llama"}) {
     for (const char* tied : {"model.tie_embeddings=true", "model.tie_embeddings=false"}) {
@@ -182,24 +178,7 @@ TEST(Context, RanksTrainAsOneRankDoes) {
 
 // Recomputation, places and the rest of the mesh change no bit of a context group.
 TEST(Context, MeshesHaveTheBitsOfTheirGroup) {
-  for (std::size_t i = 0; i < sweep(8); ++i) {
-    const TensorMesh at = tensor_mesh(i);
-    const Overrides memory =
-        at.memory + Overrides{"parallel.data=" + std::to_string(at.data),
-                              "parallel.zero=" + std::to_string(at.zero),
-                              "parallel.pipeline=" + std::to_string(at.pipeline)};
-    SCOPED_TRACE(std::to_string(i) + ", " + ::testing::PrintToString(memory));
-    const Overrides settings{i % 2 == 0 ? "model.family=llama" : "model.family=gpt2",
-                             "train.accumulate=8", "train.order=microbatch",
-                             i % 3 == 0 ? "train.precision=bf16" : "train.precision=fp32"};
-    const TrainingBench bench, other;
-    const RanksRecord alone = train_group(config_of_contexts(
-        bench, settings + Overrides{"recompute.policy=none"} + places("device", "device", "device"),
-        2));
-    RanksRecord mesh = train_group(config_of_contexts(other, settings + memory, 2));
-    mesh.redone_steps = alone.redone_steps;
-    EXPECT_EQ(mesh, alone);
-  }
+  for (std::size_t i = 0; i < sweep(8); ++i) expect_context_bits(i, "all-to-all");
 }
 
 // docs/design/tensor.md derives the terms. All ranks send (c - 1) / c of what each has.
@@ -220,6 +199,121 @@ TEST(Context, SendAsManyElementsAsTheFormulaSays) {
     for (const planner::RankFigures& rank : plan.ranks) sent += rank.sent.inner;
     EXPECT_EQ(sent, microbatches * (exchanged * sizeof(float) * (ranks - 1) / ranks +
                                     2 * (ranks - 1) * (gradients * sizeof(float) + 8)));
+  }
+}
+
+// --- a ring of keys and values -----------------------------------------------------------------------
+
+// Also more ranks than key/value heads.
+TEST(Ring, RanksTrainAsOneRankDoes) {
+  for (const char* family : {"model.family=gpt2", "model.family=llama"}) {
+    for (const int ranks : {2, 4}) {
+      for (const char* kv_heads : {"model.kv_heads=1", "model.kv_heads=2"}) {
+        if (samples_sweeps() && ranks == 2) continue;
+        const Overrides settings = kRing + Overrides{family, kv_heads};
+        SCOPED_TRACE(::testing::PrintToString(settings) + ", " + std::to_string(ranks));
+        const TrainingBench bench;
+        const RanksRecord alone = train_group(config_of_contexts(bench, settings, 1));
+        const RanksRecord group = train_group(config_of_contexts(bench, settings, ranks));
+        expect_near(group.losses, alone.losses, 1e-5);
+        expect_near(group.norms, alone.norms, 1e-4);
+        EXPECT_NE(group.norms, alone.norms);
+      }
+    }
+  }
+}
+
+TEST(Ring, MeshesHaveTheBitsOfTheirGroup) {
+  for (std::size_t i = 0; i < sweep(8); ++i) expect_context_bits(i, "ring");
+}
+
+// docs/design/tensor.md derives the terms. All ranks together send (c - 1) times what each has.
+TEST(Ring, SendAsManyElementsAsTheFormulaSays) {
+  for (std::size_t i = 0; i < 4; ++i) {
+    const std::uint64_t ranks = i % 2 == 0 ? 2 : 4;
+    const bool recomputes = i / 2 == 1;
+    const TrainingBench bench;
+    const config::Config config = config_of_contexts(
+        bench,
+        kRing + Overrides{"model.family=gpt2", "model.kv_heads=2", "train.precision=bf16",
+                          recomputes ? "recompute.policy=unit" : "recompute.policy=none"},
+        static_cast<int>(ranks));
+    const planner::Plan plan = plan_of_world(config);
+    const model::Model model(config::model_shape(config), config::tensor_share(config, 0));
+    std::uint64_t gradients = 277 * 64;  // of the tied use
+    for (std::size_t unit = 0; unit < model.unit_count(); ++unit) {
+      gradients += model.layout(unit).elems();
+    }
+    const std::uint64_t layers = 2, microbatches = 2, keys = 16 * 2 * 32;  // of 2 heads of 16
+    // Keys and values in bf16 forward and backward, and once more to make a layer again; their
+    // gradients in fp32.
+    const std::uint64_t hops = layers * keys * ((recomputes ? 3 : 2) * 2 + sizeof(float));
+    std::uint64_t sent = 0;
+    for (const planner::RankFigures& rank : plan.ranks) sent += rank.sent.inner;
+    EXPECT_EQ(sent, (ranks - 1) * microbatches * (hops + 2 * (gradients * 2 + 8))) << i;
+  }
+}
+
+// --- parts of sequences and of layers ----------------------------------------------------------------
+
+Overrides both(int tensor, const char* attention) {
+  return {"parallel.tensor=" + std::to_string(tensor),
+          std::string("parallel.context_attention=") + attention};
+}
+
+TEST(TensorAndContext, RanksTrainAsOneRankDoes) {
+  for (const char* family : {"model.family=gpt2", "model.family=llama"}) {
+    for (const char* attention : {"all-to-all", "ring"}) {
+      if (samples_sweeps() && (family[13] == 'g') == (attention[0] == 'r')) continue;
+      SCOPED_TRACE(std::string(family) + ", " + attention);
+      const TrainingBench bench;
+      const RanksRecord alone = train_group(config_of_contexts(bench, {family}, 1));
+      const RanksRecord group =
+          train_group(config_of_contexts(bench, both(2, attention) + Overrides{family}, 2));
+      expect_near(group.losses, alone.losses, 1e-5);
+      expect_near(group.norms, alone.norms, 1e-4);
+      EXPECT_NE(group.norms, alone.norms);
+    }
+  }
+}
+
+// Data-parallel groups of four ranks each, with all ZeRO stages.
+TEST(TensorAndContext, MeshesHaveTheBitsOfTheirGroup) {
+  for (std::size_t i = 0; i < sweep(4); ++i) {
+    const char* attention = i % 2 == 0 ? "ring" : "all-to-all";
+    const Overrides settings =
+        both(2, attention) + Overrides{i / 2 == 0 ? "model.family=llama" : "model.family=gpt2",
+                                       "train.accumulate=4", "parallel.sequence=true",
+                                       "train.order=microbatch", "train.precision=bf16"};
+    const Overrides mesh{"parallel.data=2", "parallel.zero=" + std::to_string(i),
+                         "recompute.policy=selective"};
+    SCOPED_TRACE(::testing::PrintToString(settings + mesh));
+    const TrainingBench bench, other;
+    const RanksRecord alone = train_group(config_of_contexts(
+        bench, settings + Overrides{"recompute.policy=none"} + places("device", "device", "device"),
+        2));
+    RanksRecord found = train_group(config_of_contexts(
+        other, settings + mesh + places(i == 3 ? "pinned" : "device", "device", "pinned"), 2));
+    found.redone_steps = alone.redone_steps;
+    EXPECT_EQ(found, alone);
+  }
+}
+
+// Ranks with other parts of the sequences have copies of all parts, which files hold once.
+TEST(TensorAndContext, FilesAreThoseOfTheWhole) {
+  const ScratchDirectory files;
+  const Overrides context{"parallel.context=2", "train.micro_batch=1",
+                          "parallel.context_attention=ring"};
+  const Overrides model{"model.family=gpt2", "model.vocab=277"};
+  const std::vector<TensorMesh> meshes{
+      {2, 1, 1, 0, {}, context},
+      {1, 1, 1, 0, {}, {}},
+      {2, 2, 1, 3, {}, context + places("pinned", "pinned", "storage")}};
+  for (std::size_t from = 0; from < meshes.size(); ++from) {
+    const TensorMesh& to = meshes[(from + 1) % meshes.size()];
+    write_state(meshes[from], model, 2, "", files / "made");
+    write_state(to, model, 0, files / "made", files / "again");
+    EXPECT_EQ(hash_file(files / "again"), hash_file(files / "made")) << from;
   }
 }
 

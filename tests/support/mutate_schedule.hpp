@@ -32,13 +32,28 @@ enum class Mutation : std::uint8_t {
   kRetargetPart,       // a part goes to another rank, or two parts change sources
   kShiftPart,          // a part lies off by a block of 4,096 elements
   kLeaveOutReduction,  // a gradient is not added, folded, rounded or normed
+  // Ranks that compute each micro-batch together.
+  kForgeCut,  // a cut of a pass is missing, or is another operation or of other bytes
 };
-inline constexpr std::size_t kMutationCount = 17;
-inline constexpr std::array<std::string_view, kMutationCount> kMutationNames{
-    "drop_fetch",    "drop_any",           "swap_neighbours", "swap_in_lane",     "drop_dep",
-    "early_release", "drop_release",       "shrink_buffer",   "overlap",          "move_lane",
-    "redirect_use",  "unmatched_message",  "drop_collective", "swap_collectives", "retarget_part",
-    "shift_part",    "leave_out_reduction"};
+inline constexpr std::size_t kMutationCount = 18;
+inline constexpr std::array<std::string_view, kMutationCount> kMutationNames{"drop_fetch",
+                                                                             "drop_any",
+                                                                             "swap_neighbours",
+                                                                             "swap_in_lane",
+                                                                             "drop_dep",
+                                                                             "early_release",
+                                                                             "drop_release",
+                                                                             "shrink_buffer",
+                                                                             "overlap",
+                                                                             "move_lane",
+                                                                             "redirect_use",
+                                                                             "unmatched_message",
+                                                                             "drop_collective",
+                                                                             "swap_collectives",
+                                                                             "retarget_part",
+                                                                             "shift_part",
+                                                                             "leave_out_reduction",
+                                                                             "forge_cut"};
 
 class Mutator {
  public:
@@ -90,6 +105,8 @@ class Mutator {
           return i.op == kAccumulateGrad || i.op == kFoldGrad || i.op == kRoundGrad ||
                  i.op == kGradNorm;
         });
+      case Mutation::kForgeCut:
+        return forge_cut();
     }
     return std::nullopt;
   }
@@ -279,6 +296,59 @@ class Mutator {
     if (!victim) return std::nullopt;
     schedule::Schedule mutant = schedule_;
     mutant.instructions[*victim].tag += 1 + static_cast<std::int32_t>(below(2));
+    return mutant;
+  }
+
+  static bool is_cut(const schedule::Instruction& instruction) {
+    return instruction.lane == schedule::Lane::kInner && instruction.microbatch >= 0 &&
+           instruction.op == schedule::Op::kAllReduce;
+  }
+  // The same cut on all ranks of the group, in the order of their lists.
+  std::vector<std::size_t> members_of_cut(std::size_t victim) const {
+    const std::vector<std::int32_t>& group =
+        schedule_.groups[static_cast<std::size_t>(schedule_.instructions[victim].group)].ranks;
+    const auto cuts_of = [&](std::int32_t rank) {
+      std::vector<std::size_t> places;
+      for (std::size_t i = 0; i < schedule_.instructions.size(); ++i) {
+        const schedule::Instruction& instruction = schedule_.instructions[i];
+        if (is_cut(instruction) && instruction.rank == rank) places.push_back(i);
+      }
+      return places;
+    };
+    const std::vector<std::size_t> own = cuts_of(schedule_.instructions[victim].rank);
+    const auto number = std::find(own.begin(), own.end(), victim) - own.begin();
+    std::vector<std::size_t> members;
+    for (const std::int32_t rank : group) {
+      members.push_back(cuts_of(rank).at(static_cast<std::size_t>(number)));
+    }
+    return members;
+  }
+  // On one rank, or on all of its group alike.
+  Mutant forge_cut() {
+    const Pick victim = pick(schedule_.instructions, is_cut);
+    if (!victim) return std::nullopt;
+    std::vector<std::size_t> places{*victim};
+    if (below(2) == 0) places = members_of_cut(*victim);
+    const std::size_t way = below(4);
+    if (way == 0) {
+      std::vector<std::size_t> order = list_order();
+      for (const std::size_t place : places) std::erase(order, place);
+      return reordered(order);
+    }
+    schedule::Schedule mutant = schedule_;
+    for (const std::size_t place : places) {
+      schedule::Instruction& cut = mutant.instructions[place];
+      if (way == 1) {
+        cut.reduction = static_cast<schedule::CutKind>((static_cast<int>(cut.reduction) + 1) % 6);
+      } else if (way == 2) {
+        cut.bytes += dtype_bytes(cut.reduced);
+      } else {
+        // The first half of the value alone, with the bytes of that half.
+        cut.reads.front().bytes /= 2;
+        cut.writes.front().bytes /= 2;
+        cut.bytes /= 2;
+      }
+    }
     return mutant;
   }
 

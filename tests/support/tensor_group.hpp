@@ -2,6 +2,8 @@
 // combined by plain loops. A reference for layers that is no schedule and no collective.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -15,12 +17,20 @@ namespace sluice::testing {
 
 class TensorGroup {
  public:
-  // contexts: the ranks have parts of each sequence, and not of the layers.
+  // contexts: the ranks have parts of each sequence, and not of the layers. ring: they pass keys on.
   TensorGroup(const model::ModelShape& shape, std::int64_t micro_batch, std::int64_t seq,
-              std::int64_t ranks, bool sequence = false, bool contexts = false) {
-    for (std::int64_t rank = 0; rank < ranks; ++rank) {
-      model::TensorShare share{rank, ranks, sequence};
-      if (contexts) share = {0, 1, false, ranks, rank};
+              std::int64_t ranks, bool sequence = false, bool contexts = false, bool ring = false)
+      : TensorGroup(shape, micro_batch, seq,
+                    contexts ? model::TensorShare{0, 1, false, ranks, 0, ring}
+                             : model::TensorShare{0, ranks, sequence}) {}
+  // As many groups of ranks as `first`, the share of the first rank, says.
+  TensorGroup(const model::ModelShape& shape, std::int64_t micro_batch, std::int64_t seq,
+              const model::TensorShare& first)
+      : first_(first) {
+    for (std::int64_t rank = 0; rank < first.ranks * first.contexts; ++rank) {
+      model::TensorShare share = first;
+      share.rank = rank % first.ranks;
+      share.context_rank = rank / first.ranks;
       sharers_ = static_cast<std::size_t>(share.sharers(shape.kv_heads));
       ranks_.push_back(std::make_unique<WholeModel>(shape, micro_batch, seq, 1, share));
     }
@@ -103,22 +113,31 @@ class TensorGroup {
     }
   }
 
+  // Among each group of the cut's ranks.
   void combine(std::size_t unit, const schedule::Cut& cut) {
-    if (cut.value == schedule::CutValue::kLoss) {
-      ++crossed_elems_;
-      return add_losses(unit);
-    }
-    const std::size_t sharers = cut.among_sharers ? sharers_ : ranks_.size();
-    for (std::size_t first = 0; first < ranks_.size(); first += sharers) {
-      combine_among(unit, cut, first, first + sharers);
+    const auto parts = static_cast<std::size_t>(first_.ranks);
+    const bool of_contexts = cut.among == schedule::CutRanks::kContext;
+    // Ranks between neighbours of a group, and members.
+    const std::size_t stride = of_contexts ? parts : 1;
+    const std::size_t size = of_contexts ? static_cast<std::size_t>(first_.contexts)
+                             : cut.among == schedule::CutRanks::kSharers ? sharers_
+                                                                         : parts;
+    for (std::size_t group = 0; group < ranks_.size() / size; ++group) {
+      std::vector<WholeModel*> members;
+      for (std::size_t i = 0; i < size; ++i) {
+        members.push_back(
+            ranks_[group / stride * stride * size + group % stride + i * stride].get());
+      }
+      combine(unit, cut, members);
     }
   }
-  void combine_among(std::size_t unit, const schedule::Cut& cut, std::size_t begin,
-                     std::size_t end) {
+  void combine(std::size_t unit, const schedule::Cut& cut,
+               const std::vector<WholeModel*>& members) {
     crossed_elems_ += cut.elems;
+    if (cut.value == schedule::CutValue::kLoss) return add_losses(unit, members);
     std::vector<float*> parts;
-    for (std::size_t rank = begin; rank < end; ++rank) {
-      const model::PassBuffers at = ranks_[rank]->buffers(unit);
+    for (WholeModel* rank : members) {
+      const model::PassBuffers at = rank->buffers(unit);
       std::byte* base = at.workspace;
       if (cut.value == schedule::CutValue::kOutput) base = at.output;
       if (cut.value == schedule::CutValue::kContext) base = at.context;
@@ -134,6 +153,12 @@ class TensorGroup {
         for (float* to : parts) {
           if (to != parts[from]) std::copy_n(parts[from] + from * part, part, to + from * part);
         }
+      }
+      return;
+    }
+    if (cut.kind == schedule::CutKind::kRing) {
+      for (std::size_t rank = parts.size(); rank-- > 1;) {
+        std::swap_ranges(parts[rank], parts[rank] + cut.elems, parts[rank - 1]);
       }
       return;
     }
@@ -159,15 +184,51 @@ class TensorGroup {
     }
   }
 
-  void add_losses(std::size_t unit) {
+  static void add_losses(std::size_t unit, const std::vector<WholeModel*>& members) {
     double sum = 0;
-    for (const auto& rank : ranks_) sum += *rank->buffers(unit).loss;
-    for (const auto& rank : ranks_) *rank->buffers(unit).loss = sum;
+    for (WholeModel* rank : members) sum += *rank->buffers(unit).loss;
+    for (WholeModel* rank : members) *rank->buffers(unit).loss = sum;
   }
 
+  model::TensorShare first_;
   std::vector<std::unique_ptr<WholeModel>> ranks_;
   std::size_t sharers_ = 1;  // ranks that hold copies of the same key/value heads
   std::uint64_t crossed_elems_ = 0;
 };
+
+// Compares the ranks' gradients with the whole model's, tensor by tensor. Also checks that each
+// element is on some rank, and that copies of an element have equal bits.
+inline void expect_equal_gradients(TensorGroup& group, WholeModel& whole) {
+  const std::size_t units = whole.model().units().size();
+  std::vector<std::vector<float>> joined;
+  for (std::size_t unit = 0; unit < units; ++unit) {
+    joined.emplace_back(whole.model().layout(unit).elems(), std::nanf(""));
+  }
+  int different = 0;
+  for (std::size_t rank = 0; rank < group.size(); ++rank) {
+    WholeModel& part = group.rank(rank);
+    TensorGroup::for_elems(part, whole, [&](std::size_t unit, std::uint64_t at, std::uint64_t to) {
+      const float value = part.gradient(unit, at);
+      float& seen = joined[unit][to];
+      if (!std::isnan(seen) && seen != value) ++different;
+      seen = value;
+    });
+  }
+  EXPECT_EQ(different, 0) << "copies of a value differ between ranks";
+  for (std::size_t unit = 0; unit < units; ++unit) {
+    for (const model::PlacedTensor& tensor : whole.model().layout(unit).tensors()) {
+      SCOPED_TRACE(tensor.spec.name);
+      double distance = 0, norm = 0;
+      for (std::uint64_t i = 0; i < tensor.spec.elems(); ++i) {
+        const std::uint64_t elem = tensor.first_elem + i;
+        const auto expected = static_cast<double>(whole.gradient(unit, elem));
+        distance += std::pow(static_cast<double>(joined[unit][elem]) - expected, 2.0);
+        norm += expected * expected;
+      }
+      EXPECT_GT(norm, 0);
+      EXPECT_LE(std::sqrt(distance), 1e-4 * std::sqrt(norm));  // NaN, which is no less: a gap
+    }
+  }
+}
 
 }  // namespace sluice::testing

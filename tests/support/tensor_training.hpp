@@ -120,6 +120,38 @@ inline void expect_group_bits(std::size_t i) {
   EXPECT_EQ(mesh, alone);
 }
 
+// --- parts of sequences --------------------------------------------------------------------------
+
+inline config::Config config_of_contexts(const TrainingBench& bench, const Overrides& settings,
+                                         int ranks) {
+  return bench.config("run", tensor_model() +
+                                 Overrides{"train.micro_batch=1", "model.vocab=277",
+                                           "parallel.context=" + std::to_string(ranks)} +
+                                 settings);
+}
+
+// A mesh has the bits of its context group alone, whatever its memory options. attention: the group's.
+inline void expect_context_bits(std::size_t i, const std::string& attention) {
+  const TensorMesh at = tensor_mesh(i);
+  const Overrides memory =
+      at.memory + Overrides{"parallel.data=" + std::to_string(at.data),
+                            "parallel.zero=" + std::to_string(at.zero),
+                            "parallel.pipeline=" + std::to_string(at.pipeline)};
+  SCOPED_TRACE(std::to_string(i) + ", " + attention + ", " + ::testing::PrintToString(memory));
+  const Overrides settings{i % 2 == 0 ? "model.family=llama" : "model.family=gpt2",
+                           "train.accumulate=8", "train.order=microbatch",
+                           i % 3 == 0 ? "train.precision=bf16" : "train.precision=fp32",
+                           "parallel.context_attention=" + attention};
+  const int ranks = at.data * at.pipeline <= 2 ? at.tensor : 2;
+  const TrainingBench bench, other;
+  const RanksRecord alone = train_group(config_of_contexts(
+      bench, settings + Overrides{"recompute.policy=none"} + places("device", "device", "device"),
+      ranks));
+  RanksRecord mesh = train_group(config_of_contexts(other, settings + memory, ranks));
+  mesh.redone_steps = alone.redone_steps;
+  EXPECT_EQ(mesh, alone);
+}
+
 // --- files ---------------------------------------------------------------------------------------
 
 // Meshes of one to eight ranks that share a model of at least two key/value heads.

@@ -48,10 +48,12 @@ std::string moved_line(const train::RunEvent& bytes) {
   std::string sent;
   if (bytes.contains("sent")) {
     sent = ", sent " + format_bytes(bytes["sent"]["data"].get<std::uint64_t>());
-    for (const char* group : {"tensor", "context"}) {
+    for (const auto& [group, where] :
+         {std::pair("tensor", "tensor group"), std::pair("context", "context group"),
+          std::pair("inner", "tensor and context groups")}) {
       if (!bytes["sent"].contains(group)) continue;
-      sent += " and " + format_bytes(bytes["sent"][group].get<std::uint64_t>()) + " in its " +
-              group + " group";
+      sent +=
+          " and " + format_bytes(bytes["sent"][group].get<std::uint64_t>()) + " in its " + where;
     }
   }
   return "up " + format_bytes(bytes["upload"].get<std::uint64_t>()) + ", down " +
@@ -256,12 +258,13 @@ void print_ranks(const train::RunEvent& plan) {
   std::fprintf(stderr, "sent     by each rank a step: gradients %s, weights %s, norm %s\n",
                range_text(sent["gradients"]).c_str(), range_text(sent["weights"]).c_str(),
                range_text(sent["norm"]).c_str());
+  const bool both = plan.contains("tensor") && plan.contains("context");
   for (const auto& [group, has] : {std::pair("tensor", "parts of each layer"),
                                    std::pair("context", "parts of each sequence")}) {
     if (!plan.contains(group)) continue;
-    std::fprintf(stderr,
-                 "%-8s groups of %d ranks, which have %s; each rank sends %s there a step\n", group,
-                 plan[group].get<int>(), has, range_text(sent["inner"]).c_str());
+    std::fprintf(stderr, "%-8s groups of %d ranks, which have %s; each rank sends %s %s a step\n",
+                 group, plan[group].get<int>(), has, range_text(sent["inner"]).c_str(),
+                 both ? "in both" : "there");
   }
   if (plan["server"].get<bool>()) {
     const std::string mode = plan["server_mode"];

@@ -79,6 +79,9 @@ void SymbolicOps::cross_value(const Instruction& instruction,
         terms = {term_at(*values[owner], *begin + shift, end + shift)};
         break;
       }
+      case CutKind::kRing:
+        terms = {term_at(*values[(own + ranks - 1) % ranks], *begin, end)};
+        break;
       default:
         for (const ReadValue* value : values) terms.push_back(term_at(*value, *begin, end));
     }

@@ -101,6 +101,7 @@ std::vector<std::string> validate(const Schedule& schedule,
   validation::check_structure(schedule, problems);
   if (!problems.none()) return problems.take();
   validation::check_meaning(schedule, problems);
+  validation::check_cuts(schedule, problems);
   if (!problems.none()) return problems.take();
   const validation::Meetings meetings(schedule, problems);
   validation::check_messages(schedule, meetings, problems);

@@ -630,17 +630,21 @@ class ContentCheck {
     auto at = unit->second.lower_bound(end);
     while (at != unit->second.begin() && std::prev(at)->second.end > begin) f((--at)->second);
   }
-  // The place of the buffer's rank in its tensor group.
+  // The place of the buffer's rank among those that compute each micro-batch together: in its tensor
+  // group, and of that among the context groups.
   std::ptrdiff_t part_of(const Buffer& buffer) const {
     const std::int32_t rank = world_rank_of(schedule_, buffer.rank);
-    for (const Group& group : schedule_.groups) {
-      if (group.dimension != Dimension::kTensor && group.dimension != Dimension::kContext) {
-        continue;
+    std::ptrdiff_t place = 0, ranks = 1;
+    for (const Dimension dimension : {Dimension::kTensor, Dimension::kContext}) {
+      for (const Group& group : schedule_.groups) {
+        const auto at = std::find(group.ranks.begin(), group.ranks.end(), rank);
+        if (group.dimension != dimension || at == group.ranks.end()) continue;
+        place += ranks * (at - group.ranks.begin());
+        ranks *= std::ssize(group.ranks);
+        break;  // ranks that share heads have smaller groups behind it
       }
-      const auto at = std::find(group.ranks.begin(), group.ranks.end(), rank);
-      if (at != group.ranks.end()) return at - group.ranks.begin();
     }
-    return 0;
+    return place;
   }
 
   // Calls f(first element, end element, content) for the gradients that the instruction reads.

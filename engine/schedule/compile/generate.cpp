@@ -289,6 +289,7 @@ class StepGenerator {
   // part of the design: memory of spilled values is freed before weights are fetched, and both
   // before activations come back.
   void emit_items(const StepItems& step, bool trains = true) {
+    builder_.declare_segments();
     const std::vector<Turn> turns = turns_of(options(), step.items);
     std::vector<std::vector<WeightUse>> uses;
     for (const Turn& turn : turns) uses.push_back(weights_read(turn));

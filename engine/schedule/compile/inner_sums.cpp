@@ -22,34 +22,40 @@ struct Crossing {
   std::int32_t ranks = 1, rank = 0, group = -1;
 };
 
-Crossing crossing_of(const StepBuilder& builder, bool among_sharers) {
+Crossing crossing_of(const StepBuilder& builder, CutRanks among) {
   const TensorView& tensor = builder.tensor();
-  if (!among_sharers) return {tensor.ranks, tensor.rank, builder.tensor_group()};
-  return {tensor.sharers, tensor.rank % tensor.sharers, builder.sharing_group()};
+  switch (among) {
+    case CutRanks::kTensor:
+      return {tensor.parts(), tensor.part(), builder.inner_group(among)};
+    case CutRanks::kContext:
+      return {tensor.contexts, tensor.context(), builder.inner_group(among)};
+    case CutRanks::kSharers:
+      return {tensor.sharers, tensor.rank % tensor.sharers, builder.inner_group(among)};
+  }
+  return {};
 }
 
 Sizes sizes_of(const Crossing& among, CutKind kind, std::uint64_t bytes, DType dtype) {
   const std::uint64_t elems = elems_in(dtype, bytes);
   const std::uint64_t own = bytes_of(dtype, even_part(elems, among.ranks, among.rank).elems());
   const std::uint64_t largest = bytes_of(dtype, even_part(elems, among.ranks, 0).elems());
-  const std::uint64_t others = static_cast<std::uint64_t>(among.ranks - 1) * largest;
-  return {inner_bytes(kind, bytes, own, static_cast<std::uint64_t>(among.ranks)),
-          adds(kind) || kind == CutKind::kExchange ? others : 0};
+  const auto ranks = static_cast<std::uint64_t>(among.ranks);
+  return {inner_bytes(kind, bytes, own, ranks), inner_workspace_bytes(kind, bytes, largest, ranks)};
 }
 
 Instruction& emit_reduction(StepBuilder& builder, CutKind kind, std::int32_t unit,
                             std::int32_t microbatch, const Uses& values, DType dtype,
-                            bool among_sharers) {
-  const Crossing among = crossing_of(builder, among_sharers);
+                            CutRanks among) {
+  const Crossing crossing = crossing_of(builder, among);
   std::uint64_t sent = 0, workspace = 0;
   for (const Use& value : values) {
-    const Sizes sizes = sizes_of(among, kind, value.bytes, dtype);
+    const Sizes sizes = sizes_of(crossing, kind, value.bytes, dtype);
     sent += sizes.sent;
     workspace = std::max(workspace, sizes.workspace);
   }
   const BufferId scratch = builder.add_sum_scratch(workspace, unit, microbatch);
   Instruction& reduction = builder.emit(Op::kAllReduce, Lane::kInner, unit, microbatch);
-  reduction.group = among.group;
+  reduction.group = crossing.group;
   reduction.reduction = kind;
   reduction.reduced = dtype;
   reduction.reads = values;
@@ -82,7 +88,7 @@ std::vector<PassStep> steps_of(const TensorView& tensor, const PassSegments& seg
 
 void emit_cut(StepBuilder& builder, const Cut& cut, std::int32_t unit, std::int32_t microbatch,
               const Use& value) {
-  emit_reduction(builder, cut.kind, unit, microbatch, {value}, cut.dtype, cut.among_sharers);
+  emit_reduction(builder, cut.kind, unit, microbatch, {value}, cut.dtype, cut.among);
 }
 
 void emit_inner_norm_sum(StepBuilder& builder) {
@@ -104,7 +110,7 @@ void emit_inner_norm_sum(StepBuilder& builder) {
   }
   // Ranks of a context group have whole tensors.
   if (partials.empty()) return;
-  emit_reduction(builder, CutKind::kSum, -1, -1, partials, DType::kF64, false);
+  emit_reduction(builder, CutKind::kSum, -1, -1, partials, DType::kF64, CutRanks::kTensor);
 }
 
 }  // namespace sluice::schedule

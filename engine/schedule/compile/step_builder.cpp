@@ -108,8 +108,9 @@ BufferId StepBuilder::add_like(BufferId home, std::int32_t version) {
 
 // Lists the groups of the whole world, since all ranks have the same table: of the data-parallel ranks
 // with the same parts of each pipeline rank, of the pipeline ranks of each place in a stage, of the two
-// of these that a tied head joins, of the ranks that hold parts of the same units, and of those of them
-// that hold copies of the same key/value heads. A dimension of one rank has none.
+// of these that a tied head joins, of the ranks that hold parts of the same units, of those that have
+// parts of the same sequences, and of those that hold copies of the same key/value heads. A dimension
+// of one rank has none.
 void StepBuilder::join_world() {
   const std::int32_t data_ranks = view().ranks, tensor_ranks = tensor().ranks;
   const std::int32_t pipeline_ranks = pipeline().ranks();
@@ -149,9 +150,13 @@ void StepBuilder::join_world() {
              [&](std::int32_t place, std::int32_t end) {
                return of_stage(pipeline().rank_of(end == 0 ? 0 : unit_count() - 1), place);
              });
-  add_groups(tensor().of_context ? Dimension::kContext : Dimension::kTensor,
-             pipeline_ranks * data_ranks, tensor_ranks,
-             [&](std::int32_t place, std::int32_t t) { return place * tensor_ranks + t; });
+  const std::int32_t parts = tensor().parts();
+  add_groups(Dimension::kTensor, schedule_.world_ranks / parts, parts,
+             [&](std::int32_t place, std::int32_t t) { return place * parts + t; });
+  add_groups(Dimension::kContext, schedule_.world_ranks / tensor().contexts, tensor().contexts,
+             [&](std::int32_t place, std::int32_t c) {
+               return place / parts * tensor_ranks + c * parts + place % parts;
+             });
   const std::int32_t sharers = tensor().sharers;
   add_groups(Dimension::kTensor, schedule_.world_ranks / sharers, sharers,
              [&](std::int32_t place, std::int32_t t) { return place * sharers + t; });
@@ -533,6 +538,11 @@ std::vector<ElemRange> StepBuilder::pieces(ElemRange range) const {
     ranges.push_back({begin, std::min(begin + options_.piece_elems, range.end)});
   }
   return ranges;
+}
+
+void StepBuilder::declare_segments() {
+  if (tensor().is_alone()) return;
+  for (const UnitFootprint& unit : model_.units) schedule_.segments.push_back(unit.segments);
 }
 
 void StepBuilder::declare_saved_parts() {

@@ -78,18 +78,18 @@ class StepBuilder {
   std::int32_t data_group() const { return pipeline().rank * tensor().ranks + tensor().rank; }
   std::int32_t pipeline_group() const { return data_group_count() + place_in_stage(); }
   std::int32_t tied_group() const { return data_group_count() + stage_ranks() + place_in_stage(); }
-  // The group of the ranks that hold parts of the same units.
-  std::int32_t tensor_group() const {
+  // The group of those that this rank's value crosses to, of the ranks that compute together.
+  std::int32_t inner_group(CutRanks among) const {
     const std::int32_t stage_groups = pipeline().is_alone() ? 0 : ties_ranks() ? 2 : 1;
-    return data_group_count() + stage_groups * stage_ranks() + pipeline().rank * view().ranks +
-           view().rank;
-  }
-  // And of those of them that hold copies of the same key/value heads.
-  std::int32_t sharing_group() const {
-    const std::int32_t groups = pipeline().ranks() * view().ranks;  // tensor groups
+    const std::int32_t first = data_group_count() + stage_groups * stage_ranks();
     const std::int32_t place = pipeline().rank * view().ranks + view().rank;
-    return tensor_group() - place + groups +
-           (place * tensor().ranks + tensor().rank) / tensor().sharers;
+    if (among == CutRanks::kTensor) return first + place * tensor().contexts + tensor().context();
+    const std::int32_t places = pipeline().ranks() * view().ranks;
+    const std::int32_t contexts = first + (tensor().parts() == 1 ? 0 : places * tensor().contexts);
+    if (among == CutRanks::kContext) return contexts + place * tensor().parts() + tensor().part();
+    const std::int32_t sharers =
+        contexts + (tensor().contexts == 1 ? 0 : places * tensor().parts());
+    return sharers + (place * tensor().ranks + tensor().rank) / tensor().sharers;
   }
   const TensorView& tensor() const { return view().tensor; }
   // The range of the unit that a rank owns, where servers take turns in the present update; all of it
@@ -196,6 +196,8 @@ class StepBuilder {
   // The pieces of a range of a unit, in order.
   std::vector<ElemRange> pieces(ElemRange range) const;
 
+  // Lists the segments of all units, if ranks compute micro-batches together.
+  void declare_segments();
   // Lists the parts of all saved regions in the schedule. A step that makes some of them again
   // needs this.
   void declare_saved_parts();

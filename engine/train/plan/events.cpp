@@ -154,11 +154,6 @@ RunEvent pipeline_json(const planner::Plan& plan) {
   return json;
 }
 
-// The mesh dimension of the ranks that compute each micro-batch together.
-const char* inner_name(const planner::Plan& plan) {
-  return plan.view.tensor.of_context ? "context" : "tensor";
-}
-
 // The sums over all ranks of a plan by classes: bytes of a step by kind of link, and the fullest rank.
 RunEvent world_json(const planner::Plan& plan) {
   std::uint64_t node = 0, network = 0;
@@ -189,7 +184,8 @@ void add_ranks(const planner::Plan& plan, RunEvent& event) {
   const bool has_stages = !plan.pipeline.is_alone();
   event["ranks"] = plan.world_ranks();
   if (has_stages) event["pipeline"] = pipeline_json(plan);
-  if (!plan.view.tensor.is_alone()) event[inner_name(plan)] = plan.view.tensor.ranks;
+  if (plan.view.tensor.parts() > 1) event["tensor"] = plan.view.tensor.parts();
+  if (plan.view.tensor.contexts > 1) event["context"] = plan.view.tensor.contexts;
   event["zero"] = plan.view.zero_stage;
   event["fold_groups"] = plan.options.fold_groups;
   event["server"] = plan.view.has_server;
@@ -224,7 +220,7 @@ void add_ranks(const planner::Plan& plan, RunEvent& event) {
     moved["sent"] = {{"data", figures.sent.total()}};
     moved["received"] = {{"data", figures.received_bytes}};
     if (!plan.view.tensor.is_alone()) {
-      moved["sent"][inner_name(plan)] = moved["received"][inner_name(plan)] = figures.sent.inner;
+      moved["sent"][plan.inner_name()] = moved["received"][plan.inner_name()] = figures.sent.inner;
     }
     if (!has_stages) continue;
     moved["sent"]["pipeline"] = figures.sent.activations;

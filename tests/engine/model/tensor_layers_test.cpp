@@ -58,41 +58,6 @@ std::string name_of(const Case& c) {
          " tokens, " + (c.tied ? "tied" : "untied") + (c.sequence ? ", rows cut" : "");
 }
 
-// Compares the ranks' gradients with the whole model's, tensor by tensor. Also checks that each
-// element is on some rank, and that copies of an element have equal bits.
-void expect_equal_gradients(TensorGroup& group, WholeModel& whole) {
-  const std::size_t units = whole.model().units().size();
-  std::vector<std::vector<float>> joined;
-  for (std::size_t unit = 0; unit < units; ++unit) {
-    joined.emplace_back(whole.model().layout(unit).elems(), std::nanf(""));
-  }
-  int different = 0;
-  for (std::size_t rank = 0; rank < group.size(); ++rank) {
-    WholeModel& part = group.rank(rank);
-    TensorGroup::for_elems(part, whole, [&](std::size_t unit, std::uint64_t at, std::uint64_t to) {
-      const float value = part.gradient(unit, at);
-      float& seen = joined[unit][to];
-      if (!std::isnan(seen) && seen != value) ++different;
-      seen = value;
-    });
-  }
-  EXPECT_EQ(different, 0) << "copies of a value differ between ranks";
-  for (std::size_t unit = 0; unit < units; ++unit) {
-    for (const PlacedTensor& tensor : whole.model().layout(unit).tensors()) {
-      SCOPED_TRACE(tensor.spec.name);
-      double distance = 0, norm = 0;
-      for (std::uint64_t i = 0; i < tensor.spec.elems(); ++i) {
-        const std::uint64_t elem = tensor.first_elem + i;
-        const auto expected = static_cast<double>(whole.gradient(unit, elem));
-        distance += std::pow(static_cast<double>(joined[unit][elem]) - expected, 2.0);
-        norm += expected * expected;
-      }
-      EXPECT_GT(norm, 0);
-      EXPECT_LE(std::sqrt(distance), 1e-4 * std::sqrt(norm));  // NaN, which is no less: a gap
-    }
-  }
-}
-
 TEST(TensorLayers, HaveTheLossAndTheGradientsOfTheWhole) {
   for (const Case& c : cases()) {
     SCOPED_TRACE(name_of(c));
