@@ -94,11 +94,12 @@ using RankFailure = std::function<void(int rank, const std::exception& error)>;
 // Called on the thread of each rank behind its last step.
 using RankEnd = std::function<void(train::Session& session)>;
 
-// The configuration of a rank. A durable run has files of its own for each.
+// The configuration of a rank. Each has storage of its own, since files are named by the run, and in a
+// durable run a directory of checkpoints.
 inline config::Config config_of_rank(config::Config config, int rank) {
+  config.memory.storage_paths = checkpoint::rank_paths(config.memory.storage_paths, rank);
   if (config.checkpoint.mode == config::Config::CheckpointMode::kDurable) {
     config.checkpoint.dir = checkpoint::rank_path(config.checkpoint.dir, rank);
-    config.memory.storage_paths = checkpoint::rank_paths(config.memory.storage_paths, rank);
     std::filesystem::create_directories(config.checkpoint.dir);
   }
   for (const std::string& path : config.memory.storage_paths) {
