@@ -318,9 +318,11 @@ TEST(Config, GroupsRefuseByNameWhatTheyCannotHave) {
       {{"parallel.tensor=2", "parallel.sequence=true", "train.seq=31"},
        "must divide train.seq = 31"},
       {{"parallel.sequence=true"}, "needs parallel.tensor above 1"},
-      {{"parallel.context=3", "train.micro_batch=1"}, "parallel.context = 3 must divide"},
+      {{"parallel.context=3", "train.micro_batch=1"}, "must be a multiple of 3"},
       {{"parallel.context=2", "train.micro_batch=2"}, "train.micro_batch must be 1"},
-      {{"parallel.context=2", "train.micro_batch=1", "parallel.tensor=2"}, "does not go with"},
+      {{"parallel.context=2", "train.micro_batch=1", "parallel.context_attention=\"ring\"",
+        "train.seq=34"},
+       "must be a multiple of 4"},
   });
   for (const std::string kv_heads : {"1", "2", "4"}) {
     EXPECT_NO_THROW(parse(kSmall, with("tensor=4", "model.kv_heads=" + kv_heads)));

@@ -114,7 +114,7 @@ inline schedule::Schedule compile_world(const schedule::StepModel& model,
   for (std::int32_t rank = 0; rank < at.ranks(); ++rank) {
     schedule::StepModel own = model;
     own.view = parallel::make_rank_view(model, rank / at.group % at.data, at.data, at.zero);
-    own.view.tensor = {rank % at.group, at.group, at.style == GroupStyle::kContext,
+    own.view.tensor = {rank % at.group, at.group, at.style == GroupStyle::kContext ? at.group : 1,
                        at.style == GroupStyle::kSharedHeads ? 2 : 1};
     if (at.pipeline > 1) {
       own.pipeline = parallel::make_stage_view(order, stages, rank / at.group / at.data);
