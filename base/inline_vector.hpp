@@ -32,7 +32,9 @@ class InlineVector {
 
   InlineVector() = default;
   InlineVector(std::initializer_list<T> list) { append(list.begin(), list.size()); }
+  // NOLINTNEXTLINE(google-explicit-constructor): as a vector is
   InlineVector(std::span<const T> list) { append(list.data(), list.size()); }
+  // NOLINTNEXTLINE(google-explicit-constructor): the same elements
   InlineVector(const std::vector<T>& list) { append(list.data(), list.size()); }
   InlineVector(const InlineVector& other) { append(other.data(), other.size()); }
   InlineVector(InlineVector&& other) noexcept { take(other); }
@@ -112,13 +114,14 @@ class InlineVector {
   }
 
  private:
+  static constexpr std::size_t kAddressBytes = sizeof(void*);
   static constexpr std::uint32_t kFirstHeap = std::max<std::uint32_t>(6, 2 * kInside);
 
   bool is_inside() const { return capacity_ == kInside; }
   // bytes_ holds the elements, or the address of their place on the heap.
   T* heap() const {
     T* place;
-    std::memcpy(&place, bytes_, sizeof(place));
+    std::memcpy(&place, bytes_, kAddressBytes);
     return place;
   }
   void free_heap() {
@@ -133,12 +136,12 @@ class InlineVector {
     T* const place = std::allocator<T>().allocate(capacity);
     if (size_ > 0) std::memcpy(static_cast<void*>(place), data(), size_ * sizeof(T));
     free_heap();
-    std::memcpy(bytes_, &place, sizeof(place));
+    std::memcpy(bytes_, &place, kAddressBytes);
     capacity_ = capacity;
   }
 
   static constexpr std::size_t kAlignment = std::max(alignof(T), alignof(std::uint32_t));
-  static constexpr std::size_t kBytes = std::max(kInside * sizeof(T), sizeof(T*));
+  static constexpr std::size_t kBytes = std::max(kInside * sizeof(T), kAddressBytes);
   alignas(kAlignment) std::byte bytes_[kBytes] = {};
   std::uint32_t size_ = 0;
   std::uint32_t capacity_ = kInside;

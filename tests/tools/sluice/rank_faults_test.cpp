@@ -66,6 +66,15 @@ bool cut_connection(pid_t process, std::uint64_t draw) {
   return ::shutdown(connections[draw % connections.size()]->get(), SHUT_RDWR) == 0;
 }
 
+// All of them. One alone may be of a group that has no more to say.
+bool cut_connections(pid_t process) {
+  bool cut = false;
+  for (const auto& socket : connections_of(process)) {
+    cut |= ::shutdown(socket->get(), SHUT_RDWR) == 0;
+  }
+  return cut;
+}
+
 class RankFaults : public RankTest {
  protected:
   struct Trial {
@@ -75,6 +84,7 @@ class RankFaults : public RankTest {
     bool has_groups = false;
     bool early = false;  // as soon as the ranks have met: they plan, and connect
     Fault fault = Fault::kKill;
+    bool cuts_all = false;
     std::size_t victim = 0;
     microseconds delay{};
     std::uint64_t draw = 0;
@@ -104,7 +114,8 @@ class RankFaults : public RankTest {
     ChildProcess& victim = job->rank(trial.victim);
     bool struck = true;
     if (trial.fault == Fault::kCut) {
-      struck = cut_connection(victim.pid(), trial.draw);
+      struck =
+          trial.cuts_all ? cut_connections(victim.pid()) : cut_connection(victim.pid(), trial.draw);
     } else {
       victim.send(trial.fault == Fault::kKill ? SIGKILL : SIGSTOP);
     }
@@ -234,7 +245,7 @@ TEST_F(RankFaults, EightRanksInThreeDimensionsEndAndResumeAsTwoDo) {
     trial.fault = fault;
     trial.victim = fault == Fault::kKill ? 7 : 2;
     trial.delay = std::chrono::milliseconds(900);
-    trial.draw = 5;
+    trial.cuts_all = true;
     SCOPED_TRACE(kFaultNames[static_cast<std::size_t>(fault)]);
     const std::string run = "run" + std::to_string(trial.victim);
     const Words words = settings(8, false, true, true) + Words{"log.dir=" + run};
