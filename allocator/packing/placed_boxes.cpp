@@ -3,8 +3,8 @@
 // find_offset walks the boxes that overlap in time, in the order of their offsets, and keeps a
 // cursor at the highest end so far. Where the next box begins above the cursor there is a gap. The
 // entries of a block lie in arrays by field, so that few instructions compare 64 lifetimes; the result
-// is a bit mask. With a time index the short boxes come from the buckets that the query touches, are
-// sorted by offset, and merge into that walk.
+// is a bit mask. With a time index the short boxes come by offset, too, and merge into that walk: those
+// of a few buckets are sorted, and those of many come from blocks of their own, which takes less time.
 #include "allocator/packing/placed_boxes.hpp"
 
 #include <algorithm>
@@ -16,13 +16,14 @@
 
 namespace sluice::packing {
 
-void PlacedBoxes::Block::clear_from(std::uint32_t first) {
+void PlacedBoxes::Sorted::Block::clear_from(std::uint32_t first) {
   std::fill(lower.begin() + first, lower.end(), std::numeric_limits<std::int32_t>::max());
   std::fill(upper.begin() + first, upper.end(), std::numeric_limits<std::int32_t>::min());
   count = first;
 }
 
-void PlacedBoxes::Block::insert_at(std::uint32_t at, const Box& box, std::uint64_t offset_bytes) {
+void PlacedBoxes::Sorted::Block::insert_at(std::uint32_t at, const Box& box,
+                                           std::uint64_t offset_bytes) {
   const auto open_place = [this, at](auto& values, auto value) {
     std::copy_backward(values.begin() + at, values.begin() + count, values.begin() + count + 1);
     values[at] = value;
@@ -47,11 +48,16 @@ PlacedBoxes::PlacedBoxes(std::uint64_t base_bytes, std::int32_t position_count,
 
 void PlacedBoxes::clear() {
   for (auto& bucket : buckets_) bucket.clear();
+  long_boxes_.clear();
+  short_boxes_.clear();
+}
+
+void PlacedBoxes::Sorted::clear() {
   blocks_used_ = 0;
   order_.clear();
 }
 
-std::uint32_t PlacedBoxes::add_block() {
+std::uint32_t PlacedBoxes::Sorted::add_block() {
   if (blocks_used_ == blocks_.size()) blocks_.emplace_back();
   blocks_[blocks_used_].clear_from(0);
   return blocks_used_++;
@@ -59,8 +65,9 @@ std::uint32_t PlacedBoxes::add_block() {
 
 #if defined(__SSE2__)
 // Every x86-64 has these instructions. Compilers make twice as many of the loop below.
-PlacedBoxes::Overlaps PlacedBoxes::overlaps_of(const Block& block, std::uint32_t first,
-                                               const Box& box) {
+PlacedBoxes::Sorted::Overlaps PlacedBoxes::Sorted::overlaps_of(const Block& block,
+                                                               std::uint32_t first,
+                                                               const Box& box) {
   const __m128i box_lower = _mm_set1_epi32(box.lower);
   const __m128i box_upper = _mm_set1_epi32(box.upper);
   const auto four = [&](std::uint32_t at) {
@@ -85,8 +92,9 @@ PlacedBoxes::Overlaps PlacedBoxes::overlaps_of(const Block& block, std::uint32_t
                     static_cast<std::uint64_t>(_mm_cvtsi128_si64(_mm_srli_si128(counts, 8)))};
 }
 #else
-PlacedBoxes::Overlaps PlacedBoxes::overlaps_of(const Block& block, std::uint32_t first,
-                                               const Box& box) {
+PlacedBoxes::Sorted::Overlaps PlacedBoxes::Sorted::overlaps_of(const Block& block,
+                                                               std::uint32_t first,
+                                                               const Box& box) {
   std::uint64_t mask = 0;
   for (std::uint32_t i = 0; i < 64; ++i) {
     // Bitwise operations on integers have no branch.
@@ -132,12 +140,13 @@ class PlacedBoxes::GapSearch {
 };
 
 template <typename Visit>
-bool PlacedBoxes::each_overlap(const Box& box, const Visit& visit) {
+bool PlacedBoxes::Sorted::each_overlap(const Box& box, std::uint64_t& work,
+                                       const Visit& visit) const {
   for (const std::uint32_t id : order_) {
     const Block& block = blocks_[id];
     for (std::uint32_t first = 0; first < block.count; first += 64) {
       const Overlaps overlaps = overlaps_of(block, first, box);
-      work_ += 16 + overlaps.count;
+      work += 16 + overlaps.count;
       std::uint64_t mask = overlaps.mask;
       for (; mask != 0; mask &= mask - 1) {
         const std::uint32_t i = first + static_cast<std::uint32_t>(std::countr_zero(mask));
@@ -153,16 +162,27 @@ bool PlacedBoxes::is_short(const Box& box) const {
   return bucket_width_ > 0 && (box.upper - 1) / bucket_width_ - box.lower / bucket_width_ <= 1;
 }
 
-// A box may be collected from both of its buckets, which does no harm.
+// A box may be collected from both of its buckets, which does no harm. The work counts as that of the
+// buckets, however the boxes are found.
 void PlacedBoxes::collect_short(const Box& box) {
   short_.clear();
   if (bucket_width_ == 0) return;
+  const auto begin = static_cast<std::size_t>(box.lower / bucket_width_);
   const auto end = static_cast<std::size_t>((box.upper - 1) / bucket_width_) + 1;
-  for (auto at = static_cast<std::size_t>(box.lower / bucket_width_); at < end; ++at) {
+  for (std::size_t at = begin; at < end; ++at) work_ += buckets_[at].size();
+  if (!is_short(box)) {
+    std::uint64_t counted = 0;
+    short_boxes_.each_overlap(box, counted,
+                              [&](std::uint64_t begin_bytes, std::uint64_t end_bytes) {
+                                short_.push_back({begin_bytes, end_bytes});
+                                return false;
+                              });
+    return;
+  }
+  for (std::size_t at = begin; at < end; ++at) {
     for (const ShortBox& one : buckets_[at]) {
       if (one.lower < box.upper && one.upper > box.lower) short_.push_back(one.span);
     }
-    work_ += buckets_[at].size();
   }
   std::sort(short_.begin(), short_.end(),
             [](const Span& a, const Span& b) { return a.begin_bytes < b.begin_bytes; });
@@ -173,12 +193,13 @@ std::uint64_t PlacedBoxes::find_offset(const Box& box, Fit fit) {
   collect_short(box);
   GapSearch search(*this, box, fit);
   auto next = short_.begin();
-  const bool ended = each_overlap(box, [&](std::uint64_t begin_bytes, std::uint64_t end_bytes) {
+  const auto visit = [&](std::uint64_t begin_bytes, std::uint64_t end_bytes) {
     for (; next != short_.end() && next->begin_bytes < begin_bytes; ++next) {
       if (search.pass(next->begin_bytes, next->end_bytes)) return true;
     }
     return search.pass(begin_bytes, end_bytes);
-  });
+  };
+  const bool ended = long_boxes_.each_overlap(box, work_, visit);
   if (ended) return search.offset();
   for (; next != short_.end(); ++next) {
     if (search.pass(next->begin_bytes, next->end_bytes)) break;
@@ -187,7 +208,7 @@ std::uint64_t PlacedBoxes::find_offset(const Box& box, Fit fit) {
 }
 
 // Moves the upper half of a full block to a new one after it.
-void PlacedBoxes::split(std::size_t position) {
+void PlacedBoxes::Sorted::split(std::size_t position) {
   const std::uint32_t upper_id = add_block();  // may move blocks_
   Block& lower_half = blocks_[order_[position]];
   Block& upper_half = blocks_[upper_id];
@@ -204,16 +225,18 @@ void PlacedBoxes::split(std::size_t position) {
   order_.insert(order_.begin() + static_cast<std::ptrdiff_t>(position) + 1, upper_id);
 }
 
-// Finds the block by binary search, splits it if it is full, and inserts by offset.
 void PlacedBoxes::insert(const Box& box, std::uint64_t offset_bytes) {
-  if (is_short(box)) {
-    const auto first = static_cast<std::size_t>(box.lower / bucket_width_);
-    const auto last = static_cast<std::size_t>((box.upper - 1) / bucket_width_);
-    const ShortBox entry{box.lower, box.upper, {offset_bytes, offset_bytes + box.bytes}};
-    for (std::size_t at = first; at <= last; ++at) buckets_[at].push_back(entry);
-    work_ += 16;
-    return;
-  }
+  work_ += 16;
+  if (!is_short(box)) return long_boxes_.insert(box, offset_bytes);
+  const auto first = static_cast<std::size_t>(box.lower / bucket_width_);
+  const auto last = static_cast<std::size_t>((box.upper - 1) / bucket_width_);
+  const ShortBox entry{box.lower, box.upper, {offset_bytes, offset_bytes + box.bytes}};
+  for (std::size_t at = first; at <= last; ++at) buckets_[at].push_back(entry);
+  short_boxes_.insert(box, offset_bytes);
+}
+
+// Finds the block by binary search, splits it if it is full, and inserts by offset.
+void PlacedBoxes::Sorted::insert(const Box& box, std::uint64_t offset_bytes) {
   if (order_.empty()) order_.push_back(add_block());
   // The last block that begins at or below the offset.
   const auto after = std::upper_bound(order_.begin() + 1, order_.end(), offset_bytes,
@@ -229,7 +252,6 @@ void PlacedBoxes::insert(const Box& box, std::uint64_t offset_bytes) {
   const auto place = std::upper_bound(block.begin_bytes.begin(),
                                       block.begin_bytes.begin() + block.count, offset_bytes);
   block.insert_at(static_cast<std::uint32_t>(place - block.begin_bytes.begin()), box, offset_bytes);
-  work_ += 16;
 }
 
 }  // namespace sluice::packing

@@ -90,12 +90,12 @@ class UpdateChoice {
 
   // Takes the options if their step fits and is short enough.
   Outcome take(const schedule::StepOptions& options, double longest_s) {
-    Compiled step = trials_.place_training(options);
-    if (!fits(step.most_bytes, budgets_)) return Outcome::kTooLarge;
-    trials_.simulate(step);
-    if (step.simulation.total_s > longest_s) return Outcome::kSlow;
+    std::optional<Compiled> step = trials_.place_training(options, budgets_);
+    if (!step) return Outcome::kTooLarge;
+    trials_.simulate(*step);
+    if (step->simulation.total_s > longest_s) return Outcome::kSlow;
     options_ = options;
-    seconds_ = step.simulation.total_s;
+    seconds_ = step->simulation.total_s;
     step_ = std::move(step);
     return Outcome::kTaken;
   }

@@ -350,12 +350,29 @@ TierBytes Trials::with_other_ranks(TierBytes need, const schedule::StepOptions& 
 }
 
 Compiled Trials::place_training(const schedule::StepOptions& options) const {
+  return place_step(options, schedule::generate(model_, options, schedule::StepKind::kTraining));
+}
+
+std::optional<Compiled> Trials::place_training(const schedule::StepOptions& options,
+                                               const TierBytes& budgets) const {
+  schedule::Schedule training = schedule::generate(model_, options, schedule::StepKind::kTraining);
+  const std::uint64_t pinned = budgets[static_cast<std::size_t>(Tier::kPinned)];
+  if (schedule::least_pinned_bytes(training) > pinned) return std::nullopt;
+  Compiled compiled = place_step(options, std::move(training));
+  if (!fits(compiled.most_bytes, budgets)) return std::nullopt;
+  return compiled;
+}
+
+// The places of a generated training step.
+Compiled Trials::place_step(const schedule::StepOptions& options,
+                            schedule::Schedule training) const {
+  schedule::place_buffers(training, kTensorAlignmentBytes, packing::PackingEffort::kQuick,
+                          &known_.packings);
   Compiled compiled;
   compiled.options = options;
-  schedule::Schedule& training = compiled.schedules[schedule::StepKind::kTraining];
-  training =
-      schedule::generate_placed(model_, options, schedule::StepKind::kTraining, &known_.packings);
-  const std::array<const schedule::Schedule*, 1> schedules{&training};
+  compiled.schedules[schedule::StepKind::kTraining] = std::move(training);
+  const std::array<const schedule::Schedule*, 1> schedules{
+      &compiled.schedules[schedule::StepKind::kTraining]};
   compiled.need = runtime::memory_need(schedules, runtime::StateStore::kWindowBytes);
   compiled.need.fixed = fixed_;
   compiled.most_bytes = compiled.need.peak_bytes();

@@ -13,6 +13,7 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -79,6 +80,9 @@ class Trials {
   TierBytes least_need(const schedule::StepOptions& options) const;
   // The training step alone, with its need. Other steps of the run may need more.
   Compiled place_training(const schedule::StepOptions& options) const;
+  // Nothing: it does not fit. Then mostly nothing is packed.
+  std::optional<Compiled> place_training(const schedule::StepOptions& options,
+                                         const TierBytes& budgets) const;
   // And simulated.
   Compiled training(const schedule::StepOptions& options) const;
   // All steps of a run, with the exact need of all. None is linked.
@@ -121,6 +125,7 @@ class Trials {
   TierBytes measure_need(const schedule::StepOptions& options) const;
   // rounds: the micro-batches of each rank.
   schedule::Schedule coarse_step(const schedule::StepOptions& options, std::int32_t rounds) const;
+  Compiled place_step(const schedule::StepOptions& options, schedule::Schedule training) const;
   TierBytes measure_exact_need(const schedule::StepModel& model,
                                const schedule::StepOptions& options) const;
   TierBytes with_other_ranks(TierBytes need, const schedule::StepOptions& options) const;

@@ -29,6 +29,7 @@
 #include "tools/bench/plan_quality.hpp"
 #include "tools/sluice/arguments.hpp"
 #include "tools/sluice/commands.hpp"
+#include "tools/sluice/kept_heap.hpp"
 #include "tools/sluice/waiting_notice.hpp"
 
 namespace sluice::cli {
@@ -280,6 +281,7 @@ void add_plan(CLI::App& bench, Command& chosen) {
                     "Plan thousands of ranks on paper, and compare them with published figures");
   choose(*command, chosen, [options] {
     Notices notices;
+    keep_freed_memory();
     return bench::run_plan_bench(*options, [&](const std::string& text) { notices.begin(text); });
   });
 }

@@ -14,6 +14,7 @@
 #include "engine/train/plan/plan_outlook.hpp"
 #include "engine/train/plan/prepare.hpp"
 #include "tools/sluice/commands.hpp"
+#include "tools/sluice/kept_heap.hpp"
 #include "tools/sluice/plan_text.hpp"
 #include "tools/sluice/progress.hpp"
 #include "tools/sluice/waiting_notice.hpp"
@@ -79,6 +80,7 @@ train::Prepared prepared_for(const PlanArguments& arguments,
 }  // namespace
 
 int plan_command(const PlanArguments& arguments) {
+  keep_freed_memory();
   const bool this_machine = arguments.hardware.empty();
   const planner::HardwareProfile hardware =
       this_machine

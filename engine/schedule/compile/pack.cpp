@@ -417,6 +417,26 @@ void place_buffers(Schedule& schedule, std::uint64_t alignment_bytes, packing::P
   Packer(schedule, alignment_bytes, effort, memo).place_buffers();
 }
 
+std::uint64_t least_pinned_bytes(const Schedule& schedule) {
+  const std::vector<Life> lives = lives_of(schedule);
+  std::uint64_t most = 0;
+  for (std::int32_t rank = 0; rank < schedule.ranks; ++rank) {
+    std::uint64_t resting = 0;
+    std::vector<packing::Lifetime> transients;
+    for (const Buffer& buffer : schedule.buffers) {
+      if (buffer.rank != rank || buffer.tier != Tier::kPinned) continue;
+      if (buffer.persistent) {
+        resting += place_bytes(buffer);
+      } else {
+        const Life& life = lives[buffer.id];
+        transients.push_back({life.birth, std::uint64_t{life.release} + 1, buffer.bytes});
+      }
+    }
+    most = std::max(most, resting + packing::peak_live(transients));
+  }
+  return most;
+}
+
 void order_reuse(Schedule& schedule) {
   Packer(schedule, kTensorAlignmentBytes, packing::PackingEffort::kQuick, nullptr).order_reuse();
 }

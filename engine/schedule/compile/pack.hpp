@@ -27,6 +27,8 @@ void pack(Schedule& schedule, std::uint64_t alignment_bytes = kTensorAlignmentBy
 void place_buffers(Schedule& schedule, std::uint64_t alignment_bytes = kTensorAlignmentBytes,
                    packing::PackingEffort effort = packing::PackingEffort::kQuick,
                    packing::PackingMemo* memo = nullptr);
+// The most bytes of pinned buffers that live at once: no places take fewer. Needs no places.
+std::uint64_t least_pinned_bytes(const Schedule& schedule);
 // And the deps that order the reuse of memory. Precondition: all buffers have places, and link ran.
 void order_reuse(Schedule& schedule);
 
