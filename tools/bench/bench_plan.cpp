@@ -77,7 +77,7 @@ json times_and_bounds(int shapes) {
 
 json run_plan_bench(const PlanBenchOptions& options,
                     const std::function<void(const std::string&)>& note) {
-  if (options.shapes < 0 || options.small < 0 || options.settings < 1) {
+  if (options.shapes < 0 || options.small < 0 || options.first_small < 0 || options.settings < 1) {
     throw InputError("bench: --shapes and --small must not be negative, nor --settings zero");
   }
   if (options.pairs < 1 || options.pairs > plan_quality_pairs()) {
@@ -89,7 +89,7 @@ json run_plan_bench(const PlanBenchOptions& options,
   json figures;
   if (options.quality)
     figures["quality"] = measure_plan_quality(options.first_pair, options.pairs, options.settings);
-  if (options.small > 0) figures["small"] = measure_small_plans(options.small);
+  if (options.small > 0) figures["small"] = measure_small_plans(options.first_small, options.small);
   if (options.ranks) figures["ranks"] = measure_rank_plans();
   if (options.worlds) figures["worlds"] = measure_world_plans(note);
   if (figures.is_null()) figures = times_and_bounds(options.shapes);

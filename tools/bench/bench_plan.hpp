@@ -13,7 +13,8 @@ struct PlanBenchOptions {
   int first_pair = 1;    // of a model and a machine, and
   int pairs = 10;        // the number of the last
   int settings = 100;
-  int small = 0;        // small models beside exhaustive search (plan_small.hpp), instead of times
+  int small = 0;        // small models beside exhaustive search (plan_small.hpp), instead of times,
+  int first_small = 0;  // from this seed on
   bool ranks = false;   // ZeRO-3 beside its limits (plan_ranks.hpp), instead of times
   bool worlds = false;  // thousands of ranks on paper (plan_worlds.hpp), instead of times
 };

@@ -199,12 +199,12 @@ class SmallModel {
 
 }  // namespace
 
-json measure_small_plans(int count) {
+json measure_small_plans(int first, int count) {
   const planner::HardwareProfile hardware = plan_machine();
   std::vector<double> gains;
   json slower = json::array();
   json refused = json::array();
-  for (int seed = 0; seed < count; ++seed) {
+  for (int seed = first; seed < first + count; ++seed) {
     SmallModel model(random_small_model(static_cast<std::uint64_t>(seed)), hardware);
     const auto best = model.best();
     const auto automatic = model.automatic();

@@ -275,6 +275,9 @@ void add_plan(CLI::App& bench, Command& chosen) {
                    "Compare this many small models with exhaustive search")
       ->capture_default_str()
       ->check(whole_number(0, 100'000));
+  command->add_option("--first-small", options->first_small, "The first small model, with --small")
+      ->capture_default_str()
+      ->check(whole_number(0, 100'000));
   command->add_flag("--ranks", options->ranks,
                     "Compare ZeRO-3 on 8 ranks with compute alone and traffic alone");
   command->add_flag("--worlds", options->worlds,

@@ -8,6 +8,7 @@
 #include "engine/planner/cost_model.hpp"
 #include "engine/planner/footprint.hpp"
 #include "engine/planner/spill_choice.hpp"
+#include "engine/schedule/compile/pack.hpp"
 
 namespace sluice::testing {
 namespace {
@@ -124,6 +125,25 @@ TEST_F(TrialsTest, ACompletedTrainingStepIsTheExactTrial) {
     for (const schedule::StepKind kind : schedule::kStepKinds) {
       EXPECT_EQ(completed.schedules[kind].instructions.size(),
                 exact.schedules[kind].instructions.size());
+    }
+  }
+}
+
+// A step that cannot fit is not packed; so the bytes that decide must never be above its need.
+TEST_F(TrialsTest, AStepIsPlacedWithinItsNeedAndNotBelow) {
+  for (const schedule::StepOptions& options : examples()) {
+    const planner::Compiled placed = trials_.place_training(options);
+    const schedule::Schedule& step = placed.schedules[schedule::StepKind::kTraining];
+    EXPECT_LE(schedule::least_pinned_bytes(step), step.pinned_arena_bytes);
+    // Few bytes are lost to packing, and to the alignment of tokens and losses.
+    EXPECT_GE(schedule::least_pinned_bytes(step) + 128 * kKiB, step.pinned_arena_bytes * 9 / 10);
+    const auto within = trials_.place_training(options, placed.most_bytes);
+    ASSERT_TRUE(within);
+    EXPECT_EQ(within->most_bytes, placed.most_bytes);
+    for (std::size_t tier = 0; tier < kTierCount; ++tier) {
+      planner::TierBytes less = placed.most_bytes;
+      if (less[tier]-- == 0) continue;
+      EXPECT_FALSE(trials_.place_training(options, less)) << tier;
     }
   }
 }
