@@ -6,6 +6,8 @@
 // Logits are made again for that part, as they are for the weight gradient. A rank that has only its
 // part of the rows gathers the normed input of all. A rank with a part of each sequence has all logits of
 // its rows, and adds its loss.
+#include <algorithm>
+
 #include "engine/model/constants.hpp"
 #include "engine/model/model.hpp"
 #include "engine/model/region.hpp"
@@ -42,7 +44,7 @@ class HeadLayer final : public Layer {
     const BatchShape batch = share_.own_batch(whole);
     PassNeeds needs;
     needs.saved_bytes = saved_bytes(declared_parts(batch));
-    const std::uint64_t head = kernels.head_workspace_bytes(largest_shape(batch));
+    const std::uint64_t head = head_workspace_bytes(kernels, batch);
     Region statistics;
     cut_statistics(batch, statistics);
     // A pass that runs as one has no statistics.
@@ -269,7 +271,15 @@ class HeadLayer final : public Layer {
     return {batch.rows(), shape_.hidden, share_.tokens(shape_.vocab), batch.dtype,
             share_.first_token(shape_.vocab)};
   }
-  // All ranks have the same memory.
+  // All ranks have the same memory. Products with fewer tokens may need more of it, as their library
+  // chooses.
+  std::uint64_t head_workspace_bytes(const kernels::Kernels& kernels,
+                                     const BatchShape& batch) const {
+    kernels::HeadShape shape = largest_shape(batch);
+    const std::uint64_t most = kernels.head_workspace_bytes(shape);
+    shape.vocab = share_.least_tokens(shape_.vocab);
+    return std::max(most, kernels.head_workspace_bytes(shape));
+  }
   kernels::HeadShape largest_shape(const BatchShape& batch) const {
     return {batch.rows(), shape_.hidden, share_.most_tokens(shape_.vocab), batch.dtype};
   }

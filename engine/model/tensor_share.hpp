@@ -103,6 +103,7 @@ struct TensorShare {
     return vocab / ranks + (rank < vocab % ranks ? 1 : 0);
   }
   std::int64_t most_tokens(std::int64_t vocab) const { return (vocab + ranks - 1) / ranks; }
+  std::int64_t least_tokens(std::int64_t vocab) const { return vocab / ranks; }
   bool operator==(const TensorShare&) const = default;
 };
 

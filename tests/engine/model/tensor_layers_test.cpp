@@ -273,5 +273,29 @@ TEST(TensorLayers, LieAlikeOnAllRanks) {
   }
 }
 
+// One plan serves all ranks, and products of fewer tokens may need more memory.
+TEST(TensorLayers, HaveAHeadsWorkspaceThatIsEnoughForEveryRank) {
+  const auto kernels = kernels::make_host_kernels({1});
+  for (const std::int64_t hidden : {64, 128}) {
+    for (const std::int64_t vocab : {129, 257, 385, 513}) {
+      for (const std::int64_t ranks : {2, 4}) {
+        for (const DType dtype : {DType::kF32, DType::kBF16}) {
+          const ModelShape shape{ModelFamily::kGpt2, 1, hidden, 4, 4, hidden, vocab, 16, true};
+          const BatchShape batch{1, 16, dtype};
+          for (std::int64_t rank = 0; rank < ranks; ++rank) {
+            const TensorShare share{rank, ranks};
+            const std::uint64_t own =
+                kernels->head_workspace_bytes({batch.rows(), hidden, share.tokens(vocab), dtype});
+            const Model model(shape, share);
+            const PassNeeds needs = model.units().back().layer->needs(batch, *kernels);
+            EXPECT_GE(needs.forward_workspace_bytes, own);
+            EXPECT_GE(needs.backward_weight_workspace_bytes, own);
+          }
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace sluice::model
