@@ -101,6 +101,11 @@ std::string absent_file(const std::vector<std::string>& files) {
 
 namespace {
 
+// A sentence without the name that it opens with.
+std::string without_name(const std::string& sentence, const std::string& name) {
+  return sentence.starts_with(name) ? sentence.substr(name.size()) : sentence;
+}
+
 // The records of one log with data that verify, newest first; with `only_newest` the first of them.
 std::vector<DurableFound> recover_records(offload::StorageEngine& engine, const std::string& log,
                                           const std::vector<std::string>& storage_paths,
@@ -131,7 +136,8 @@ std::vector<DurableFound> recover_records(offload::StorageEngine& engine, const 
     } catch (const InputError& error) {
       const std::string absent = absent_file(found.state.files);
       passed.absent = !absent.empty();
-      passed.why += passed.absent ? "its data '" + absent + "' is not there" : error.what();
+      passed.why += passed.absent ? "its data '" + absent + "' is not there"
+                                  : without_name(error.what(), log + ": ");
     } catch (const IoError& error) {
       if (!is_of_the_data(error)) throw;
       passed.why += error.what();
@@ -181,25 +187,43 @@ namespace {
 // The commits of each rank of one run.
 using CommitsByRank = std::vector<std::vector<DurableFound>>;
 
+std::string why_not_of_all(const DurableFound& commit, std::size_t logs) {
+  const std::string text =
+      "commit of step " + std::to_string(commit.manifest.step) + " in '" + commit.log + "': ";
+  if (logs >= commit.state.ranks) return text + "the job ended before all ranks had it";
+  return text + "only " + std::to_string(logs) + " of its " + std::to_string(commit.state.ranks) +
+         " ranks have a log; the job ended before the others had one, or theirs must be put back";
+}
+
 // The newest step that every rank has, of all ranks. A job that ended between the first commits of
-// two ranks left fewer logs than its record has ranks.
-std::optional<DurableFound> newest_of_all(CommitsByRank& ranks) {
+// two ranks left fewer logs than its record has ranks. incomplete: gets newer commits that some rank
+// lacks, unless the records of these ranks were passed over for a reason of their own.
+std::optional<DurableFound> newest_of_all(CommitsByRank& ranks,
+                                          const std::vector<PassedOver>& passed_over,
+                                          std::vector<PassedOver>& incomplete) {
   const auto at_step = [](std::vector<DurableFound>& commits, std::int64_t step) {
     return std::find_if(commits.begin(), commits.end(),
                         [&](const DurableFound& commit) { return commit.manifest.step == step; });
   };
-  for (DurableFound& newest : ranks.front()) {
+  const auto has_newest = [](const auto& commits) { return !commits.empty(); };
+  const auto first = std::find_if(ranks.begin(), ranks.end(), has_newest);
+  if (first == ranks.end()) return std::nullopt;
+  for (DurableFound& newest : *first) {
     const std::int64_t step = newest.manifest.step;
     const bool all = ranks.size() >= newest.state.ranks &&
                      std::all_of(ranks.begin(), ranks.end(), [&](auto& commits) {
                        return at_step(commits, step) != commits.end();
                      });
     if (!all) {
-      log(LogLevel::kInfo, "commit of step " + std::to_string(step) + " in '" + newest.log +
-                               "' is passed over: the job ended before all ranks had it");
+      const bool known =
+          std::any_of(passed_over.begin(), passed_over.end(), [&](const PassedOver& passed) {
+            return run_of_log(passed.log) == run_of_log(newest.log) &&
+                   (passed.step == step || passed.step < 0);
+          });
+      if (!known) incomplete.push_back({newest.log, why_not_of_all(newest, ranks.size())});
       continue;
     }
-    DurableFound found = std::move(newest);
+    DurableFound found = std::move(*at_step(ranks.front(), step));
     for (std::size_t rank = 1; rank < ranks.size(); ++rank) {
       found.other_ranks.push_back(std::move(*at_step(ranks[rank], step)));
     }
@@ -230,11 +254,18 @@ std::optional<DurableFound> find_durable_of_ranks(const std::string& directory,
     }
   }
   std::optional<DurableFound> newest;
+  std::vector<PassedOver> incomplete;
   for (auto& [run, ranks] : runs) {
-    auto found = newest_of_all(ranks);
+    auto found = newest_of_all(ranks, passed_over, incomplete);
     if (!found || (newest && newest->manifest.step >= found->manifest.step)) continue;
     newest = std::move(found);
   }
+  // Of a job that was killed, this is no more than a note. Where nothing else is found it is the
+  // reason.
+  for (const PassedOver& commit : incomplete) {
+    if (newest) log(LogLevel::kInfo, "passed over: " + commit.why);
+  }
+  if (!newest) passed_over.insert(passed_over.end(), incomplete.begin(), incomplete.end());
   return newest;
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <map>
 
 #include "base/error.hpp"
 
@@ -21,6 +22,26 @@ std::int64_t group_size(const DurableFound& found, const char* key) {
   throw InputError(found.log + ": '" + key + "' must be a whole number above 0, and is " + text);
 }
 
+// All ranks of a job have its settings. One rank's are read, so records that do not agree are of no
+// use to the others.
+void check_settings_agree(const DurableFound& found) {
+  const auto text = [](const std::map<std::string, std::string>& settings, const std::string& key) {
+    const auto at = settings.find(key);
+    return at == settings.end() ? std::string("no such setting") : at->second;
+  };
+  const auto& first = found.manifest.settings;
+  for (const DurableFound& rank : found.other_ranks) {
+    auto all = rank.manifest.settings;
+    all.insert(first.begin(), first.end());
+    for (const auto& [key, ignored] : all) {
+      const std::string own = text(rank.manifest.settings, key), firsts = text(first, key);
+      if (own == firsts) continue;
+      throw InputError(rank.log + ": says " + key + " = " + own + ", and " + found.log + " says " +
+                       firsts + ": records of one commit have the same settings");
+    }
+  }
+}
+
 std::string text_of(const SavedBox& saved) {
   const model::TensorBox& box = saved.box;
   return "rows " + std::to_string(box.row) + " to " + std::to_string(box.row + box.rows) +
@@ -35,6 +56,7 @@ std::string name_of_home(const schedule::Buffer& home) {
 }  // namespace
 
 SavedParts::SavedParts(const DurableFound& found, const model::Model& model) : model_(model) {
+  check_settings_agree(found);
   const std::int64_t tensor = group_size(found, "parallel.tensor");
   const std::int64_t contexts = group_size(found, "parallel.context");
   const model::TensorShare& share = model.share();
@@ -42,6 +64,11 @@ SavedParts::SavedParts(const DurableFound& found, const model::Model& model) : m
   if (!same && !model::can_share(model.shape(), tensor)) {
     throw InputError(found.log + ": says parallel.tensor = " + std::to_string(tensor) +
                      ", and this model has no parts for as many ranks");
+  }
+  if (found.state.ranks % tensor != 0 || found.state.ranks / tensor % contexts != 0) {
+    throw InputError(found.log + ": says parallel.tensor = " + std::to_string(tensor) +
+                     " and parallel.context = " + std::to_string(contexts) + ", which " +
+                     std::to_string(found.state.ranks) + " ranks cannot be");
   }
   for (std::int64_t place = 0; place < tensor && !same; ++place) {
     others_.push_back(
@@ -128,6 +155,10 @@ void SavedParts::check(const std::vector<const schedule::Buffer*>& homes, bool i
 
 // The elements of this rank's tensors in the home, each of which some saved home must have.
 void SavedParts::check_covered(const schedule::Buffer& home) const {
+  if (dtype_bytes(home.dtype) == 0 || home.per_tensor) {
+    throw InputError(ranks_.front().found->log + ": is of groups of another size, and the " +
+                     name_of_home(home) + " cannot be cut otherwise");
+  }
   const schedule::ElemRange own{home.first_elem, home.first_elem + home.elems};
   std::vector<schedule::ElemRange> saved;
   for (const Rank& rank : ranks_) {

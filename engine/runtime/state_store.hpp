@@ -61,9 +61,10 @@ class StateStore {
   // this rank has them, with all `kinds` side by side: their homes have equal ranges. begin and end:
   // multiples of 4,096 or the home's end. State of whole tensors is visited alone: its elements are
   // its own.
-  // kWrite: the visitor's result goes to the home. kUpdate: the visitor changes some of the elements
-  // that the home has. Throws IoError, IntegrityError,
-  // DeviceError, TimeoutError.
+  // kWrite: the visitor's result goes to the home, all of it. kUpdate: the visitor changes some of the
+  // elements that the home has. On storage each write of a block counts as one version, and a commit
+  // wants one version of all blocks of a home. Throws IoError, IntegrityError, DeviceError,
+  // TimeoutError.
   void visit(std::span<const StateKind> kinds, std::int32_t unit, std::uint64_t begin,
              std::uint64_t end, Access access, const Visitor& visitor);
 

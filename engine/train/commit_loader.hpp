@@ -2,7 +2,9 @@
 //
 // Reads each saved home from its own storage files, verifies its tags, and writes the elements that
 // this rank holds. Ranks of the earlier run may have had other ranges of a unit, or other parts of
-// its tensors: each home that has some of this rank's elements is read and verified whole.
+// its tensors: each home that has some of this rank's elements is read and verified whole. A home is
+// joined from all of them piece by piece, so that each of its blocks is written exactly once and has
+// the one version that the next commit expects.
 #pragma once
 
 #include <vector>
@@ -22,15 +24,8 @@ class CommitLoader {
   void load(const checkpoint::SavedParts& parts);
 
  private:
-  void load_rank(const checkpoint::SavedParts& parts, const checkpoint::SavedParts::Rank& rank);
-  void load_whole(const schedule::Buffer& home, checkpoint::SavedHomeReader& reader);
-  void load_overlap(const schedule::Buffer& home, const runtime::SavedHome& saved,
-                    checkpoint::SavedHomeReader& reader);
-  // Parts of tensors that lie otherwise in the saved unit.
-  void load_parts(const schedule::Buffer& home, const runtime::SavedHome& saved,
-                  const checkpoint::SavedParts& parts, const checkpoint::SavedParts::Rank& rank,
-                  checkpoint::SavedHomeReader& reader);
-  void clear(const schedule::Buffer& home);
+  void load_home(const schedule::Buffer& home, const checkpoint::SavedParts& parts,
+                 offload::StorageEngine& engine);
 
   runtime::StateStore& store_;
   std::vector<const schedule::Buffer*> homes_;

@@ -7,9 +7,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
-#include "engine/checkpoint/durable_record.hpp"
-#include "engine/checkpoint/rank_path.hpp"
-#include "offload/state_log.hpp"
+#include "tests/support/forged_record.hpp"
 #include "tests/support/thrown.hpp"
 #include "tests/support/training_world.hpp"
 
@@ -78,24 +76,65 @@ TEST(TensorResume, DurableCommitsGoOnInGroupsOfAnotherSize) {
   EXPECT_EQ(record.weights_hash, whole.weights_hash);
 }
 
+// Units of several I/O windows, and parts of tensors that break in the midst of blocks.
+config::Config config_of_mesh(const TrainingBench& bench, const std::string& run,
+                              const Overrides& mesh) {
+  return bench.config(
+      run, Overrides{"model.layers=2", "model.hidden=128", "model.heads=4", "model.kv_heads=2",
+                     "model.vocab=257", "train.seq=16", "train.micro_batch=1", "train.steps=18",
+                     "train.threads=1", "train.accumulate=4", "data.eval_fraction=0.2",
+                     "train.eval_every=0", "memory.backend=host", "memory.place.gradient=pinned",
+                     "checkpoint.every=1"} +
+               mesh);
+}
+
+// A mesh trains two steps from the commit of another and commits both, and the next goes on from
+// there. Checkpoints of files lead through the same meshes to the same bits.
+TEST(TensorResume, GroupsOfAnotherSizeTrainAndCommitInTurn) {
+  const std::vector<Overrides> meshes{
+      {"parallel.tensor=2"},
+      {"parallel.tensor=1"},
+      {"parallel.tensor=1"},
+      {"parallel.tensor=2"},
+      {"parallel.tensor=4"},
+      {"parallel.tensor=2"},
+      {"parallel.context=2", "parallel.data=2", "parallel.zero=3"},
+      {"parallel.pipeline=2"},
+      {"parallel.tensor=2"},
+  };
+  const TrainingBench bench;
+  const auto train_in_turn = [&](const std::string& run, const Overrides& settings) {
+    TrainingRecord record;
+    for (std::size_t i = 0; i < meshes.size(); ++i) {
+      SCOPED_TRACE(run + ", mesh " + std::to_string(i) + " of " + meshes[i].front());
+      const std::string resume = i == 0 ? "" : bench.run_directory(run);
+      const auto step = 2 * static_cast<std::int64_t>(i + 1);
+      record.append(
+          train_in_world(config_of_mesh(bench, run, settings + meshes[i]), until(step, resume)));
+      EXPECT_EQ(record.end, TrainingEnd::kDone);
+    }
+    return record;
+  };
+  const TrainingRecord files = train_in_turn("files", {"checkpoint.mode=scratch"});
+  EXPECT_EQ(files.losses.size(), 18u);
+  for (const char* const place : {"storage", "pinned"}) {
+    SCOPED_TRACE(place);
+    const TrainingRecord durable = train_in_turn(
+        place, {"checkpoint.mode=durable", std::string("memory.place.weight=") + place,
+                std::string("memory.place.optimizer=") + place});
+    EXPECT_EQ(durable.losses, files.losses);
+    EXPECT_EQ(durable.norms, files.norms);
+    EXPECT_EQ(durable.weights_hash, files.weights_hash);
+  }
+}
+
 // --- forged records --------------------------------------------------------------------------------
 
 using Json = nlohmann::json;
 
-// Changes the newest record of a rank's log, and leaves it as the only one.
-void edit_record(const std::string& checkpoints, int rank, const std::function<void(Json&)>& edit) {
-  const std::string log = checkpoint::logs_in(checkpoint::rank_path(checkpoints, rank)).at(0);
-  const auto engine = offload::make_storage_engine("posix", {});
-  Json record = Json::parse(offload::StateLog::read(*engine, log).records.at(0).text);
-  edit(record);
-  const auto bytes = std::filesystem::file_size(log);
-  std::filesystem::remove(log);
-  offload::StateLog(*engine, log, bytes).append(record.dump());
-}
-
 TEST(TensorResume, ForgedAndMissingBoxesAreRefusedByName) {
   struct Forgery {
-    int rank;
+    int rank;  // -1: both
     std::function<void(Json&)> edit;
     std::string words;
   };
@@ -117,9 +156,17 @@ TEST(TensorResume, ForgedAndMissingBoxesAreRefusedByName) {
       {0, [](Json& record) { record["boxes"][0] = "all"; }, "an entry of 'boxes' must be a list"},
       {0, [](Json& record) { record["boxes"] = 7; }, "'boxes' must be a list"},
       {0, [](Json& record) { record["settings"]["parallel.tensor"] = "3"; },
+       "says parallel.tensor = 2, and"},
+      {-1, [](Json& record) { record["settings"]["parallel.tensor"] = "3"; },
        "parallel.tensor = 3, and this model has no parts for as many ranks"},
-      {0, [](Json& record) { record["settings"]["parallel.tensor"] = "two"; },
+      {-1, [](Json& record) { record["settings"]["parallel.tensor"] = "two"; },
        "'parallel.tensor' must be a whole number above 0"},
+      {1, [](Json& record) { record["settings"]["parallel.tensor"] = "8"; },
+       "says parallel.tensor = 8, and"},
+      {0, [](Json& record) { record["settings"]["parallel.context"] = "2"; },
+       "says parallel.context = 1, and"},
+      {0, [](Json& record) { record["space"]["ranks"] = 1; },
+       "says parallel.tensor = 2 and parallel.context = 1, which 1 ranks cannot be"},
       {1,
        [&](Json& record) {
          without_unit(record["boxes"], 1);
@@ -134,11 +181,11 @@ TEST(TensorResume, ForgedAndMissingBoxesAreRefusedByName) {
   for (const Forgery& forgery : forgeries) {
     SCOPED_TRACE(forgery.words);
     const std::filesystem::path forged = bench.run_directory("forged");
-    std::filesystem::remove_all(forged);
-    std::filesystem::copy(
-        bench.run_directory("run"), forged,
-        std::filesystem::copy_options::recursive | std::filesystem::copy_options::copy_symlinks);
-    edit_record(bench.first_run("forged") + "/checkpoints", forgery.rank, forgery.edit);
+    copy_run(bench.run_directory("run"), forged);
+    for (const int rank : {0, 1}) {
+      if (forgery.rank == 1 - rank) continue;
+      edit_record(bench.first_run("forged") + "/checkpoints", rank, forgery.edit);
+    }
     const std::string words = message_of<InputError>(
         [&] { train_in_world(in("forged", "parallel.tensor=1"), until(4, forged.string())); });
     EXPECT_NE(words.find(forgery.words), std::string::npos) << words;
