@@ -20,9 +20,10 @@ class CheckCommands(unittest.TestCase):
         (self.tree / "README.md").write_text("The tree's own.\n")
         program = self.place / "build" / "bin" / "sluice"
         program.parent.mkdir(parents=True)
-        # exit N; write FILE; read FILE; home
+        # exit N; write FILE; read FILE; home; train LOSS
         program.write_text("#!/bin/sh\ncase $1 in\n  exit) exit $2 ;;\n  write) echo x > $2 ;;\n"
                            "  read) cat $2 ;;\n  sleep) sleep $2 ;;\n  home) echo x > $HOME/x ;;\n"
+                           "  train) echo \"done     20 steps in 8.00 s, loss 5.5809 -> $2\" ;;\n"
                            "  *) exit 9 ;;\nesac\n")
         program.chmod(0o755)
 
@@ -56,6 +57,19 @@ class CheckCommands(unittest.TestCase):
         both = "<!-- exit: 2 -->\n<!-- needs: gpu -->"
         self.assertEqual(self.check(self.block("exit 2", note=both), options=["--needs", "gpu"])[0],
                          0)
+
+    def test_a_loss_is_compared_with_that_of_the_command_before(self):
+        def check(before, after):
+            return self.check(self.block(before) + self.block(after, note="<!-- loss: 1e-3 -->"))
+
+        self.assertEqual(check("train 4.0000", "train 4.0039")[0], 0)
+        self.assertEqual(check("train 4.0000", "train 3.9961")[0], 0)
+        for before, after in (("train 4.0000", "train 4.0041"), ("train 4.0000", "train 3.9959")):
+            status, out = check(before, after)
+            self.assertEqual((status, "not within 0.001" in out), (1, True), out)
+        for before, after in (("train 4.0000", "exit 0"), ("exit 0", "train 4.0000")):
+            status, out = check(before, after)
+            self.assertEqual((status, "must end with a loss" in out), (1, True), out)
 
     def test_a_note_is_for_the_next_block_alone(self):
         page = self.block("exit 2", note="<!-- exit: 2 -->") + self.block("exit 0")
