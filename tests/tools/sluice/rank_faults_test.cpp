@@ -82,7 +82,9 @@ class RankFaults : public RankTest {
     bool durable = false;
     bool has_stages = false;
     bool has_groups = false;
-    bool early = false;  // as soon as the ranks have met: they plan, and connect
+    Words mesh = {};               // settings of a mesh that has neither, of four ranks
+    bool early = false;            // as soon as the ranks have met: they plan, and connect
+    std::int64_t behind_step = 0;  // not 0: as soon as rank 0 has made this many steps
     Fault fault = Fault::kKill;
     bool cuts_all = false;
     std::size_t victim = 0;
@@ -102,11 +104,18 @@ class RankFaults : public RankTest {
          std::string("checkpoint.mode=") + (durable ? "durable" : "scratch")});
   }
 
+  static Words settings(const Trial& trial) {
+    return settings(trial.ranks, trial.durable, trial.has_stages, trial.has_groups) + trial.mesh;
+  }
+
   // Returns false if the job had ended before the fault could hit it.
   bool hit(const Trial& trial, const Words& words) const {
     const auto job = start_ranks(trial.ranks, words);
     if (trial.early) {
       wait_for_meeting(*job);
+    } else if (trial.behind_step > 0) {
+      job->rank(0).wait_for_output(
+          R"("event":"step","step":)" + std::to_string(trial.behind_step) + ",", kCliDeadline);
     } else {
       job->rank(0).wait_for_output(R"("event":"plan")", kCliDeadline);
     }
@@ -171,9 +180,7 @@ class RankFaults : public RankTest {
   // Goes on after a fault, from the last checkpoint or from the start.
   std::string finish(const Trial& trial, const std::string& run) const {
     const int ranks = trial.ranks;
-    const Words words =
-        train_words(settings(ranks, trial.durable, trial.has_stages, trial.has_groups) +
-                    Words{"log.dir=" + run});
+    const Words words = train_words(settings(trial) + Words{"log.dir=" + run});
     const bool begun = fs::exists(path(run + "/0001/checkpoints")) &&
                        !fs::is_empty(path(run + "/0001/checkpoints"));
     const bool saved = has_saved(trial, run);
@@ -225,10 +232,50 @@ TEST_F(RankFaults, EverySurvivorNamesTheRankAndAResumeHasTheSameBits) {
                  (trial.durable ? ", durable" : "") + (trial.has_stages ? ", stages" : "") +
                  (trial.has_groups ? ", groups" : ""));
     const std::string run = "run" + std::to_string(draw);
-    const Words words = settings(trial.ranks, trial.durable, trial.has_stages, trial.has_groups);
+    const Words words = settings(trial);
     if (!hit(trial, train_words(words + Words{"log.dir=" + run}))) continue;
     ++struck;
     EXPECT_EQ(finish(trial, run), trial.has_groups ? of_groups : whole);
+    fs::remove_all(path(run));
+    if (HasFailure()) return;
+  }
+}
+
+// Two groups of two ranks. Each is struck behind step 3, when the state of step 2 is saved.
+TEST_F(RankFaults, GroupsInEachDirectionEndAndResumeToTheirBits) {
+  const Words shorter{"train.steps=6", "train.eval_every=0"};
+  const auto contexts = [](const char* attention) {
+    return Words{"parallel.data=2", "parallel.context=2", "train.micro_batch=1",
+                 std::string("parallel.context_attention=") + attention};
+  };
+  std::vector<Trial> trials;
+  for (const bool durable : {false, true}) {
+    for (const Fault fault : {Fault::kKill, Fault::kStop, Fault::kCut}) {
+      trials.push_back({.ranks = 4, .durable = durable, .has_groups = true, .fault = fault});
+    }
+  }
+  trials.push_back({.ranks = 4, .durable = true, .mesh = contexts("all-to-all")});
+  trials.push_back({.ranks = 4, .mesh = contexts("ring")});
+  std::map<Words, std::string> whole;  // by mesh
+  for (std::size_t i = 0; i < trials.size(); ++i) {
+    Trial& trial = trials[i];
+    trial.victim = i % 4;
+    trial.behind_step = 3;
+    trial.cuts_all = true;
+    std::string& hash = whole[trial.mesh];
+    trial.mesh = trial.mesh + shorter;
+    const std::string run = "run" + std::to_string(i);
+    SCOPED_TRACE(std::string(kFaultNames[static_cast<std::size_t>(trial.fault)]) + ", " +
+                 ::testing::PrintToString(settings(trial)));
+    if (hash.empty()) {
+      Trial alone = trial;
+      alone.durable = false;
+      hash = hash_of(run_launched(4, train_words(settings(alone) + Words{"log.dir=whole" + run})));
+      ASSERT_FALSE(hash.empty());
+    }
+    ASSERT_TRUE(hit(trial, train_words(settings(trial) + Words{"log.dir=" + run})));
+    EXPECT_TRUE(has_saved(trial, run));
+    EXPECT_EQ(finish(trial, run), hash);
     fs::remove_all(path(run));
     if (HasFailure()) return;
   }
