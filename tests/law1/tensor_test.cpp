@@ -5,7 +5,6 @@
 // Initial values and files do not depend on sums, and are equal to the bit.
 #include <gtest/gtest.h>
 
-#include <bit>
 #include <cmath>
 #include <map>
 #include <numeric>
@@ -22,15 +21,6 @@ namespace {
 using namespace testing;
 
 const Overrides kRing{"parallel.context_attention=ring"};
-
-void expect_near(const std::vector<std::uint64_t>& values, const std::vector<std::uint64_t>& wanted,
-                 double tolerance) {
-  ASSERT_EQ(values.size(), wanted.size());
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    const auto expected = std::bit_cast<double>(wanted[i]);
-    EXPECT_NEAR(std::bit_cast<double>(values[i]), expected, tolerance * expected) << "step " << i;
-  }
-}
 
 void expect_near_one_rank(const Overrides& settings, int ranks) {
   SCOPED_TRACE(std::to_string(ranks) + " ranks, " + ::testing::PrintToString(settings));

@@ -4,9 +4,11 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <string>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "engine/checkpoint/safetensors.hpp"
 #include "engine/checkpoint/saved_parts.hpp"
@@ -50,6 +52,16 @@ inline RanksRecord train_group(const config::Config& config, std::int64_t steps 
   for (const RanksRecord& rank : run.ranks) EXPECT_EQ(rank, run.ranks.front());
   EXPECT_EQ(run.sent_bytes, run.planned_bytes);
   return run.ranks.front();
+}
+
+// tolerance: of each value, as a part of it.
+inline void expect_near(const std::vector<std::uint64_t>& values,
+                        const std::vector<std::uint64_t>& wanted, double tolerance) {
+  ASSERT_EQ(values.size(), wanted.size());
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const auto expected = std::bit_cast<double>(wanted[i]);
+    EXPECT_NEAR(std::bit_cast<double>(values[i]), expected, tolerance * expected) << "step " << i;
+  }
 }
 
 // A mesh of up to eight ranks. Neighbours differ in most settings.
