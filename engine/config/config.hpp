@@ -81,6 +81,7 @@ struct Config {
   };
   enum class GradientSum : std::uint8_t { kTree, kRing };
   enum class ServerMode : std::uint8_t { kBsp, kAsp, kRotating };
+  enum class TensorMode : std::uint8_t { k1D, k2D, k2_5D, k3D };
   enum class ContextAttention : std::uint8_t { kAllToAll, kRing };
   enum class Transport : std::uint8_t { kAuto, kGloo, kNccl };
   enum class CheckpointMode : std::uint8_t { kScratch, kDurable };
@@ -182,6 +183,7 @@ struct Config {
     ServerMode server_mode = ServerMode::kBsp;
     std::int64_t node_ranks = 0;  // that sum among themselves first; 0: none do
     GradientSum reduction = GradientSum::kTree;
+    TensorMode tensor_mode = TensorMode::k1D;
     ContextAttention context_attention = ContextAttention::kAllToAll;
     std::uint64_t bucket_bytes =
         16 * kMiB;  // plain data parallelism: of fp32 sums that travel at once

@@ -2,6 +2,7 @@
 // of the groups' tree (docs/design/ranks.md). Tensor-parallel ranks divide heads and columns evenly
 // (docs/design/tensor.md).
 #include <bit>
+#include <numeric>
 
 #include "engine/config/config.hpp"
 #include "engine/schedule/rank_view.hpp"
@@ -191,13 +192,19 @@ std::optional<RanksProblem> context_problem(const Config& config) {
   if (ranks == 1) return std::nullopt;
   const std::string text = "parallel.context = " + std::to_string(ranks);
   const std::int64_t tensor = config.parallel.tensor;
-  const std::int64_t chunks = (ring ? 2 : 1) * ranks * (config.parallel.sequence ? tensor : 1);
-  if (config.train.seq % chunks != 0) {
+  // A rank of a ring has two chunks, and with parallel.sequence an even part of each context rank's
+  // rows.
+  const std::int64_t rows = ranks * (config.parallel.sequence ? tensor : 1);
+  const std::int64_t parts = ring ? std::lcm(2 * ranks, rows) : rows;
+  if (config.train.seq % parts != 0) {
+    const std::string groups =
+        config.parallel.sequence ? ", " + tensor_text(config) + " and parallel.sequence" : "";
     return RanksProblem{"parallel.context",
                         "train.seq = " + std::to_string(config.train.seq) +
-                            " must be a multiple of " + std::to_string(chunks) + " with " + text +
-                            (ring ? ", whose ranks have two chunks of each sequence"
-                                  : ", whose ranks have a part of each sequence")};
+                            " must be a multiple of " + std::to_string(parts) + " with " + text +
+                            groups +
+                            (ring ? ": context ranks have two chunks of each sequence"
+                                  : ": context ranks have even parts of each sequence")};
   }
   for (const auto& [key, heads] : {std::pair("model.heads", config.model.heads),
                                    std::pair("model.kv_heads", config.model.kv_heads)}) {

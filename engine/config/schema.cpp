@@ -458,6 +458,9 @@ void add_run(Keys& keys) {
   add(integer("parallel.tensor", SLUICE_FIELD(parallel.tensor), 1, kMaxRanks,
               "ranks that have parts of each layer and compute each micro-batch together (docs/"
               "guide/tensor.md)"));
+  add(choice("parallel.tensor_mode", SLUICE_FIELD(parallel.tensor_mode), {"1d", "2d", "2.5d", "3d"},
+             "how tensor-parallel ranks divide a matrix. 1d: by rows or by columns, as Megatron-LM "
+             "does; 2d, 2.5d, 3d: by both"));
   add(make_key(
       "parallel.sequence", ConfigKind::kBool,
       "tensor-parallel ranks keep activations outside of the products for their own rows of "
@@ -473,7 +476,7 @@ void add_run(Keys& keys) {
       {"all-to-all", "ring"},
       "all-to-all: context ranks exchange rows of all heads for all rows of some; they divide the "
       "heads. ring: they pass keys and values on, any number of them; it sends less where "
-      "key/value heads are few"));
+      "key/value heads are few. Without a meaning where parallel.context is 1"));
   add(integer("parallel.zero", SLUICE_FIELD(parallel.zero), 0, 3, "ZeRO stage"));
   add(make_key("parallel.server", ConfigKind::kBool,
                "rank 0 is a parameter server: it sums all gradients, keeps all optimizer state, "

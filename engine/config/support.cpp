@@ -20,6 +20,8 @@ const std::vector<Unavailable>& unavailable() {
       {"model.from", "(starting from Hugging Face weights)",
        [](C c) { return !c.model.from.empty(); }},
       {"data.format", "= \"megatron\"", [](C c) { return c.data.format == DataFormat::kMegatron; }},
+      {"parallel.tensor_mode", "= \"2d\", \"2.5d\" or \"3d\"",
+       [](C c) { return c.parallel.tensor_mode != Config::TensorMode::k1D; }},
       {"train.reduction", "= \"sequential\"",
        [](C c) { return c.train.reduction == Config::Reduction::kSequential; }},
   };

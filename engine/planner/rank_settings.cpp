@@ -30,18 +30,16 @@ bool sums_by_place(const config::Config& config) {
 void check_rank_counts(const config::Config& config, std::int64_t most) {
   const auto& parallel = config.parallel;
   if (parallel.ranks() > most) {
-    std::string others;
-    if (parallel.pipeline > 1) {
-      others = " and parallel.pipeline " + std::to_string(parallel.pipeline);
-    }
-    if (parallel.tensor > 1) others += " and parallel.tensor " + std::to_string(parallel.tensor);
-    if (parallel.context > 1) others += " and parallel.context " + std::to_string(parallel.context);
+    std::string product = "parallel.data";
+    if (parallel.pipeline > 1) product += " * parallel.pipeline";
+    if (parallel.context > 1) product += " * parallel.context";
+    if (parallel.tensor > 1) product += " * parallel.tensor";
     const std::string limit =
         most == kMostPlannedRanks
             ? ", and a plan proves the steps of at most 64 ranks; 'sluice plan --hardware' plans "
-              "more on paper, but no ring and no nodes that sum first"
+              "more on paper, but not with parallel.reduction = \"ring\" or parallel.node_ranks"
             : ", and a plan on paper has at most " + std::to_string(most) + " ranks";
-    throw InputError("parallel.data is " + std::to_string(parallel.data) + others + limit);
+    throw InputError(product + " is " + std::to_string(parallel.ranks()) + limit);
   }
   config::Config asked = config;
   // Kernels of a GPU on paper answer sizes and prices of parts, too.

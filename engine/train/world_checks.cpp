@@ -16,10 +16,11 @@ std::string count_of(std::int64_t count, const char* what) {
 void check_ranks(const config::Config& config, int ranks) {
   const std::int64_t asked = config.parallel.ranks();
   if (config.parallel.inner_ranks() > 1 && asked != ranks) {
-    const std::string others = config.parallel.pipeline > 1 ? "parallel.pipeline * " : "";
-    throw InputError("parallel.data * " + others +
-                     (config.parallel.context > 1 ? "parallel.context" : "parallel.tensor") +
-                     " is " + std::to_string(asked) + ", and " +
+    std::string product = "parallel.data";
+    if (config.parallel.pipeline > 1) product += " * parallel.pipeline";
+    if (config.parallel.context > 1) product += " * parallel.context";
+    if (config.parallel.tensor > 1) product += " * parallel.tensor";
+    throw InputError(product + " is " + std::to_string(asked) + ", and " +
                      (ranks == 1 ? std::string("this process is alone")
                                  : "the job has " + count_of(ranks, "rank")) +
                      "; start as many (sluice launch -n " + std::to_string(asked) +

@@ -6,11 +6,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <map>
 #include <numeric>
 
 #include "base/posix_file.hpp"
-#include "tests/support/saved_formula.hpp"
 #include "tests/support/scratch_directory.hpp"
 #include "tests/support/sweep.hpp"
 #include "tests/support/tensor_training.hpp"
@@ -171,27 +169,6 @@ TEST(Context, MeshesHaveTheBitsOfTheirGroup) {
   for (std::size_t i = 0; i < sweep(8); ++i) expect_context_bits(i, "all-to-all");
 }
 
-// docs/design/tensor.md derives the terms. All ranks send (c - 1) / c of what each has.
-TEST(Context, SendAsManyElementsAsTheFormulaSays) {
-  for (const std::uint64_t ranks : {2, 4}) {
-    const TrainingBench bench;
-    const config::Config config = config_of_contexts(
-        bench, {"model.family=gpt2", "recompute.policy=none"}, static_cast<int>(ranks));
-    const planner::Plan plan = plan_of_world(config);
-    const model::Model model(config::model_shape(config), config::tensor_share(config, 0));
-    std::uint64_t gradients = 277 * 64;  // of the tied use
-    for (std::size_t unit = 0; unit < model.unit_count(); ++unit) {
-      gradients += model.layout(unit).elems();
-    }
-    const std::uint64_t layers = 2, microbatches = 2, rows = 16, phi = rows * 64;
-    const std::uint64_t exchanged = layers * 2 * 4 * phi;  // q, k, v and output, both ways
-    std::uint64_t sent = 0;
-    for (const planner::RankFigures& rank : plan.ranks) sent += rank.sent.inner;
-    EXPECT_EQ(sent, microbatches * (exchanged * sizeof(float) * (ranks - 1) / ranks +
-                                    2 * (ranks - 1) * (gradients * sizeof(float) + 8)));
-  }
-}
-
 // --- a ring of keys and values -----------------------------------------------------------------------
 
 // Also more ranks than key/value heads.
@@ -215,33 +192,6 @@ TEST(Ring, RanksTrainAsOneRankDoes) {
 
 TEST(Ring, MeshesHaveTheBitsOfTheirGroup) {
   for (std::size_t i = 0; i < sweep(8); ++i) expect_context_bits(i, "ring");
-}
-
-// docs/design/tensor.md derives the terms. All ranks together send (c - 1) times what each has.
-TEST(Ring, SendAsManyElementsAsTheFormulaSays) {
-  for (std::size_t i = 0; i < 4; ++i) {
-    const std::uint64_t ranks = i % 2 == 0 ? 2 : 4;
-    const bool recomputes = i / 2 == 1;
-    const TrainingBench bench;
-    const config::Config config = config_of_contexts(
-        bench,
-        kRing + Overrides{"model.family=gpt2", "model.kv_heads=2", "train.precision=bf16",
-                          recomputes ? "recompute.policy=unit" : "recompute.policy=none"},
-        static_cast<int>(ranks));
-    const planner::Plan plan = plan_of_world(config);
-    const model::Model model(config::model_shape(config), config::tensor_share(config, 0));
-    std::uint64_t gradients = 277 * 64;  // of the tied use
-    for (std::size_t unit = 0; unit < model.unit_count(); ++unit) {
-      gradients += model.layout(unit).elems();
-    }
-    const std::uint64_t layers = 2, microbatches = 2, keys = 16 * 2 * 32;  // of 2 heads of 16
-    // Keys and values in bf16 forward and backward, and once more to make a layer again; their
-    // gradients in fp32.
-    const std::uint64_t hops = layers * keys * ((recomputes ? 3 : 2) * 2 + sizeof(float));
-    std::uint64_t sent = 0;
-    for (const planner::RankFigures& rank : plan.ranks) sent += rank.sent.inner;
-    EXPECT_EQ(sent, (ranks - 1) * microbatches * (hops + 2 * (gradients * 2 + 8))) << i;
-  }
 }
 
 // --- parts of sequences and of layers ----------------------------------------------------------------
@@ -337,93 +287,6 @@ TEST(Tensor, MemoryOptionsNeverChangeTheBits) {
       RanksRecord other = train_group(config_of_group(own, settings + memory_options(i), 2));
       other.redone_steps = plain.redone_steps;  // of a speculative update
       EXPECT_EQ(other, plain);
-    }
-  }
-}
-
-// docs/design/tensor.md derives the terms. Phi = rows * hidden.
-TEST(Tensor, SendAsManyElementsAsTheFormulaSays) {
-  const std::uint64_t layers = 2, microbatches = 2, rows = 2 * 16, phi = rows * 64;
-  for (std::size_t i = 0; i < sweep(24); ++i) {
-    const std::uint64_t ranks = i % 2 == 0 ? 2 : 4, kv_heads = 4 >> i / 8;
-    const bool recomputes = i / 2 % 2 == 1, sequence = i / 4 % 2 == 1;
-    const TrainingBench bench;
-    const config::Config config = config_of_group(
-        bench,
-        {"model.family=gpt2", "model.vocab=277", "model.kv_heads=" + std::to_string(kv_heads),
-         recomputes ? "recompute.policy=unit" : "recompute.policy=none",
-         sequence ? "parallel.sequence=true" : "parallel.sequence=false"},
-        static_cast<int>(ranks));
-    const planner::Plan plan = plan_of_world(config);
-    // Embedding; two of each layer in each pass, one more to make a layer again; head.
-    std::uint64_t sums = phi + layers * (recomputes ? 5 : 4) * phi + phi + 3 * rows;
-    std::uint64_t halves = 0;  // scatters and gathers
-    if (sequence) {
-      const std::uint64_t norms = (2 * layers + 1) * 2 * 64;
-      sums = 3 * rows + norms;
-      halves = phi * (2 + layers * (recomputes ? 13 : 10) + 3);
-    }
-    // The sums of k's and v's gradients among the ranks that share a head of 16 columns.
-    const std::uint64_t sharers = std::max<std::uint64_t>(ranks / kv_heads, 1);
-    const std::uint64_t copies = layers * 2 * 16 * (64 + 1) * kv_heads * 2 * (sharers - 1);
-    const model::Model model(config::model_shape(config), config::tensor_share(config, 0));
-    std::uint64_t blocks = 0;
-    for (std::size_t unit = 0; unit < model.unit_count(); ++unit) {
-      for (const model::PlacedTensor& tensor : model.layout(unit).tensors()) {
-        if (tensor.spec.is_part()) blocks += ceil_div(tensor.spec.place_elems(), kLawBlockElems);
-      }
-    }
-    std::uint64_t sent = 0;
-    for (const planner::RankFigures& rank : plan.ranks) sent += rank.sent.inner;
-    // All ranks together: a half sends each element to all others of its rank, or from them.
-    EXPECT_EQ(sent, (ranks - 1) * (microbatches * (2 * sums + halves) * sizeof(float) +
-                                   2 * blocks * sizeof(double)) +
-                        microbatches * copies * sizeof(float))
-        << i;
-  }
-}
-
-// A run that spills activations downloads what the layers save. With parallel.sequence that is 1/t of
-// what one rank saves.
-TEST(Tensor, SavesAsManyBytesAsTheFormulaSays) {
-  constexpr std::int64_t kSteps = 2;
-  for (const char* family : {"model.family=gpt2", "model.family=llama"}) {
-    for (const auto& [ranks, sequence] : {std::pair(1, false), {2, false}, {2, true}, {4, true}}) {
-      if (samples_sweeps() && ranks == 4) continue;
-      SCOPED_TRACE(std::string(family) + ", " + std::to_string(ranks));
-      const TrainingBench bench;
-      const config::Config config = config_of_group(
-          bench,
-          Overrides{family, "model.layers=4", "train.seq=64", "recompute.policy=none",
-                    "train.order=unit", "memory.place.activation=pinned",
-                    sequence ? "parallel.sequence=true" : "parallel.sequence=false"} +
-              places("device", "device", "device"),
-          ranks);
-      const planner::Plan plan = plan_of_world(config);
-      const model::ModelShape shape = config::model_shape(config);
-      const std::uint64_t layer =
-          saved_formula(shape, config::batch_shape(config), ranks, sequence);
-      const schedule::Schedule& step = plan.training();
-      std::map<std::int32_t, std::uint64_t> saved;  // by unit
-      std::uint64_t downloaded = 0;
-      for (const schedule::Instruction& spill : step.instructions) {
-        if (spill.lane == schedule::Lane::kD2H) downloaded += spill.bytes;
-        if (spill.op != schedule::Op::kSpillActivation) continue;
-        const schedule::Buffer& buffer = step.buffers[spill.reads.front().buffer];
-        if (buffer.role == schedule::BufferRole::kSaved) saved[buffer.unit] += spill.bytes;
-      }
-      int layers = 0;
-      for (std::int32_t unit = 1; unit <= 4; ++unit) {
-        // Both micro-batches, or neither where the values are needed again soon.
-        if (saved[unit] == 0) continue;
-        EXPECT_EQ(saved[unit], 2 * layer) << unit;
-        ++layers;
-      }
-      EXPECT_GE(layers, 2);
-      const RanksRun run = train_on_ranks(config, plan.options, kSteps);
-      for (const schedule::LinkBytes& moved : run.moved) {
-        EXPECT_EQ(moved.download, kSteps * downloaded);
-      }
     }
   }
 }

@@ -43,31 +43,40 @@ std::string number_text(double number) {
 
 }  // namespace
 
-std::vector<Variant> list_variants() {
-  return {state_in("device", "on the device"),
-          state_in("pinned", "in pinned memory"),
-          state_in("storage", "on storage"),
-          {"nothing recomputed", {"recompute.policy=none"}, false},
-          {"every unit recomputed", {"recompute.policy=unit"}, false},
-          {"updates after backward", {"optimizer.placement=after_backward"}, false},
-          {"updates in the next forward pass", {"optimizer.placement=next_forward"}, false},
-          {"one rank",
-           {"parallel.data=1", "parallel.zero=0", "parallel.pipeline=1",
-            "parallel.virtual_stages=1", "parallel.server=false", "parallel.node_ranks=0",
-            "parallel.transport=auto", "memory.backend=host"},
-           true},
-          ranks(2, 3),
-          ranks(2, 0),
-          ranks(3, 2),
-          ranks(4, 3),
-          ranks(4, 1),
-          pipeline(2, "1f1b", 1),
-          pipeline(3, "zb-h1", 1),
-          pipeline(2, "1f1b", 1, 2),
-          {"2 ranks, one a server",
-           {"parallel.data=2", "parallel.zero=0", "parallel.server=true", "parallel.transport=auto",
-            "memory.backend=host"},
-           true}};
+std::vector<Variant> list_variants(const config::Config& given) {
+  std::vector<Variant> variants{
+      state_in("device", "on the device"),
+      state_in("pinned", "in pinned memory"),
+      state_in("storage", "on storage"),
+      {"nothing recomputed", {"recompute.policy=none"}, false},
+      {"every unit recomputed", {"recompute.policy=unit"}, false},
+      {"updates after backward", {"optimizer.placement=after_backward"}, false},
+      {"updates in the next forward pass", {"optimizer.placement=next_forward"}, false},
+      {"one rank",
+       {"parallel.data=1", "parallel.zero=0", "parallel.pipeline=1", "parallel.virtual_stages=1",
+        "parallel.server=false", "parallel.node_ranks=0", "parallel.transport=auto",
+        "memory.backend=host"},
+       true},
+      ranks(2, 3),
+      ranks(2, 0),
+      ranks(3, 2),
+      ranks(4, 3),
+      ranks(4, 1),
+      pipeline(2, "1f1b", 1),
+      pipeline(3, "zb-h1", 1),
+      pipeline(2, "1f1b", 1, 2),
+      {"2 ranks, one a server",
+       {"parallel.data=2", "parallel.zero=0", "parallel.server=true", "parallel.transport=auto",
+        "memory.backend=host"},
+       true}};
+  // With tensor or context groups the ranks of data and pipelines are groups.
+  if (given.parallel.inner_ranks() == 1) return variants;
+  for (Variant& variant : variants) {
+    if (const std::size_t at = variant.name.find("rank"); at != std::string::npos) {
+      variant.name.replace(at, 4, "group");
+    }
+  }
+  return variants;
 }
 
 void keep_microbatches(config::Config& variant, const config::Config& settled) {

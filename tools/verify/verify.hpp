@@ -31,8 +31,8 @@ struct Variant {
   std::vector<std::string> settings;  // "key=value"
   bool has_ranks = false;             // so it runs on processors
 };
-// Each changes one thing.
-std::vector<Variant> list_variants();
+// Each changes one thing of the configuration.
+std::vector<Variant> list_variants(const config::Config& given);
 
 // Runs the first `steps` steps. Throws InputError if the configuration is refused or does not fit.
 Outcome run_steps(const config::Config& config, std::int64_t steps);

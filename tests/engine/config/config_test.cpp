@@ -323,7 +323,14 @@ TEST(Config, GroupsRefuseByNameWhatTheyCannotHave) {
       {{"parallel.context=2", "train.micro_batch=1", "parallel.context_attention=\"ring\"",
         "train.seq=34"},
        "must be a multiple of 4"},
+      {{"parallel.context=2", "train.micro_batch=1", "parallel.context_attention=\"ring\"",
+        "parallel.tensor=4", "parallel.sequence=true", "train.seq=36"},
+       "must be a multiple of 8 with parallel.context = 2, parallel.tensor = 4 and "
+       "parallel.sequence: context ranks have two chunks"},
   });
+  EXPECT_NO_THROW(parse(
+      kSmall, {"parallel.context=2", "train.micro_batch=1", "parallel.context_attention=\"ring\"",
+               "parallel.tensor=2", "parallel.sequence=true", "train.seq=36"}));
   for (const std::string kv_heads : {"1", "2", "4"}) {
     EXPECT_NO_THROW(parse(kSmall, with("tensor=4", "model.kv_heads=" + kv_heads)));
   }
@@ -486,7 +493,8 @@ TEST(Config, EachChoiceComesBackAsItWasWritten) {
 TEST(Config, SettingsNotYetBuiltAreRefusedByName) {
   EXPECT_NO_THROW(check_supported(parse(kSmall)));
   for (const std::string assignment :
-       {"data.format=megatron", "model.from=somewhere", "train.reduction=sequential"}) {
+       {"data.format=megatron", "model.from=somewhere", "train.reduction=sequential",
+        "parallel.tensor_mode=2.5d"}) {
     const Config config = parse(kSmall, {"train.accumulate=2", assignment});
     const std::string words = testing::message_of<InputError>([&] { check_supported(config); });
     const std::string path = assignment.substr(0, assignment.find('='));

@@ -252,6 +252,26 @@ TEST(TensorLayers, SaveAsManyBytesAsTheFormulaSays) {
   }
 }
 
+TEST(ContextLayers, SaveAsManyBytesAsTheFormulaSays) {
+  const ModelShape shape{ModelFamily::kLlama, 1, 256, 8, 4, 512, 64, 64, true};
+  const BatchShape batch{1, 1024, DType::kBF16};
+  const auto kernels = kernels::make_host_kernels({1});
+  for (const bool ring : {false, true}) {
+    for (const std::int64_t contexts : {2, 4}) {
+      for (const bool sequence : {false, true}) {
+        const std::int64_t ranks = sequence ? 2 : 1;
+        if (!ring && shape.kv_heads % (ranks * contexts) != 0) continue;
+        TensorShare share{0, ranks, sequence};
+        share.contexts = contexts;
+        share.ring = ring;
+        const Model model(shape, share);
+        EXPECT_EQ(model.units()[1].layer->needs(batch, *kernels).saved_bytes,
+                  saved_formula(shape, batch, ranks, sequence, contexts, !ring));
+      }
+    }
+  }
+}
+
 // Every rank of a group has the same places and the same norm blocks, so that one plan serves all.
 TEST(TensorLayers, LieAlikeOnAllRanks) {
   for (const Case& c : cases()) {
