@@ -52,6 +52,7 @@
 
 #include "base/dtype.hpp"
 #include "base/memory_kinds.hpp"
+#include "kernels/key_runs.hpp"
 
 namespace sluice::kernels {
 
@@ -131,6 +132,8 @@ struct ParameterSegment {
   // For rules that need whole tensors: the shape, and the tensor's offset in a kPerTensor state.
   TensorView tensor = {};
   std::uint64_t moment2_begin = 0;
+  // The keys behind the first one, if they do not all follow each other: some columns of a tensor.
+  KeyRuns runs = {};
 };
 
 // Visits the elements of a chunk while an update has them in cache: verifies state before it is

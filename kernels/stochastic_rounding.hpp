@@ -2,14 +2,15 @@
 // them at random, so that the mean is right and small changes of a moment are not lost.
 //
 // The noise of an element is a function of (seed, step, key, moment) alone; the key is the
-// element's index in the model. It is the same for every instruction set, thread count and way of
-// cutting. One Philox4x32 block provides 16 bits for each of eight elements. Each 128 keys
-// (aligned) share 16 blocks. Keys k and k + 1 (k even) use block 16 * (k / 128) + k % 32 / 2, word
-// k / 32 % 4, so the words of 16 adjacent blocks are the noise of 32 elements in order. For moment1
-// the even key takes the lower half of the word and the odd key the upper half; for moment2 it is
-// the reverse. The two moments of one element, which meet in its update, have independent noise.
-// Those of neighbours share bits, which no update ever combines. Sharing halves the cost of the
-// noise, which limits the update where memory is fast.
+// element's index in the whole model. It is the same for every instruction set, thread count, way
+// of cutting, and rank that has the element (kernels/key_runs.hpp). One Philox4x32 block provides
+// 16 bits for each of eight elements. Each 128 keys (aligned) share 16 blocks. Keys k and k + 1 (k
+// even) use block 16 * (k / 128) + k % 32 / 2, word k / 32 % 4, so the words of 16 adjacent blocks
+// are the noise of 32 elements in order. For moment1 the even key takes the lower half of the word
+// and the odd key the upper half; for moment2 it is the reverse. The two moments of one element,
+// which meet in its update, have independent noise. Those of neighbours share bits, which no update
+// ever combines. Sharing halves the cost of the noise, which limits the update where memory is
+// fast.
 //
 // Seven rounds are the fewest that pass BigCrush with a margin (Salmon et al. 2011, table 2: 7
 // pass, 6 are not recommended, and ten are the default for unknown uses).

@@ -46,6 +46,10 @@ void check_segments(const OptimizerOptions& options, const UpdateBuffers& buffer
         "an update's segments must ascend inside the chunk");
     SLUICE_CHECK_MSG(!blocks || segment.begin % static_cast<std::int64_t>(kBlock8Elems) == 0,
                      "a segment with 8-bit moments must begin at a multiple of 128 elements");
+    const KeyRuns& runs = segment.runs;
+    SLUICE_CHECK_MSG(
+        runs.length == 0 || (runs.skip >= 0 && runs.before >= 0 && runs.before < runs.length),
+        "the first run of a segment's keys must begin with it or before it");
     end = segment.end;
   }
 }
@@ -94,7 +98,8 @@ void check_whole_tensors(const OptimizerOptions& options,
     const std::int64_t rows = segment.tensor.rows, cols = segment.tensor.cols;
     const std::int64_t elems = segment.end - segment.begin;
     // Division cannot overflow, unlike multiplication.
-    SLUICE_CHECK_MSG(rows > 0 && cols > 0 && elems % cols == 0 && elems / cols == rows,
+    SLUICE_CHECK_MSG(rows > 0 && cols > 0 && elems % cols == 0 && elems / cols == rows &&
+                         segment.runs.length == 0,
                      "every segment must be a whole tensor for this rule");
   }
 }

@@ -248,9 +248,11 @@ std::optional<RanksProblem> tensor_problem(const Config& config) {
     return refuse("optimizer.name",
                   "\"" + std::string(kernels::optimizer_rule_name(config.optimizer.name)) + "\"");
   }
-  if (config.optimizer.moments != Config::Moments::kFP32) {
-    const bool bytes = config.optimizer.moments == Config::Moments::k8Bit;
-    return refuse("optimizer.moments", bytes ? "\"8bit\"" : "\"bf16\"");
+  if (config.optimizer.moments == Config::Moments::k8Bit) {
+    return RanksProblem{"optimizer.moments",
+                        "optimizer.moments = \"8bit\" does not go with " + tensor_text(config) +
+                            ": blocks of 128 moments share a scale, and ranks have parts of a "
+                            "block; use \"bf16\" or \"fp32\""};
   }
   return std::nullopt;
 }

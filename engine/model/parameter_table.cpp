@@ -64,18 +64,43 @@ void check_groups(const ParameterSpace& space, const std::vector<ParameterGroup>
   }
 }
 
-}  // namespace
-
-// The segment of a whole stored tensor. first_key: of the unit's first element.
-kernels::ParameterSegment ParameterTable::segment_of(const PlacedTensor& tensor,
-                                                     std::uint64_t first_key) {
+// The segment of a stored tensor. first_key: of its first element, or of that of the whole.
+kernels::ParameterSegment segment_of(const PlacedTensor& tensor, std::uint64_t first_key) {
   kernels::ParameterSegment segment;
   segment.begin = static_cast<std::int64_t>(tensor.first_elem);
   segment.end = static_cast<std::int64_t>(tensor.first_elem + tensor.spec.elems());
-  segment.first_key = first_key + tensor.first_elem;
+  segment.first_key = first_key;
   segment.tensor = view_of(tensor.spec);
   return segment;
 }
+
+// The unit of a rank alone: whole tensors, where this rank may have parts.
+UnitLayout whole_layout(const UnitLayout& layout) {
+  std::vector<TensorSpec> specs;
+  for (const PlacedTensor& tensor : layout.tensors()) {
+    TensorSpec spec;
+    spec.shape = tensor.spec.file_shape();
+    specs.push_back(std::move(spec));
+  }
+  return UnitLayout(std::move(specs));
+}
+
+// A segment for each box of a part. first_key of `part` is that of the whole tensor.
+void add_boxes(std::vector<kernels::ParameterSegment>& segments, const TensorSpec& spec,
+               const kernels::ParameterSegment& part) {
+  const auto whole_cols = static_cast<std::int64_t>(spec.whole_elems()) / spec.whole_shape.front();
+  kernels::ParameterSegment segment = part;
+  for (const TensorBox& box : spec.boxes) {
+    segment.end = segment.begin + box.rows * box.cols;
+    segment.first_key = part.first_key + static_cast<std::uint64_t>(box.row * whole_cols + box.col);
+    segment.runs = {};
+    if (box.cols < whole_cols) segment.runs = {box.cols, whole_cols - box.cols, 0};
+    segments.push_back(segment);
+    segment.begin = segment.end;
+  }
+}
+
+}  // namespace
 
 ParameterTable::ParameterTable(const ParameterSpace& space,
                                const kernels::OptimizerOptions& options, double weight_decay,
@@ -86,8 +111,11 @@ ParameterTable::ParameterTable(const ParameterSpace& space,
   for (std::size_t unit = 0; unit < space.unit_count(); ++unit) {
     UnitTable table;
     table.options = options;
-    for (const PlacedTensor& tensor : space.layout(unit).tensors()) {
-      kernels::ParameterSegment segment = segment_of(tensor, first_key);
+    const UnitLayout whole = whole_layout(space.layout(unit));
+    for (std::size_t t = 0; t < whole.tensors().size(); ++t) {
+      const PlacedTensor& tensor = space.layout(unit).tensors()[t];
+      kernels::ParameterSegment segment =
+          segment_of(tensor, first_key + whole.tensors()[t].first_elem);
       segment.weight_decay = tensor.spec.decay ? static_cast<float>(weight_decay) : 0.0f;
       const auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& candidate) {
         return matches(candidate, tensor.spec.name);
@@ -99,7 +127,7 @@ ParameterTable::ParameterTable(const ParameterSpace& space,
       add_tensor(table, tensor, segment);
     }
     table.state_elems = round_up(table.state_elems, kStateAlignmentElems);
-    first_key += space.layout(unit).elems();
+    first_key += whole.elems();
     units_.push_back(std::move(table));
   }
 }
@@ -111,7 +139,7 @@ ParameterTable::ParameterTable(const ParameterSpace& space, const std::vector<Un
     UnitTable table;
     table.options = rules[unit].options;
     for (const PlacedTensor& tensor : space.layout(unit).tensors()) {
-      kernels::ParameterSegment segment = segment_of(tensor, first_key);
+      kernels::ParameterSegment segment = segment_of(tensor, first_key + tensor.first_elem);
       segment.weight_decay = rules[unit].weight_decay;
       segment.lr_scale = rules[unit].lr_scale;
       add_tensor(table, tensor, segment);
@@ -126,7 +154,11 @@ void ParameterTable::add_tensor(UnitTable& unit, const PlacedTensor& tensor,
                                 kernels::ParameterSegment segment) {
   const kernels::StateLayout sums = kernels::state_layout(unit.options, StateKind::kMoment2);
   if (sums.extent != kernels::StateExtent::kPerTensor) {
-    unit.segments.push_back(segment);
+    if (tensor.spec.is_part()) {
+      add_boxes(unit.segments, tensor.spec, segment);
+    } else {
+      unit.segments.push_back(segment);
+    }
     unit.states.emplace_back();
     return;
   }
@@ -159,7 +191,7 @@ std::vector<kernels::ParameterSegment> ParameterTable::segments(std::size_t unit
     const std::int64_t first = std::max(segment.begin, from);
     const std::int64_t last = std::min(segment.end, to);
     if (first >= last) continue;
-    segment.first_key += static_cast<std::uint64_t>(first - segment.begin);
+    segment = kernels::segment_from(segment, first);
     segment.begin = first - from;
     segment.end = last - from;
     segments.push_back(segment);

@@ -5,6 +5,9 @@
 // (TensorSpec::matrix_rows): Llama's q, k and v are three matrices to Muon and Adafactor, as they
 // are in PyTorch, although one product computes all three. Each gets a segment with its own shape
 // and sums. Elementwise rules see the stored tensors. Files and names keep the stored tensors too.
+//
+// Keys count the elements of the whole model, also where a rank has parts of tensors: each box of a
+// part is a segment with the keys that its elements have on a rank alone.
 #pragma once
 
 #include <cstdint>
@@ -69,9 +72,8 @@ class ParameterTable {
     std::vector<Border> borders;
     std::uint64_t state_elems = 0;
   };
+  // segment: the whole tensor, or all of the part.
   void add_tensor(UnitTable& unit, const PlacedTensor& tensor, kernels::ParameterSegment segment);
-
-  static kernels::ParameterSegment segment_of(const PlacedTensor& tensor, std::uint64_t first_key);
 
   kernels::OptimizerOptions options_;
   SumLayout layout_ = SumLayout::kDense;

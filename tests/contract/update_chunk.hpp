@@ -278,8 +278,7 @@ class UpdateChunk {
     std::vector<std::uint64_t> keys(static_cast<std::size_t>(elems));
     for (const ParameterSegment& segment : segments) {
       for (std::int64_t i = segment.begin; i < segment.end; ++i) {
-        keys[static_cast<std::size_t>(i)] =
-            segment.first_key + static_cast<std::uint64_t>(i - segment.begin);
+        keys[static_cast<std::size_t>(i)] = kernels::key_at(segment, i);
       }
     }
     for (const int which : {1, 2}) {
@@ -368,7 +367,7 @@ class UpdateChunk {
     for (ParameterSegment segment : segments) {
       const std::int64_t from = std::max(segment.begin, begin), to = std::min(segment.end, end);
       if (from >= to) continue;
-      segment.first_key += static_cast<std::uint64_t>(from - segment.begin);
+      segment = kernels::segment_from(segment, from);
       segment.begin = from - begin;
       segment.end = to - begin;
       here.push_back(segment);

@@ -164,6 +164,52 @@ TYPED_TEST_P(UpdateContract, TakesMoreSegmentsThanALaunchHolds) {
   }
 }
 
+// Parts of rows are rounded as rows of their own are that have the keys of the whole tensor.
+TYPED_TEST_P(UpdateContract, RoundsSomeColumnsByTheKeysOfTheWholeTensor) {
+  struct Part {
+    std::int64_t rows, cols, whole_cols;
+    std::uint64_t first_key;
+  };
+  std::vector<ParameterSegment> parts, rows;
+  std::int64_t at = 0;
+  for (const Part& of : {Part{40, 3, 7, 2},
+                         {9, 128, 384, 256},
+                         {3, 1000, 1001, 77},
+                         {2, 600, 900, (std::uint64_t{1} << 36) - 700},
+                         {64, 1, 2, 131}}) {
+    ParameterSegment part{at, at + of.rows * of.cols, 0.1f, 1.0f, of.first_key};
+    part.runs = {of.cols, of.whole_cols - of.cols, 0};
+    parts.push_back(part);
+    for (std::int64_t row = 0; row < of.rows; ++row, at += of.cols) {
+      rows.push_back({at, at + of.cols, 0.1f, 1.0f,
+                      of.first_key + static_cast<std::uint64_t>(row * of.whole_cols)});
+    }
+    at += 5;
+  }
+  for (const OptimizerOptions& rule : elementwise_rules()) {
+    for (const bool split : {false, true}) {
+      UpdateFormats formats{rule, DType::kBF16, DType::kF32};
+      formats.options.split_master = split;
+      formats.options.moments = DType::kBF16;
+      SCOPED_TRACE(format_name(formats));
+      UpdateChunk start(formats, 8192, rows);
+      start.draw_moments(7);
+      start.draw_grad(8);
+      UpdateChunk want = start;
+      want.update_as_documented(scalars_of(2));
+      this->in_every_way([&](Kernels& kernels) {
+        UpdateChunk chunk = start, cut = start;
+        chunk.template update<TypeParam>(kernels, scalars_of(2), parts);
+        EXPECT_TRUE(chunk == want);
+        cut.segments = parts;
+        cut.template update_part<TypeParam>(kernels, scalars_of(2), 0, 4096);
+        cut.template update_part<TypeParam>(kernels, scalars_of(2), 4096, 8192);
+        EXPECT_TRUE(cut == want) << "in two parts";
+      });
+    }
+  }
+}
+
 // A chunk in parts of whole groups of 4,096, each with its own segments.
 TYPED_TEST_P(UpdateContract, DoesNotSeeWhereAChunkIsCut) {
   for (const UpdateFormats& formats : elementwise_formats()) {
@@ -241,6 +287,9 @@ TYPED_TEST_P(UpdateContract, RefusesFormatsWithoutAKernelAndPartsOfTensors) {
            },
            [](auto&, auto& buffers, auto&) { buffers.grad_dtype = DType::kF64; },
            [](auto&, auto& buffers, auto&) { buffers.round_grad_to = DType::kI16; },
+           [](auto&, auto&, auto& segment) {
+             segment.runs = {8, 8, 8};
+           },
            [](auto&, auto& buffers, auto&) { buffers.master = nullptr; },
            [](auto&, auto& buffers, auto&) { buffers.moment2 = nullptr; }});
   for (const OptimizerOptions& rule : tensor_rules()) {
@@ -249,6 +298,9 @@ TYPED_TEST_P(UpdateContract, RefusesFormatsWithoutAKernelAndPartsOfTensors) {
                     [](auto&, auto&, auto& segment) { segment.end -= 7; },
                     [](auto&, auto&, auto& segment) { ++segment.begin; },
                     [](auto&, auto&, auto& segment) { segment.tensor = {}; },
+                    [](auto&, auto&, auto& segment) {
+                      segment.runs = {7, 7, 0};
+                    },
                     [](auto&, auto&, auto& segment) { segment.tensor.rows = -33; },
                     [](auto&, auto&, auto& segment) {
                       segment.tensor.rows = segment.tensor.cols = std::int64_t{1} << 32;
@@ -404,10 +456,10 @@ TYPED_TEST_P(UpdateContract, MuonsStatesOfEveryFormatTakeTheStepsOfFp32) {
 
 REGISTER_TYPED_TEST_SUITE_P(
     UpdateContract, IsTheDocumentedArithmeticToTheBit, TreatsSpecialNumbersAsScalarCodeDoes,
-    TakesMoreSegmentsThanALaunchHolds, DoesNotSeeWhereAChunkIsCut, ChangesNothingWithoutSegments,
-    RefusesSegmentsOutOfOrderOrBounds, RefusesFormatsWithoutAKernelAndPartsOfTensors,
-    OnlyDecaysTensorsWhereAllGradientsAreZero, TensorsGetTheSameBitsInAnyWayAndCompany,
-    NotFiniteGradientsLeaveOtherTensorsAlone, EachStepsDirectionOfMuonIsFp64s,
-    MuonsStatesOfEveryFormatTakeTheStepsOfFp32);
+    TakesMoreSegmentsThanALaunchHolds, RoundsSomeColumnsByTheKeysOfTheWholeTensor,
+    DoesNotSeeWhereAChunkIsCut, ChangesNothingWithoutSegments, RefusesSegmentsOutOfOrderOrBounds,
+    RefusesFormatsWithoutAKernelAndPartsOfTensors, OnlyDecaysTensorsWhereAllGradientsAreZero,
+    TensorsGetTheSameBitsInAnyWayAndCompany, NotFiniteGradientsLeaveOtherTensorsAlone,
+    EachStepsDirectionOfMuonIsFp64s, MuonsStatesOfEveryFormatTakeTheStepsOfFp32);
 
 }  // namespace sluice::testing

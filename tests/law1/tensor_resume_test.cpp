@@ -23,8 +23,11 @@ config::Config config_of(const TrainingBench& bench, const std::string& run, int
       Overrides{"model.layers=1", "model.hidden=32", "model.heads=2", "train.seq=16",
                 "train.micro_batch=1", "train.steps=4", "train.threads=1", "train.accumulate=4",
                 "data.eval_fraction=0.2", "train.eval_every=2", "memory.backend=host",
-                // The ranks of a tensor group hold copies of one key/value head.
+                // The ranks of a tensor group hold copies of one key/value head. Files have one of
+                // them, which all must have equal bits with, also where moments are rounded.
                 groups.starts_with("parallel.tensor") ? "model.kv_heads=1" : "model.kv_heads=2",
+                groups.starts_with("parallel.tensor") ? "optimizer.moments=bf16"
+                                                      : "optimizer.moments=fp32",
                 "memory.place.optimizer=storage", "memory.place.gradient=pinned",
                 "checkpoint.every=1", "parallel.data=" + std::to_string(data),
                 "parallel.zero=" + std::to_string(data > 1 ? 3 : 0), groups, mode});

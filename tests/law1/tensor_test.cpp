@@ -300,6 +300,7 @@ TEST(Tensor, AnyMeshLoadsTheStateOfAnyOther) {
     const Overrides model{from % 2 == 0 ? "model.family=gpt2" : "model.family=llama",
                           from % 3 == 0 ? "train.precision=bf16" : "train.precision=fp32",
                           from % 3 == 1 ? "model.kv_heads=2" : "model.kv_heads=4",
+                          from % 2 == 1 ? "optimizer.moments=bf16" : "optimizer.moments=fp32",
                           "model.vocab=277"};
     write_state(meshes[from], model, 2, "", files / "made");
     for (std::size_t to = 0; to < meshes.size(); ++to) {

@@ -92,6 +92,7 @@ inline TensorMesh tensor_mesh(std::size_t i) {
   if (i % 4 != 3) at.settings.push_back("model.vocab=277");
   pick(at.settings, 3, {"model.kv_heads=4", "model.kv_heads=1", "model.kv_heads=2"});
   pick(at.settings, 7, {"parallel.sequence=true", "parallel.sequence=false"});
+  pick(at.settings, 3, {"optimizer.moments=fp32", "optimizer.moments=bf16"});
   pick(at.memory, 2,
        {"recompute.policy=none", "recompute.policy=unit", "recompute.policy=selective",
         "recompute.policy=every:2"});

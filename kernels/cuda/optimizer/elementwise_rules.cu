@@ -90,27 +90,28 @@ struct Lion {
 void adamw(StreamHandle stream, const OptimizerOptions& options, const UpdateBuffers& buffers,
            std::span<const ParameterSegment> segments, const UpdateScalars& scalars) {
   const AdamConstants constants = adam_constants(options, scalars.step);
-  run_update(stream, update_arrays(options, buffers, scalars), AdamW{constants, scalars.grad_scale},
-             segments, [&](const ParameterSegment& segment) {
-               return adamw_steps(constants, scalars, segment);
-             });
+  run_elementwise(
+      stream, update_arrays(options, buffers, scalars), AdamW{constants, scalars.grad_scale},
+      segments,
+      [&](const ParameterSegment& segment) { return adamw_steps(constants, scalars, segment); });
 }
 
 void adam(StreamHandle stream, const OptimizerOptions& options, const UpdateBuffers& buffers,
           std::span<const ParameterSegment> segments, const UpdateScalars& scalars) {
   const AdamConstants constants = adam_constants(options, scalars.step);
-  run_update(stream, update_arrays(options, buffers, scalars), Adam{constants, scalars.grad_scale},
-             segments, [&](const ParameterSegment& segment) {
-               const float lr = scalars.lr * segment.lr_scale;
-               return Adam::Own{segment.weight_decay, lr / constants.bias_correction1};
-             });
+  run_elementwise(stream, update_arrays(options, buffers, scalars),
+                  Adam{constants, scalars.grad_scale}, segments,
+                  [&](const ParameterSegment& segment) {
+                    const float lr = scalars.lr * segment.lr_scale;
+                    return Adam::Own{segment.weight_decay, lr / constants.bias_correction1};
+                  });
 }
 
 void sgd(StreamHandle stream, const OptimizerOptions& options, const UpdateBuffers& buffers,
          std::span<const ParameterSegment> segments, const UpdateScalars& scalars) {
   const UpdateArrays arrays = update_arrays(options, buffers, scalars);
   const auto run = [&](const auto& rule) {
-    run_update(stream, arrays, rule, segments, [&](const ParameterSegment& segment) {
+    run_elementwise(stream, arrays, rule, segments, [&](const ParameterSegment& segment) {
       using Own = typename std::decay_t<decltype(rule)>::Own;
       return Own{segment.weight_decay, scalars.lr * segment.lr_scale};
     });
@@ -125,11 +126,12 @@ void sgd(StreamHandle stream, const OptimizerOptions& options, const UpdateBuffe
 void lion(StreamHandle stream, const OptimizerOptions& options, const UpdateBuffers& buffers,
           std::span<const ParameterSegment> segments, const UpdateScalars& scalars) {
   const AdamConstants constants = adam_constants(options, scalars.step);
-  run_update(stream, update_arrays(options, buffers, scalars), Lion{constants, scalars.grad_scale},
-             segments, [&](const ParameterSegment& segment) {
-               const float lr = scalars.lr * segment.lr_scale;
-               return Lion::Own{lr * segment.weight_decay, lr};
-             });
+  run_elementwise(stream, update_arrays(options, buffers, scalars),
+                  Lion{constants, scalars.grad_scale}, segments,
+                  [&](const ParameterSegment& segment) {
+                    const float lr = scalars.lr * segment.lr_scale;
+                    return Lion::Own{lr * segment.weight_decay, lr};
+                  });
 }
 
 }  // namespace sluice::kernels::cuda

@@ -1,6 +1,7 @@
 // The loop of all elementwise rules. It handles the formats (formats.cuh); a rule is only
 // arithmetic. A warp processes 128 elements of a segment. The list of segments travels in a
-// launch's parameters, which hold 4 KiB; a longer list takes several launches.
+// launch's parameters, which hold 4 KiB; a longer list takes several launches. Segments with several
+// runs of keys have a kernel of their own, so that all others do nothing for them.
 //
 // A rule is a struct that is passed by value:
 //   kMoments  0 to 2: the moments that the loop reads and writes for it
@@ -13,6 +14,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <span>
+#include <type_traits>
 
 #include "kernels/cuda/optimizer/formats.cuh"
 #include "kernels/cuda/reduce.cuh"
@@ -34,9 +36,15 @@ struct UpdateSegment {
   Own own;
 };
 
-template <class Rule>
+// With several runs of keys (kernels/key_runs.hpp); its units are theirs, and `base` has no meaning.
+template <class Own>
+struct RunsSegment : UpdateSegment<Own> {
+  KeyRuns runs;
+};
+
+template <class Rule, template <class> class SegmentOf = UpdateSegment>
 struct UpdateBatch {
-  using Segment = UpdateSegment<typename Rule::Own>;
+  using Segment = SegmentOf<typename Rule::Own>;
   static constexpr std::size_t kFixedBytes =
       sizeof(UpdateArrays) + sizeof(Rule) + 2 * sizeof(std::int64_t);
   static constexpr int kMost =
@@ -73,8 +81,29 @@ __device__ void update_unit(const UpdateArrays& arrays, const Rule& rule,
   }
 }
 
+// Unit `number` of a segment.
 template <class Rule, class Moment>
-__global__ void __launch_bounds__(kUpdateThreads) update_kernel(const UpdateBatch<Rule> batch) {
+__device__ void update_unit_of(const UpdateArrays& arrays, const Rule& rule,
+                               const UpdateSegment<typename Rule::Own>& segment,
+                               std::int64_t number) {
+  update_unit<Rule, Moment>(arrays, rule, segment, segment.base + number * kUnitElems);
+}
+template <class Rule, class Moment>
+__device__ void update_unit_of(const UpdateArrays& arrays, const Rule& rule,
+                               const RunsSegment<typename Rule::Own>& segment,
+                               std::int64_t number) {
+  const KeyUnit unit = key_unit(segment, kUnitElems, number);
+  if (unit.is_empty()) return;
+  UpdateSegment<typename Rule::Own> run = segment;
+  run.begin = unit.run.begin;
+  run.end = unit.run.end;
+  run.first_key = unit.run.first_key;
+  update_unit<Rule, Moment>(arrays, rule, run, unit.base);
+}
+
+template <class Rule, class Moment, template <class> class SegmentOf>
+__global__ void __launch_bounds__(kUpdateThreads)
+    update_kernel(const UpdateBatch<Rule, SegmentOf> batch) {
   const std::int64_t stride = grid_threads() / kWarpSize;
   for (std::int64_t unit = grid_thread() / kWarpSize; unit < batch.units; unit += stride) {
     int low = 0, high = static_cast<int>(batch.count) - 1;
@@ -88,8 +117,7 @@ __global__ void __launch_bounds__(kUpdateThreads) update_kernel(const UpdateBatc
     }
     const std::int64_t before = low == 0 ? 0 : batch.segments[low - 1].units_end;
     const auto& segment = batch.segments[low];
-    update_unit<Rule, Moment>(batch.arrays, batch.rule, segment,
-                              segment.base + (unit - before) * kUnitElems);
+    update_unit_of<Rule, Moment>(batch.arrays, batch.rule, segment, unit - before);
   }
 }
 
@@ -103,45 +131,76 @@ inline std::int64_t first_unit(DType moments, const ParameterSegment& segment) {
   return segment.begin / kUnitElems * kUnitElems;
 }
 
-template <class Rule>
-void launch_update(StreamHandle stream, DType moments, const UpdateBatch<Rule>& batch) {
+// Sets the segment's first unit, and returns the number of its units.
+template <class Own>
+std::int64_t lay_out_units(DType moments, const ParameterSegment& segment, UpdateSegment<Own>& to) {
+  to.base = first_unit(moments, segment);
+  return (segment.end - to.base + kUnitElems - 1) / kUnitElems;
+}
+template <class Own>
+std::int64_t lay_out_units(DType, const ParameterSegment& segment, RunsSegment<Own>& to) {
+  to.runs = segment.runs;
+  return key_run_count(segment) * units_of_key_run(segment, kUnitElems);
+}
+
+template <class Rule, template <class> class SegmentOf>
+void launch_update(StreamHandle stream, DType moments, const UpdateBatch<Rule, SegmentOf>& batch) {
   constexpr int kUnitsToABlock = kUpdateThreads / kWarpSize;
   const std::int64_t blocks = (batch.units + kUnitsToABlock - 1) / kUnitsToABlock;
   const dim3 grid(static_cast<unsigned>(std::min(blocks, kMaxGridX)));
   const dim3 block(kUpdateThreads);
-  if constexpr (Rule::kMoments == 0) {
-    launch(stream, grid, block, 0, update_kernel<Rule, MomentF32>, batch);
+  constexpr bool kRuns = std::is_same_v<SegmentOf<int>, RunsSegment<int>>;
+  if constexpr (kRuns) {
+    launch(stream, grid, block, 0, update_kernel<Rule, MomentBF16, SegmentOf>, batch);
+  } else if constexpr (Rule::kMoments == 0) {
+    launch(stream, grid, block, 0, update_kernel<Rule, MomentF32, SegmentOf>, batch);
   } else if (moments == DType::kBF16) {
-    launch(stream, grid, block, 0, update_kernel<Rule, MomentBF16>, batch);
+    launch(stream, grid, block, 0, update_kernel<Rule, MomentBF16, SegmentOf>, batch);
   } else if (moments == DType::kBlock8) {
-    launch(stream, grid, block, 0, update_kernel<Rule, MomentBlock8>, batch);
+    launch(stream, grid, block, 0, update_kernel<Rule, MomentBlock8, SegmentOf>, batch);
   } else {
-    launch(stream, grid, block, 0, update_kernel<Rule, MomentF32>, batch);
+    launch(stream, grid, block, 0, update_kernel<Rule, MomentF32, SegmentOf>, batch);
   }
 }
 
-// Runs the rule over all segments. own_of(segment) returns the rule's Own.
-template <class Rule, class OwnOf>
+// Runs the rule over all segments. own_of(segment) returns the rule's Own. The keys of a segment are
+// one run, or SegmentOf is RunsSegment.
+template <template <class> class SegmentOf = UpdateSegment, class Rule, class OwnOf>
 void run_update(StreamHandle stream, const UpdateArrays& arrays, const Rule& rule,
                 std::span<const ParameterSegment> segments, const OwnOf& own_of) {
   const DType moments = Rule::kMoments == 0 ? DType::kF32 : arrays.moments;
-  UpdateBatch<Rule> batch{arrays, rule, 0, 0, {}};
+  using Batch = UpdateBatch<Rule, SegmentOf>;
+  Batch batch{arrays, rule, 0, 0, {}};
   static_assert(sizeof batch <= kMostParameterBytes);
   for (const ParameterSegment& segment : segments) {
     if (segment.begin == segment.end) continue;
     auto& to = batch.segments[batch.count++];
-    to.base = first_unit(moments, segment);
-    batch.units += (segment.end - to.base + kUnitElems - 1) / kUnitElems;
+    batch.units += lay_out_units(moments, segment, to);
     to.units_end = batch.units;
     to.begin = segment.begin;
     to.end = segment.end;
     to.first_key = segment.first_key;
     to.own = own_of(segment);
-    if (batch.count < UpdateBatch<Rule>::kMost) continue;
+    if (batch.count < Batch::kMost) continue;
     launch_update(stream, moments, batch);
     batch.units = batch.count = 0;
   }
   if (batch.count > 0) launch_update(stream, moments, batch);
+}
+
+// The same for elementwise rules, which do not look at an element's place in its segment: also for
+// segments whose keys are several runs.
+template <class Rule, class OwnOf>
+void run_elementwise(StreamHandle stream, const UpdateArrays& arrays, const Rule& rule,
+                     std::span<const ParameterSegment> segments, const OwnOf& own_of) {
+  if constexpr (Rule::kMoments > 0) {
+    const bool runs =
+        arrays.moments == DType::kBF16 &&
+        std::any_of(segments.begin(), segments.end(),
+                    [](const ParameterSegment& segment) { return segment.runs.length != 0; });
+    if (runs) return run_update<RunsSegment>(stream, arrays, rule, segments, own_of);
+  }
+  run_update(stream, arrays, rule, segments, own_of);
 }
 
 }  // namespace sluice::kernels::cuda

@@ -91,7 +91,7 @@ HWY_INLINE Ahead ahead_of(const UpdateArrays& arrays, int moments, std::int64_t 
   return ahead;
 }
 
-// Index of element i of the chunk in the whole model.
+// Index of element i of the chunk in the whole model. Precondition: the segment's keys are one run.
 inline std::uint64_t key_of(const ParameterSegment& segment, std::int64_t i) {
   return segment.first_key + static_cast<std::uint64_t>(i - segment.begin);
 }

@@ -19,9 +19,28 @@ inline std::int64_t guarded_task_elems(std::int64_t elems) {
   return std::clamp(twelfth, UpdateGuard::kElems, kMost);
 }
 
+// Calls body(run, begin, end) for the runs of keys that have elements [begin, end) of a segment, each
+// as a segment of its own.
+template <class Body>
+void for_key_runs(const ParameterSegment& segment, std::int64_t begin, std::int64_t end,
+                  const Body& body) {
+  ParameterSegment run = segment;
+  run.runs = {};
+  for (std::int64_t number = key_run_number(segment, begin); begin < end; ++number) {
+    const KeyRun keys = key_run(segment, number);
+    run.begin = keys.begin;
+    run.end = keys.end;
+    run.first_key = keys.first_key;
+    const std::int64_t to = std::min(keys.end, end);
+    body(run, begin, to);
+    begin = to;
+  }
+}
+
 // Calls body(segment, begin, end) for all pieces of all segments. Pieces have at most
 // update_task_elems elements, are cut at multiples of that, and run near their master's memory.
 // With a guard pieces are smaller, and the guard visits each right before and after its bodies.
+// If moments are rounded by keys, the keys of a piece follow each other.
 template <class Body>
 void for_segment_pieces(const Parallel& parallel, const UpdateArrays& arrays, std::int64_t elems,
                         std::span<const ParameterSegment> segments, const Body& body) {
@@ -32,7 +51,12 @@ void for_segment_pieces(const Parallel& parallel, const UpdateArrays& arrays, st
     for (; segment != segments.end() && segment->begin < end; ++segment) {
       const std::int64_t from = std::max(begin, segment->begin);
       const std::int64_t to = std::min(end, segment->end);
-      if (from < to) body(*segment, from, to);
+      if (from >= to) continue;
+      if (arrays.moments != DType::kBF16 || segment->runs.length == 0) {
+        body(*segment, from, to);
+      } else {
+        for_key_runs(*segment, from, to, body);
+      }
     }
   };
   const ElementMemory master{arrays.master,

@@ -295,11 +295,9 @@ TEST(Config, GroupsRefuseByNameWhatTheyCannotHave) {
     EXPECT_TRUE(holds(refusal(kSmall, with("tensor=2", "optimizer.name=" + rule)),
                       "optimizer.name = \"" + rule + "\" does not go with parallel.tensor = 2"));
   }
-  for (const std::string moments : {"8bit", "bf16"}) {
-    EXPECT_TRUE(
-        holds(refusal(kSmall, with("tensor=2", "optimizer.moments=" + moments)),
-              "optimizer.moments = \"" + moments + "\" does not go with parallel.tensor = 2"));
-  }
+  EXPECT_TRUE(holds(refusal(kSmall, with("tensor=2", "optimizer.moments=8bit")),
+                    "optimizer.moments = \"8bit\" does not go with parallel.tensor = 2: blocks"));
+  EXPECT_EQ(parse(kSmall, with("tensor=2", "optimizer.moments=bf16")).parallel.tensor, 2);
   for (const std::string group : {"tensor=2", "context=2"}) {
     const std::string words =
         "does not go with parallel." + group.substr(0, group.find('=')) + " = 2";
