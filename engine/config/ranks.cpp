@@ -216,15 +216,16 @@ std::optional<RanksProblem> context_problem(const Config& config) {
             " must divide " + key + " = " + std::to_string(heads) +
             "; parallel.context_attention = \"ring\" has no such bound"};
   }
-  const auto refuse = [&](const std::string& key, const std::string& value) {
-    return RanksProblem{key,
-                        key + " = " + value + " does not go with " + text + " in this version"};
-  };
   if (config.train.micro_batch != 1) {
     return RanksProblem{"train.micro_batch", "train.micro_batch must be 1 with " + text +
                                                  ", whose ranks have parts of one sequence each"};
   }
-  if (config.memory.backend == Config::Backend::kCuda) return refuse("memory.backend", "\"cuda\"");
+  // The GPU's kernels have no parts of attention.
+  if (ring && config.memory.backend == Config::Backend::kCuda) {
+    return RanksProblem{"parallel.context_attention",
+                        "parallel.context_attention = \"ring\" does not go with memory.backend = "
+                        "\"cuda\" in this version"};
+  }
   return sum_problem(config, text);
 }
 
@@ -241,7 +242,6 @@ std::optional<RanksProblem> tensor_problem(const Config& config) {
         key, key + " = " + value + " does not go with " + tensor_text(config) + " in this version"};
   };
   if (const auto problem = sum_problem(config, tensor_text(config))) return problem;
-  if (config.memory.backend == Config::Backend::kCuda) return refuse("memory.backend", "\"cuda\"");
   kernels::OptimizerOptions rule;
   rule.rule = config.optimizer.name;
   if (kernels::needs_whole_tensors(rule)) {

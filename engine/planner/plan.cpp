@@ -58,8 +58,9 @@ runtime::FixedNeed fixed_need(const config::Config& config, const schedule::Step
   need.log_bytes = log_bytes(config, model);
   if (config.memory.backend == config::Config::Backend::kCuda) {
     const bool stages = config.parallel.transport != config::Config::Transport::kNccl;
-    need.staging_bytes = runtime::CollectiveRunner::staging_bytes(stages ? ranks_of(model) : 1,
-                                                                  !model.pipeline.is_alone());
+    need.staging_bytes = runtime::CollectiveRunner::staging_bytes(
+        stages ? ranks_of(model) : 1, static_cast<int>(config.parallel.inner_ranks()),
+        !model.pipeline.is_alone());
   }
   return need;
 }

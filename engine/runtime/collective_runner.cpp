@@ -21,15 +21,13 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "base/units.hpp"
-#include "collectives/fold.hpp"
 #include "engine/runtime/run_state.hpp"
+#include "engine/runtime/staged_cut.hpp"
 #include "engine/schedule/even_parts.hpp"
 
 namespace sluice::runtime {
 namespace {
 
-constexpr std::uint64_t kPieceBytes = kMiB;
 // The places of lanes send and receive, behind those of the collectives.
 constexpr std::uint64_t kStagePlaces = 2;
 constexpr std::chrono::microseconds kPollPause{20};
@@ -92,14 +90,16 @@ struct CollectiveRunner::Parts {
   }
 };
 
-std::uint64_t CollectiveRunner::staging_bytes(int comm_ranks, bool has_stages) {
+std::uint64_t CollectiveRunner::staging_bytes(int comm_ranks, int inner_ranks, bool has_stages) {
   const std::uint64_t comm = comm_ranks > 1 ? 2 * static_cast<std::uint64_t>(comm_ranks) : 0;
-  return (comm + (has_stages ? kStagePlaces : 0)) * kPieceBytes;
+  return StagedCut::staging_bytes(inner_ranks) +
+         (comm + (has_stages ? kStagePlaces : 0)) * kPieceBytes;
 }
 
 std::byte* CollectiveRunner::staged_at(std::size_t place) const {
-  SLUICE_CHECK((place + 1) * kPieceBytes <= gpu_->staging.size());
-  return &gpu_->staging[place * kPieceBytes];
+  const std::uint64_t begin = StagedCut::staging_bytes(gpu_->inner_ranks) + place * kPieceBytes;
+  SLUICE_CHECK(begin + kPieceBytes <= gpu_->staging.size());
+  return &gpu_->staging[begin];
 }
 
 void CollectiveRunner::run(const Program& program, const schedule::Instruction& instruction) {
@@ -119,6 +119,9 @@ void CollectiveRunner::run(const Program& program, const schedule::Instruction& 
 void CollectiveRunner::run_on_gpu(const Program& program, const schedule::Instruction& instruction,
                                   device::Stream& stream) {
   try {
+    if (instruction.lane == schedule::Lane::kInner) {
+      return reduce_staged(program, instruction, stream);
+    }
     if (instruction.lane != schedule::Lane::kComm) {
       return pass_on_staged(program, instruction, stream);
     }
@@ -142,20 +145,6 @@ void CollectiveRunner::run_on_gpu(const Program& program, const schedule::Instru
   }
 }
 
-namespace {
-
-// The largest of the parts, elementwise, into `out`, which is one of them. NaN counts as the largest.
-void take_largest(std::span<const void* const> parts, float* out, std::uint64_t elems) {
-  for (const void* part : parts) {
-    const auto* const from = static_cast<const float*>(part);
-    for (std::uint64_t i = 0; i < elems; ++i) {
-      if (from[i] > out[i] || from[i] != from[i]) out[i] = from[i];
-    }
-  }
-}
-
-}  // namespace
-
 // Every value has a round of its own, since the workspace holds the parts of one.
 void CollectiveRunner::reduce(const Program& program, const schedule::Instruction& instruction) {
   const std::vector<Place>& writes = program.writes(instruction.id);
@@ -171,6 +160,21 @@ void CollectiveRunner::reduce(const Program& program, const schedule::Instructio
     if (schedule::spreads(value.kind)) spread_own_part(members, value);
     if (value.kind == schedule::CutKind::kExchange) exchange_parts(members, value);
     if (value.kind == schedule::CutKind::kRing) pass_round(members, value);
+  }
+}
+
+void CollectiveRunner::reduce_staged(const Program& program,
+                                     const schedule::Instruction& instruction,
+                                     device::Stream& stream) {
+  SLUICE_CHECK(instruction.op == schedule::Op::kAllReduce);
+  const std::vector<std::int32_t>& members =
+      program.schedule().groups[static_cast<std::size_t>(instruction.group)].ranks;
+  const std::uint64_t bytes = StagedCut::staging_bytes(static_cast<std::int64_t>(members.size()));
+  SLUICE_CHECK(bytes <= StagedCut::staging_bytes(gpu_->inner_ranks));
+  StagedCut cut({groups_.inner, stream, gpu_->staging.first(bytes), gpu_->deadline_seconds, members,
+                 place_in(members)});
+  for (std::size_t i = 0; i < instruction.reads.size(); ++i) {
+    cut.run(instruction.reduction, instruction.reduced, program.writes(instruction.id)[i]);
   }
 }
 
@@ -201,12 +205,7 @@ void CollectiveRunner::add_own_part(const std::vector<std::int32_t>& members,
   }
   groups_.inner.exchange("AllReduce", outgoing, incoming);
   const std::uint64_t elems = elems_in(value.dtype, mine.size());
-  if (value.kind == schedule::CutKind::kMax) {
-    SLUICE_CHECK(value.dtype == DType::kF32);
-    take_largest(parts, reinterpret_cast<float*>(mine.data()), elems);
-  } else {
-    collectives::fold_tree(parts, value.dtype, mine.data(), value.dtype, elems);
-  }
+  combine_parts(value.kind, parts, value.dtype, mine.data(), elems);
 }
 
 void CollectiveRunner::spread_own_part(const std::vector<std::int32_t>& members,
@@ -283,7 +282,7 @@ void CollectiveRunner::pass_on_staged(const Program& program,
       sends ? program.reads(instruction.id).front() : program.writes(instruction.id).front();
   wait_for(stream);
   if (!is_on_device(value)) return pass_on(program, instruction);
-  std::byte* const staged = staged_at(gpu_->staging.size() / kPieceBytes - (sends ? 2 : 1));
+  std::byte* const staged = &gpu_->staging[gpu_->staging.size() - (sends ? 2 : 1) * kPieceBytes];
   for (std::uint64_t offset = 0; offset < value.bytes; offset += kPieceBytes) {
     const std::uint64_t bytes = std::min(value.bytes - offset, kPieceBytes);
     if (sends) {

@@ -12,7 +12,8 @@
 // The groups of the host cannot read a GPU's memory. A part that lies there passes through pinned
 // memory, in pieces: a copy down, the exchange, and a copy up. With a group of the GPUs themselves
 // the collectives of such parts go through that one, and need no pinned memory. Both ends of a part
-// lie in the same kind of memory (validate), so both ranks take the same way.
+// lie in the same kind of memory (validate), so both ranks take the same way. Values that cross cuts
+// always pass through pinned memory (StagedCut).
 #pragma once
 
 #include <cstddef>
@@ -41,6 +42,7 @@ struct LaneGroups {
 struct GpuMessages {
   // Pinned memory, CollectiveRunner::staging_bytes().
   std::span<std::byte> staging;
+  int inner_ranks = 1;  // of the largest group that values cross cuts in
   double deadline_seconds = kDefaultDeadlineSeconds;  // of a wait for the stream
 };
 
@@ -51,9 +53,10 @@ class CollectiveRunner {
   explicit CollectiveRunner(const LaneGroups& groups,
                             const std::optional<GpuMessages>& gpu = std::nullopt)
       : groups_(groups), gpu_(gpu) {}
-  // comm_ranks: of the collectives that pass through pinned memory; 1: none do. has_stages: there
-  // are lanes send and receive.
-  static std::uint64_t staging_bytes(int comm_ranks, bool has_stages);
+  // comm_ranks: of the collectives that pass through pinned memory; 1: none do. inner_ranks: of the
+  // largest group with cuts, whose values always do. has_stages: there are lanes send and receive.
+  // The lanes' places follow each other: inner, comm, send, receive.
+  static std::uint64_t staging_bytes(int comm_ranks, int inner_ranks, bool has_stages);
 
   // A group of the GPUs, on the stream of the lane comm, with the ranks of the world. From now on it
   // carries the collectives of device memory. It must outlive the runner.
@@ -87,6 +90,8 @@ class CollectiveRunner {
     std::byte* others;
   };
   void reduce(const Program& program, const schedule::Instruction& instruction);
+  void reduce_staged(const Program& program, const schedule::Instruction& instruction,
+                     device::Stream& stream);
   static std::span<std::byte> part_of(const InnerValue& value, std::size_t ranks, std::size_t rank);
   void add_own_part(const std::vector<std::int32_t>& members, const InnerValue& value);
   void spread_own_part(const std::vector<std::int32_t>& members, const InnerValue& value);

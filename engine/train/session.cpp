@@ -152,7 +152,7 @@ std::span<std::byte> Session::export_piece() {
 std::optional<runtime::GpuMessages> Session::gpu_messages(const Backend& backend,
                                                           const planner::Plan& plan) {
   if (backend.name != "cuda" || plan.is_alone()) return std::nullopt;
-  return runtime::GpuMessages{memory_.staging(), deadline_seconds(plan)};
+  return runtime::GpuMessages{memory_.staging(), plan.view.tensor.ranks, deadline_seconds(plan)};
 }
 
 void Session::connect_gpus(const MakeGpuGroup& make) {

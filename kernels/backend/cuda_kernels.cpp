@@ -14,6 +14,7 @@
 #include "device/cuda/cuda_device.hpp"
 #include "kernels/cuda/activations.hpp"
 #include "kernels/cuda/attention.hpp"
+#include "kernels/cuda/cross_entropy.hpp"
 #include "kernels/cuda/elementwise.hpp"
 #include "kernels/cuda/embedding.hpp"
 #include "kernels/cuda/fused_attention.hpp"
@@ -40,11 +41,6 @@ std::string arithmetic_of(const device::CudaDeviceInfo& device, const cuda::Gemm
 std::unique_ptr<cuda::FusedAttention> open_attention(const device::CudaContext& context) {
   const device::CurrentContext current(context);
   return cuda::open_fused_attention();
-}
-
-// A table that is cut among ranks is the host's alone so far; the configuration refuses it here.
-void check_whole(const TokenRange& range) {
-  SLUICE_CHECK(range.first == 0 && range.count == range.vocab);
 }
 
 class CudaKernels final : public Kernels {
@@ -118,6 +114,11 @@ class CudaKernels final : public Kernels {
     cuda::add(stream_, a, b, out, elems, dtype);
   }
 
+  void copy_columns(const void* in, Columns from, void* out, Columns to, std::int64_t rows,
+                    std::int64_t cols, DType dtype) override {
+    cuda::copy_columns(stream_, in, from, out, to, rows, cols, dtype);
+  }
+
   void gelu_forward(const void* x, void* y, std::int64_t elems, DType dtype) override {
     cuda::gelu_forward(stream_, x, y, elems, dtype);
   }
@@ -167,8 +168,8 @@ class CudaKernels final : public Kernels {
   void embedding_forward(const std::int32_t* tokens, TokenRange range, const void* table,
                          const void* positions, void* out, std::int64_t rows, std::int64_t time,
                          std::int64_t hidden, DType dtype) override {
-    check_whole(range);
-    cuda::embedding_forward(stream_, tokens, table, positions, out, rows, time, hidden, dtype);
+    cuda::embedding_forward(stream_, tokens, range, table, positions, out, rows, time, hidden,
+                            dtype);
   }
 
   std::uint64_t embedding_backward_workspace_bytes(std::int64_t rows,
@@ -180,9 +181,8 @@ class CudaKernels final : public Kernels {
                           void* dtable, void* dpositions, std::int64_t rows, std::int64_t time,
                           std::int64_t max_time, std::int64_t hidden, DType dtype,
                           void* workspace) override {
-    check_whole(range);
-    cuda::embedding_backward(stream_, tokens, dout, dtable, dpositions, rows, time, range.vocab,
-                             max_time, hidden, dtype, workspace);
+    cuda::embedding_backward(stream_, tokens, range, dout, dtable, dpositions, rows, time, max_time,
+                             hidden, dtype, workspace);
   }
 
   std::uint64_t head_workspace_bytes(const HeadShape& shape) const override {
@@ -201,6 +201,28 @@ class CudaKernels final : public Kernels {
                             void* dw, void* workspace) override {
     cuda::head_backward_weight(stream_, *gemm_, shape, x, w, targets, loss_scale, lse, dw,
                                workspace);
+  }
+
+  void head_statistics(const HeadShape& shape, const void* x, const void* w,
+                       const std::int32_t* targets, const RowStatistics& statistics,
+                       void* workspace) override {
+    cuda::head_statistics(stream_, *gemm_, shape, x, w, targets, statistics, workspace);
+  }
+
+  void head_rescale(std::int64_t rows, const RowStatistics& statistics) override {
+    cuda::rescale_sums(stream_, rows, statistics);
+  }
+
+  void head_loss(std::int64_t rows, const RowStatistics& statistics, double* loss_sum,
+                 float* lse) override {
+    cuda::loss_of_statistics(stream_, rows, statistics, loss_sum, lse);
+  }
+
+  void head_input_gradient(const HeadShape& shape, const void* x, const void* w,
+                           const std::int32_t* targets, float loss_scale, const float* lse,
+                           void* dx, void* workspace) override {
+    cuda::head_input_gradient(stream_, *gemm_, shape, x, w, targets, loss_scale, lse, dx,
+                              workspace);
   }
 
   void accumulate(float* accumulator, const void* grad, DType grad_dtype, bool first,

@@ -107,14 +107,51 @@ __global__ void __launch_bounds__(kThreads) gradient_kernel(LogitsBlock block, c
   }
 }
 
-// One block. All threads fetch values; one thread adds them.
+__global__ void __launch_bounds__(kThreads)
+    statistics_kernel(LogitsBlock block, RowStatistics statistics) {
+  __shared__ Softmax scratch[kWarpSize];
+  const std::int64_t index = blockIdx.x;
+  const float* const row = block.logits + index * block.stride;
+  const std::int64_t target = block.targets[index] - block.first;
+  const Softmax softmax = joined_block(softmax_of(row, block.cols), scratch);
+  if (threadIdx.x != 0) return;
+  statistics.own_max[index] = statistics.max[index] = softmax.maximum;
+  statistics.sum[index] = softmax.sum;
+  statistics.target[index] = target >= 0 && target < block.cols ? row[target] : 0.0f;
+}
+
 __global__ void __launch_bounds__(kSumThreads)
-    sum_kernel(const double* values, std::int64_t count, double* sum) {
+    rescale_kernel(std::int64_t rows, RowStatistics statistics) {
+  for (std::int64_t row = grid_thread(); row < rows; row += grid_threads()) {
+    statistics.sum[row] *= expf(statistics.own_max[row] - statistics.max[row]);
+  }
+}
+
+struct StoredLoss {
+  const double* values;
+  __device__ double operator()(std::int64_t row) const { return values[row]; }
+};
+// As row_kernel has it.
+struct LossOfStatistics {
+  RowStatistics statistics;
+  float* lse;
+  __device__ double operator()(std::int64_t row) const {
+    const double log_sum = log(static_cast<double>(statistics.sum[row]));
+    const double shift = statistics.max[row];
+    lse[row] = static_cast<float>(shift + log_sum);
+    return log_sum + (shift - static_cast<double>(statistics.target[row]));
+  }
+};
+
+// One block. All threads make values; one thread adds them.
+template <class Values>
+__global__ void __launch_bounds__(kSumThreads)
+    sum_kernel(Values values, std::int64_t count, double* sum) {
   __shared__ double staged[kSumThreads];
   double total = 0.0;
   for (std::int64_t first = 0; first < count; first += kSumThreads) {
     const std::int64_t at = first + threadIdx.x;
-    if (at < count) staged[threadIdx.x] = values[at];
+    if (at < count) staged[threadIdx.x] = values(at);
     __syncthreads();
     if (threadIdx.x == 0) {
       const std::int64_t rest = count - first;
@@ -149,8 +186,26 @@ void cross_entropy_gradient(StreamHandle stream, const LogitsBlock& block, const
   });
 }
 
+void row_statistics(StreamHandle stream, const LogitsBlock& block,
+                    const RowStatistics& statistics) {
+  launch(stream, a_block_per_row(block), dim3(kThreads), 0, &statistics_kernel, block, statistics);
+}
+
+void rescale_sums(StreamHandle stream, std::int64_t rows, const RowStatistics& statistics) {
+  const std::int64_t blocks = (rows + kSumThreads - 1) / kSumThreads;
+  launch(stream, dim3(grid_stride_blocks(blocks, kSumThreads)), dim3(kSumThreads), 0,
+         &rescale_kernel, rows, statistics);
+}
+
+void loss_of_statistics(StreamHandle stream, std::int64_t rows, const RowStatistics& statistics,
+                        double* loss_sum, float* lse) {
+  launch(stream, dim3(1), dim3(kSumThreads), 0, &sum_kernel<LossOfStatistics>,
+         LossOfStatistics{statistics, lse}, rows, loss_sum);
+}
+
 void sum_in_order(StreamHandle stream, const double* values, std::int64_t count, double* sum) {
-  launch(stream, dim3(1), dim3(kSumThreads), 0, sum_kernel, values, count, sum);
+  launch(stream, dim3(1), dim3(kSumThreads), 0, &sum_kernel<StoredLoss>, StoredLoss{values}, count,
+         sum);
 }
 
 }  // namespace sluice::kernels::cuda

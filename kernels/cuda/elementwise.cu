@@ -1,5 +1,8 @@
-// Zeros, sums of two arrays, and column sums, with the building blocks of map.cuh and
+// Zeros, sums of two arrays, column sums, and copies of columns, with the building blocks of map.cuh and
 // column_sums.cuh.
+#include <string>
+
+#include "base/error.hpp"
 #include "kernels/cuda/column_sums.cuh"
 #include "kernels/cuda/elementwise.hpp"
 #include "kernels/cuda/map.cuh"
@@ -24,6 +27,27 @@ __global__ void __launch_bounds__(kThreads)
 struct Add {
   __device__ float operator()(const float (&x)[2]) const { return __fadd_rn(x[0], x[1]); }
 };
+
+// Neighbouring threads copy neighbouring words of a row.
+template <class Word>
+__global__ void __launch_bounds__(kThreads)
+    copy_columns_kernel(const Word* in, std::int64_t in_width, Word* out, std::int64_t out_width,
+                        std::int64_t rows, std::int64_t cols) {
+  for (std::int64_t i = grid_thread(); i < rows * cols; i += grid_threads()) {
+    const std::int64_t row = i / cols, col = i % cols;
+    out[row * out_width + col] = in[row * in_width + col];
+  }
+}
+
+template <class Word>
+void launch_copy_columns(StreamHandle stream, const void* in, const Kernels::Columns& from,
+                         void* out, const Kernels::Columns& to, std::int64_t rows,
+                         std::int64_t cols) {
+  const std::int64_t blocks = (rows * cols + kThreads - 1) / kThreads;
+  launch(stream, grid_stride_blocks(blocks, kThreads), kThreads, 0, &copy_columns_kernel<Word>,
+         static_cast<const Word*>(in) + from.first, from.width, static_cast<Word*>(out) + to.first,
+         to.width, rows, cols);
+}
 
 template <class T, bool kAligned>
 struct ColumnTerms {
@@ -70,6 +94,21 @@ void column_sum(StreamHandle stream, const void* x, void* out, std::int64_t rows
       column_sums(stream, ColumnTerms<T, false>{from}, to, rows, cols);
     }
   });
+}
+
+void copy_columns(StreamHandle stream, const void* in, Kernels::Columns from, void* out,
+                  Kernels::Columns to, std::int64_t rows, std::int64_t cols, DType dtype) {
+  if (rows <= 0 || cols <= 0) return;
+  switch (dtype_bytes(dtype)) {
+    case 2:
+      return launch_copy_columns<std::uint16_t>(stream, in, from, out, to, rows, cols);
+    case 4:
+      return launch_copy_columns<std::uint32_t>(stream, in, from, out, to, rows, cols);
+    case 8:
+      return launch_copy_columns<std::uint64_t>(stream, in, from, out, to, rows, cols);
+    default:
+      throw InternalError("columns of " + std::string(dtype_name(dtype)) + " are not copied");
+  }
 }
 
 void fold(StreamHandle stream, void* into, const void* from, DType dtype, std::int64_t elems) {

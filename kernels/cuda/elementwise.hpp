@@ -6,6 +6,7 @@
 
 #include "base/dtype.hpp"
 #include "kernels/cuda/stream.hpp"
+#include "kernels/kernels.hpp"
 
 namespace sluice::kernels::cuda {
 
@@ -17,6 +18,10 @@ void add(StreamHandle stream, const void* a, const void* b, void* out, std::int6
 // The order of the sums is that of kernels/cuda/column_sums.cuh.
 void column_sum(StreamHandle stream, const void* x, void* out, std::int64_t rows, std::int64_t cols,
                 DType dtype);
+
+// Of any dtype; bits are copied.
+void copy_columns(StreamHandle stream, const void* in, Kernels::Columns from, void* out,
+                  Kernels::Columns to, std::int64_t rows, std::int64_t cols, DType dtype);
 
 void fold(StreamHandle stream, void* into, const void* from, DType dtype, std::int64_t elems);
 

@@ -18,18 +18,29 @@ constexpr int kMaxSumThreads = 512;
 // Number of gradient rows in flight at once; they are still added one by one.
 constexpr int kRowsAtOnce = 8;
 
-// out = table row (+ position row), a block per row of the output.
+// The place of a token in the part of a table that has the tokens of a range. Negative: none.
+__device__ __forceinline__ std::int64_t place_in(const TokenRange& range, std::int32_t token) {
+  const std::int64_t place = token - range.first;
+  return place < range.count ? place : -1;
+}
+
+// out = table row (+ position row), a block per row of the output. A row that the table has not
+// counts as zero.
 template <class T, int kElems>
 __global__ void __launch_bounds__(kGatherThreads)
-    gather_kernel(const std::int32_t* tokens, const T* table, const T* positions, T* out,
-                  std::int64_t rows, std::int64_t time, std::int64_t hidden) {
+    gather_kernel(const std::int32_t* tokens, TokenRange range, const T* table, const T* positions,
+                  T* out, std::int64_t rows, std::int64_t time, std::int64_t hidden) {
   for (std::int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
-    const T* const from = table + tokens[row] * hidden;
+    const std::int64_t place = place_in(range, tokens[row]);
+    const T* const from = place < 0 ? nullptr : table + place * hidden;
     const T* const position = positions == nullptr ? nullptr : positions + row % time * hidden;
     for (std::int64_t c = threadIdx.x * kElems; c < hidden;
          c += static_cast<std::int64_t>(blockDim.x) * kElems) {
-      Pack<T, kElems> values = load_pack<T, kElems>(from + c);
-      if (position != nullptr) {
+      Pack<T, kElems> values{};
+      if (from != nullptr) values = load_pack<T, kElems>(from + c);
+      if (from == nullptr && position != nullptr) {
+        values = load_pack<T, kElems>(position + c);  // as it is: a sum with zero loses -0
+      } else if (position != nullptr) {
         const Pack<T, kElems> more = load_pack<T, kElems>(position + c);
 #pragma unroll
         for (int e = 0; e < kElems; ++e) {
@@ -55,12 +66,13 @@ __global__ void __launch_bounds__(kThreads) clear_kernel(std::int32_t* counts, s
 }
 
 __global__ void __launch_bounds__(kThreads)
-    count_kernel(const std::int32_t* tokens, std::int64_t rows, std::int64_t vocab,
+    count_kernel(const std::int32_t* tokens, std::int64_t rows, TokenRange range,
                  std::int32_t* counts) {
   for (std::int64_t row = grid_thread(); row < rows; row += grid_threads()) {
     const std::int32_t token = tokens[row];
-    if (token < 0 || token >= vocab) __trap();
-    atomicAdd(counts + token, 1);
+    if (token < 0 || token >= range.vocab) __trap();
+    const std::int64_t place = place_in(range, token);
+    if (place >= 0) atomicAdd(counts + place, 1);
   }
 }
 
@@ -93,20 +105,23 @@ __global__ void __launch_bounds__(kScanThreads)
 
 // Puts each row at an arbitrary place of its token's segment.
 __global__ void __launch_bounds__(kThreads)
-    place_kernel(const std::int32_t* tokens, std::int64_t rows, std::int32_t* cursors,
-                 std::int32_t* placed) {
+    place_kernel(const std::int32_t* tokens, std::int64_t rows, TokenRange range,
+                 std::int32_t* cursors, std::int32_t* placed) {
   for (std::int64_t row = grid_thread(); row < rows; row += grid_threads()) {
-    placed[atomicAdd(cursors + tokens[row], 1)] = static_cast<std::int32_t>(row);
+    const std::int64_t place = place_in(range, tokens[row]);
+    if (place >= 0) placed[atomicAdd(cursors + place, 1)] = static_cast<std::int32_t>(row);
   }
 }
 
-// Ranks the rows within a segment. After place_kernel a token's cursor is the end of its segment.
+// Ranks the rows within a segment. After place_kernel a token's cursor is the end of its segment, and
+// that of the last token the number of rows whose tokens the table has.
 __global__ void __launch_bounds__(kThreads)
-    rank_kernel(const std::int32_t* tokens, std::int64_t rows, const std::int32_t* starts,
+    rank_kernel(const std::int32_t* tokens, TokenRange range, const std::int32_t* starts,
                 const std::int32_t* ends, const std::int32_t* placed, std::int32_t* order) {
+  const std::int64_t rows = ends[range.count - 1];
   for (std::int64_t place = grid_thread(); place < rows; place += grid_threads()) {
     const std::int32_t row = placed[place];
-    const std::int32_t token = tokens[row];
+    const std::int64_t token = place_in(range, tokens[row]);
     std::int32_t rank = starts[token];
     for (std::int32_t other = starts[token]; other < ends[token]; ++other) {
       rank += placed[other] < row ? 1 : 0;
@@ -195,38 +210,38 @@ void sum_into_table(StreamHandle stream, const void* dout, const Rows& rows, voi
          static_cast<const T*>(dout), rows, static_cast<T*>(table), table_rows, hidden);
 }
 
-// The workspace has starts and cursors (then ends), [vocab] each, and placed and order, [rows]
+// The workspace has starts and cursors (then ends), [range.count] each, and placed and order, [rows]
 // each; all int32.
 RowsOfToken sort_rows(StreamHandle stream, const std::int32_t* tokens, std::int64_t rows,
-                      std::int64_t vocab, void* workspace) {
+                      const TokenRange& range, void* workspace) {
   auto* const starts = static_cast<std::int32_t*>(workspace);
-  std::int32_t* const cursors = starts + vocab;
-  std::int32_t* const placed = cursors + vocab;
+  std::int32_t* const cursors = starts + range.count;
+  std::int32_t* const placed = cursors + range.count;
   std::int32_t* const order = placed + rows;
   const auto blocks = [](std::int64_t items) {
     return grid_stride_blocks((items + kThreads - 1) / kThreads, kThreads);
   };
-  launch(stream, blocks(vocab), kThreads, 0, &clear_kernel, starts, vocab);
-  launch(stream, blocks(rows), kThreads, 0, &count_kernel, tokens, rows, vocab, starts);
-  launch(stream, 1, kScanThreads, 0, &start_kernel, starts, cursors, vocab);
-  launch(stream, blocks(rows), kThreads, 0, &place_kernel, tokens, rows, cursors, placed);
-  launch(stream, blocks(rows), kThreads, 0, &rank_kernel, tokens, rows, starts, cursors, placed,
+  launch(stream, blocks(range.count), kThreads, 0, &clear_kernel, starts, range.count);
+  launch(stream, blocks(rows), kThreads, 0, &count_kernel, tokens, rows, range, starts);
+  launch(stream, 1, kScanThreads, 0, &start_kernel, starts, cursors, range.count);
+  launch(stream, blocks(rows), kThreads, 0, &place_kernel, tokens, rows, range, cursors, placed);
+  launch(stream, blocks(rows), kThreads, 0, &rank_kernel, tokens, range, starts, cursors, placed,
          order);
   return {starts, cursors, order};
 }
 
 }  // namespace
 
-void embedding_forward(StreamHandle stream, const std::int32_t* tokens, const void* table,
-                       const void* positions, void* out, std::int64_t rows, std::int64_t time,
-                       std::int64_t hidden, DType dtype) {
+void embedding_forward(StreamHandle stream, const std::int32_t* tokens, TokenRange range,
+                       const void* table, const void* positions, void* out, std::int64_t rows,
+                       std::int64_t time, std::int64_t hidden, DType dtype) {
   SLUICE_CHECK(positions == nullptr || time > 0);
   with_act_type(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     if (rows <= 0 || hidden <= 0) return;
     const bool aligned = all_aligned_to_16(table, positions, out, hidden * sizeof(T));
     launch(stream, static_cast<unsigned>(std::min(rows, kMaxGridX)), kGatherThreads, 0,
-           aligned ? &gather_kernel<T, kPackElems<T>> : &gather_kernel<T, 1>, tokens,
+           aligned ? &gather_kernel<T, kPackElems<T>> : &gather_kernel<T, 1>, tokens, range,
            static_cast<const T*>(table), static_cast<const T*>(positions), static_cast<T*>(out),
            rows, time, hidden);
   });
@@ -236,17 +251,17 @@ std::uint64_t embedding_backward_workspace_bytes(std::int64_t rows, std::int64_t
   return static_cast<std::uint64_t>(rows + vocab) * 2 * sizeof(std::int32_t);
 }
 
-void embedding_backward(StreamHandle stream, const std::int32_t* tokens, const void* dout,
-                        void* dtable, void* dpositions, std::int64_t rows, std::int64_t time,
-                        std::int64_t vocab, std::int64_t max_time, std::int64_t hidden, DType dtype,
+void embedding_backward(StreamHandle stream, const std::int32_t* tokens, TokenRange range,
+                        const void* dout, void* dtable, void* dpositions, std::int64_t rows,
+                        std::int64_t time, std::int64_t max_time, std::int64_t hidden, DType dtype,
                         void* workspace) {
-  SLUICE_CHECK(rows <= 0x7fffffff && vocab <= 0x7fffffff);
+  SLUICE_CHECK(rows <= 0x7fffffff && range.count > 0 && range.vocab <= 0x7fffffff);
   SLUICE_CHECK_MSG(dpositions == nullptr || (time > 0 && time <= max_time),
                    "a sequence is longer than the position table");
   with_act_type(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    const RowsOfToken by_token = sort_rows(stream, tokens, rows, vocab, workspace);
-    sum_into_table<T>(stream, dout, by_token, dtable, vocab, hidden);
+    const RowsOfToken by_token = sort_rows(stream, tokens, rows, range, workspace);
+    sum_into_table<T>(stream, dout, by_token, dtable, range.count, hidden);
     if (dpositions != nullptr) {
       sum_into_table<T>(stream, dout, RowsOfPosition{rows, time}, dpositions, max_time, hidden);
     }

@@ -8,19 +8,20 @@
 
 #include "base/dtype.hpp"
 #include "kernels/cuda/stream.hpp"
+#include "kernels/kernels.hpp"
 
 namespace sluice::kernels::cuda {
 
 // Does not check tokens; embedding_backward does.
-void embedding_forward(StreamHandle stream, const std::int32_t* tokens, const void* table,
-                       const void* positions, void* out, std::int64_t rows, std::int64_t time,
-                       std::int64_t hidden, DType dtype);
+void embedding_forward(StreamHandle stream, const std::int32_t* tokens, TokenRange range,
+                       const void* table, const void* positions, void* out, std::int64_t rows,
+                       std::int64_t time, std::int64_t hidden, DType dtype);
 
 std::uint64_t embedding_backward_workspace_bytes(std::int64_t rows, std::int64_t vocab);
 // Requires rows < 2^31.
-void embedding_backward(StreamHandle stream, const std::int32_t* tokens, const void* dout,
-                        void* dtable, void* dpositions, std::int64_t rows, std::int64_t time,
-                        std::int64_t vocab, std::int64_t max_time, std::int64_t hidden, DType dtype,
+void embedding_backward(StreamHandle stream, const std::int32_t* tokens, TokenRange range,
+                        const void* dout, void* dtable, void* dpositions, std::int64_t rows,
+                        std::int64_t time, std::int64_t max_time, std::int64_t hidden, DType dtype,
                         void* workspace);
 
 }  // namespace sluice::kernels::cuda

@@ -100,6 +100,32 @@ GemmShape weight_shape(const HeadShape& shape, std::int64_t cols) {
           .output = shape.dtype};
 }
 
+// Makes the logits of a slice of rows at a time, and calls use(block, the slice's first row).
+template <class Use>
+void for_each_row_slice(StreamHandle stream, GemmBackend& backend, const HeadShape& shape,
+                        const void* x, const void* w, const std::int32_t* targets, void* workspace,
+                        const HeadSlices& slices, const Use& use) {
+  const Workspace parts = forward_workspace(shape, slices);
+  const std::int64_t slice = slice_of(shape.rows, shape.vocab, slices);
+  const std::int64_t stride = stride_of(shape.vocab);
+  for (std::int64_t begin = 0; begin < shape.rows; begin += slice) {
+    const std::int64_t rows = std::min(slice, shape.rows - begin);
+    gemm(stream, backend, logits_shape(shape, rows, shape.vocab),
+         at(x, begin * shape.hidden, shape.dtype), w, nullptr, parts.logits(workspace),
+         parts.products(workspace), {.c = stride});
+    use(LogitsBlock{.logits = parts.logits(workspace),
+                    .gradient = parts.gradient(workspace),
+                    .dtype = shape.dtype,
+                    .rows = rows,
+                    .cols = shape.vocab,
+                    .stride = stride,
+                    .first = shape.first_token,
+                    .targets = targets + begin,
+                    .loss_scale = 1.0f},
+        begin);
+  }
+}
+
 }  // namespace
 
 std::uint64_t head_workspace_bytes(const GemmBackend& gemm, const HeadShape& shape,
@@ -114,29 +140,49 @@ void head_forward(StreamHandle stream, GemmBackend& backend, const HeadShape& sh
                   const void* w, const std::int32_t* targets, float loss_scale, double* loss_sum,
                   float* lse, void* dx, void* workspace, const HeadSlices& slices) {
   check(shape);
+  SLUICE_CHECK(shape.first_token == 0);
   const Workspace parts = forward_workspace(shape, slices);
-  const std::int64_t slice = slice_of(shape.rows, shape.vocab, slices);
-  const std::int64_t stride = stride_of(shape.vocab);
-  for (std::int64_t begin = 0; begin < shape.rows; begin += slice) {
-    const std::int64_t rows = std::min(slice, shape.rows - begin);
-    gemm(stream, backend, logits_shape(shape, rows, shape.vocab),
-         at(x, begin * shape.hidden, shape.dtype), w, nullptr, parts.logits(workspace),
-         parts.products(workspace), {.c = stride});
-    const LogitsBlock block{.logits = parts.logits(workspace),
-                            .gradient = parts.gradient(workspace),
-                            .dtype = shape.dtype,
-                            .rows = rows,
-                            .cols = shape.vocab,
-                            .stride = stride,
-                            .first = 0,
-                            .targets = targets + begin,
-                            .loss_scale = loss_scale};
-    cross_entropy_rows(stream, block, dx != nullptr, parts.losses(workspace) + begin, lse + begin);
-    if (dx == nullptr) continue;
-    gemm(stream, backend, input_shape(shape, rows), block.gradient, w, nullptr,
-         at(dx, begin * shape.hidden, shape.dtype), parts.products(workspace), {.a = stride});
-  }
+  for_each_row_slice(stream, backend, shape, x, w, targets, workspace, slices,
+                     [&](LogitsBlock block, std::int64_t begin) {
+                       block.loss_scale = loss_scale;
+                       cross_entropy_rows(stream, block, dx != nullptr,
+                                          parts.losses(workspace) + begin, lse + begin);
+                       if (dx == nullptr) return;
+                       gemm(stream, backend, input_shape(shape, block.rows), block.gradient, w,
+                            nullptr, at(dx, begin * shape.hidden, shape.dtype),
+                            parts.products(workspace), {.a = block.stride});
+                     });
   sum_in_order(stream, parts.losses(workspace), shape.rows, loss_sum);
+}
+
+void head_statistics(StreamHandle stream, GemmBackend& backend, const HeadShape& shape,
+                     const void* x, const void* w, const std::int32_t* targets,
+                     const RowStatistics& statistics, void* workspace, const HeadSlices& slices) {
+  check(shape);
+  for_each_row_slice(stream, backend, shape, x, w, targets, workspace, slices,
+                     [&](const LogitsBlock& block, std::int64_t begin) {
+                       row_statistics(stream, block,
+                                      {.own_max = statistics.own_max + begin,
+                                       .max = statistics.max + begin,
+                                       .sum = statistics.sum + begin,
+                                       .target = statistics.target + begin});
+                     });
+}
+
+void head_input_gradient(StreamHandle stream, GemmBackend& backend, const HeadShape& shape,
+                         const void* x, const void* w, const std::int32_t* targets,
+                         float loss_scale, const float* lse, void* dx, void* workspace,
+                         const HeadSlices& slices) {
+  check(shape);
+  const Workspace parts = forward_workspace(shape, slices);
+  for_each_row_slice(stream, backend, shape, x, w, targets, workspace, slices,
+                     [&](LogitsBlock block, std::int64_t begin) {
+                       block.loss_scale = loss_scale;
+                       cross_entropy_gradient(stream, block, lse + begin);
+                       gemm(stream, backend, input_shape(shape, block.rows), block.gradient, w,
+                            nullptr, at(dx, begin * shape.hidden, shape.dtype),
+                            parts.products(workspace), {.a = block.stride});
+                     });
 }
 
 void head_backward_weight(StreamHandle stream, GemmBackend& backend, const HeadShape& shape,
@@ -158,7 +204,7 @@ void head_backward_weight(StreamHandle stream, GemmBackend& backend, const HeadS
                             .rows = shape.rows,
                             .cols = cols,
                             .stride = stride,
-                            .first = begin,
+                            .first = shape.first_token + begin,
                             .targets = targets,
                             .loss_scale = loss_scale};
     cross_entropy_gradient(stream, block, lse);

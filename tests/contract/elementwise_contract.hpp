@@ -291,10 +291,28 @@ TYPED_TEST_P(ElementwiseContract, RefusesOtherTypes) {
   EXPECT_THROW(kernels.add(in, in, in, 4, DType::kI32), InternalError);
 }
 
+TYPED_TEST_P(ElementwiseContract, CopiesColumnsAndLeavesTheRest) {
+  constexpr std::int64_t kRows = 37, kCols = 5;
+  const typename Kernels::Columns from{3, 11}, to{1, 9};
+  for (const DType dtype : kActDTypes) {
+    const DTypeArray in(dtype, normal_floats(kRows * from.width, 1));
+    const DTypeArray before(dtype, normal_floats(kRows * to.width, 2));
+    DTypeArray want = before;
+    for (std::int64_t i = 0; i < kRows * kCols; ++i) {
+      const std::int64_t row = i / kCols, col = i % kCols;
+      want.set(static_cast<std::size_t>(row * to.width + to.first + col),
+               in[static_cast<std::size_t>(row * from.width + from.first + col)]);
+    }
+    BackendArray<TypeParam> source(in), target(before);
+    this->kernels().copy_columns(source.data(), from, target.data(), to, kRows, kCols, dtype);
+    EXPECT_TRUE(target.read() == want);
+  }
+}
+
 REGISTER_TYPED_TEST_SUITE_P(ElementwiseContract, CastsAreTheScalarConversionsToTheBit,
                             AccumulateAddsInFp32ToTheBit, AddAndFoldRoundTheSumOnceAlsoInPlace,
                             SquaredNormKeepsItsDocumentedOrder,
                             SquaredNormCarriesInfinityNanAndOverflow, ColumnSumIsExactToOneRounding,
-                            RefusesOtherTypes);
+                            RefusesOtherTypes, CopiesColumnsAndLeavesTheRest);
 
 }  // namespace sluice::testing

@@ -145,9 +145,47 @@ TYPED_TEST_P(EmbeddingContract, BackwardRefusesSequencesLongerThanThePositions) 
   EXPECT_THROW(embedding_backward<TypeParam>(this->kernels(), in, true), InternalError);
 }
 
+// Rows of tokens that another part has count as zero, and bring nothing to this part's gradient.
+TYPED_TEST_P(EmbeddingContract, PartsOfTheTableAreThoseOfTheWhole) {
+  this->for_each_batch([&](const EmbeddingBatch& in, bool with_positions) {
+    const EmbeddingShape& s = in.shape;
+    if (s.vocab < 3) return;
+    const DType dtype = in.table.type();
+    const kernels::TokenRange range{1, s.vocab / 2, s.vocab};
+    const auto begin = static_cast<std::size_t>(range.first * s.hidden);
+    const auto part_of = [&](const DTypeArray& whole) {
+      DTypeArray part(dtype, range.count * s.hidden);
+      for (std::size_t i = 0; i < part.size(); ++i) part.set(i, whole[begin + i]);
+      return part;
+    };
+    const DTypeArray table = part_of(in.table);
+    DTypeArray want(dtype, s.rows * s.hidden);
+    in.for_elements([&](std::size_t i, std::size_t of_table, std::size_t of_position) {
+      const bool has = of_table >= begin && of_table < begin + table.size();
+      const float position = with_positions ? in.positions[of_position] : 0.0f;
+      want.set(i, (has ? in.table[of_table] : 0.0f) + position);
+    });
+    BackendNumbers<TypeParam, std::int32_t> tokens(in.tokens);
+    BackendArray<TypeParam> rows(table), positions(in.positions), dout(in.dout);
+    BackendArray<TypeParam> out(dtype, s.rows * s.hidden), dtable(dtype, range.count * s.hidden);
+    Kernels& kernels = this->kernels();
+    kernels.embedding_forward(tokens.data(), range, rows.data(),
+                              with_positions ? positions.data() : nullptr, out.data(), s.rows,
+                              s.time, s.hidden, dtype);
+    EXPECT_TRUE(out.read() == want);
+    typename TypeParam::Memory workspace(
+        kernels.embedding_backward_workspace_bytes(s.rows, range.count));
+    kernels.embedding_backward(tokens.data(), range, dout.data(), dtable.data(), nullptr, s.rows,
+                               s.time, s.max_time, s.hidden, dtype, workspace.data());
+    const EmbeddingGradients whole = embedding_backward<TypeParam>(kernels, in, false);
+    EXPECT_TRUE(dtable.read() == part_of(whole.table));
+  });
+}
+
 REGISTER_TYPED_TEST_SUITE_P(EmbeddingContract, ForwardAddsThePositionOfTheRow,
                             BackwardSumsInRowOrderAndZerosTheRest,
                             BackwardStopsAtTokensOutsideTheVocabulary,
-                            BackwardRefusesSequencesLongerThanThePositions);
+                            BackwardRefusesSequencesLongerThanThePositions,
+                            PartsOfTheTableAreThoseOfTheWhole);
 
 }  // namespace sluice::testing

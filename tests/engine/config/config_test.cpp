@@ -301,8 +301,8 @@ TEST(Config, GroupsRefuseByNameWhatTheyCannotHave) {
   for (const std::string group : {"tensor=2", "context=2"}) {
     const std::string words =
         "does not go with parallel." + group.substr(0, group.find('=')) + " = 2";
-    for (const std::string setting : {"parallel.server=true", "parallel.reduction=ring",
-                                      "parallel.node_ranks=2", "memory.backend=cuda"}) {
+    for (const std::string setting :
+         {"parallel.server=true", "parallel.reduction=ring", "parallel.node_ranks=2"}) {
       std::vector<std::string> settings = with(group, setting);
       settings.push_back("train.micro_batch=1");
       EXPECT_TRUE(holds(refusal(kSmall, settings), words)) << group << ", " << setting;
@@ -318,6 +318,9 @@ TEST(Config, GroupsRefuseByNameWhatTheyCannotHave) {
       {{"parallel.sequence=true"}, "needs parallel.tensor above 1"},
       {{"parallel.context=3", "train.micro_batch=1"}, "must be a multiple of 3"},
       {{"parallel.context=2", "train.micro_batch=2"}, "train.micro_batch must be 1"},
+      {{"parallel.context=2", "train.micro_batch=1", "parallel.context_attention=\"ring\"",
+        "memory.backend=cuda"},
+       "\"ring\" does not go with memory.backend = \"cuda\""},
       {{"parallel.context=2", "train.micro_batch=1", "parallel.context_attention=\"ring\"",
         "train.seq=34"},
        "must be a multiple of 4"},

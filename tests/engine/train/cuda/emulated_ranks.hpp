@@ -4,10 +4,14 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
+#include <variant>
 
+#include "engine/planner/plan.hpp"
 #include "kernels/backend/cuda_kernels.hpp"
 #include "tests/engine/train/cuda/gpu_session.hpp"
 #include "tests/support/rank_sessions.hpp"
@@ -36,6 +40,42 @@ class EmulatedRanks : public GpuSession {
     RankDevices devices;
     devices.make_backend = [this](const config::Config&) { return backend(); };
     return devices;
+  }
+  // A group has the bits of the same group in other meshes and memory, and not those of one rank.
+  // Losses and norms of one rank are near. how: of all three. more: of the second group.
+  void expect_groups_bits(const Overrides& how, const Overrides& group,
+                          const Overrides& more) const {
+    SCOPED_TRACE(::testing::PrintToString(how + group) + ", " + ::testing::PrintToString(more));
+    const config::Config alone = config_of(how);
+    PlannedSession planned(alone, {}, backend());
+    const RanksRecord one = train_session(planned.session(), alone, kSteps);
+    const RanksRecord first = train_group(how + group);
+    EXPECT_EQ(train_group(how + group + more), first);
+    for (std::size_t i = 0; i < one.losses.size(); ++i) {
+      expect_near(first.losses[i], one.losses[i]);
+      expect_near(first.norms[i], one.norms[i]);
+    }
+  }
+  static void expect_near(std::uint64_t got, std::uint64_t want) {
+    const double near = std::bit_cast<double>(want);
+    EXPECT_NEAR(std::bit_cast<double>(got), near, 1e-4 * near);
+  }
+  // The record that all ranks have.
+  RanksRecord train_group(const Overrides& how) const {
+    const config::Config config = config_of(how);
+    const RanksRun run = train_on_ranks(config, options_of_rank_0(config), kSteps, {}, -1, gpus());
+    for (const RanksRecord& rank : run.ranks) EXPECT_EQ(rank, run.ranks.front());
+    EXPECT_EQ(run.sent_bytes, run.planned_bytes);
+    return run.ranks.front();
+  }
+  schedule::StepOptions options_of_rank_0(const config::Config& config) const {
+    const train::Backend on = backend();
+    const model::Model model(config::model_shape(config), config::tensor_share(config, 0));
+    auto result = planner::make_plan(config, model, *on.device_kernels, {}, on.host_kernels.get());
+    if (auto* refusal = std::get_if<planner::Refusal>(&result)) {
+      throw InputError(refusal->sentence());
+    }
+    return std::get<planner::Plan>(std::move(result)).options;
   }
   // how: of one rank alone.
   RanksRun expect_one_ranks_bits(const Overrides& job, const Overrides& how,
