@@ -75,8 +75,7 @@ json times_and_bounds(int shapes) {
 
 }  // namespace
 
-json run_plan_bench(const PlanBenchOptions& options,
-                    const std::function<void(const std::string&)>& note) {
+json run_plan_bench(const PlanBenchOptions& options, const WorldNotes& notes) {
   if (options.shapes < 0 || options.small < 0 || options.first_small < 0 || options.settings < 1) {
     throw InputError("bench: --shapes and --small must not be negative, nor --settings zero");
   }
@@ -91,7 +90,7 @@ json run_plan_bench(const PlanBenchOptions& options,
     figures["quality"] = measure_plan_quality(options.first_pair, options.pairs, options.settings);
   if (options.small > 0) figures["small"] = measure_small_plans(options.first_small, options.small);
   if (options.ranks) figures["ranks"] = measure_rank_plans();
-  if (options.worlds) figures["worlds"] = measure_world_plans(note);
+  if (options.worlds) figures["worlds"] = measure_world_plans(notes);
   if (figures.is_null()) figures = times_and_bounds(options.shapes);
   return {{"event", "bench"}, {"name", "plan"}, {"figures", std::move(figures)}};
 }

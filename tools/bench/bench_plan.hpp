@@ -1,9 +1,10 @@
 // `sluice bench plan`: the time to plan, and how good the plans are.
 #pragma once
 
-#include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+
+#include "tools/bench/plan_worlds.hpp"
 
 namespace sluice::bench {
 
@@ -25,8 +26,6 @@ struct PlanBenchOptions {
 //   and of a plan step_s, bound_s, tokens_per_s}], "shapes":{count, fits, median_cpu_s, worst_cpu_s,
 //   median_gap (step / bound - 1)}}}, or figures of "quality",
 //   "small", "ranks" or "worlds" alone.
-// note: told of each plan of "worlds" before it is made.
-nlohmann::json run_plan_bench(const PlanBenchOptions& options,
-                              const std::function<void(const std::string&)>& note = {});
+nlohmann::json run_plan_bench(const PlanBenchOptions& options, const WorldNotes& notes = {});
 
 }  // namespace sluice::bench

@@ -7,9 +7,11 @@
 
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cmath>
+#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -115,21 +117,36 @@ json planned(const config::Config& config, const planner::HardwareProfile& hardw
   return figures;
 }
 
-using Note = std::function<void(const std::string&)>;
+std::string seconds_text(const json& figures) {
+  return format_seconds(figures["cpu_s"].get<double>()) + " of CPU time, " +
+         format_seconds(figures["wall_s"].get<double>()) + " of the clock";
+}
+
+std::string row_text(const json& figures) {
+  if (!figures["fits"].get<bool>()) return "no plan: " + figures["why"].get<std::string>();
+  std::string text = "a step of " + format_seconds(figures["step_s"].get<double>());
+  if (!figures.contains("tflops")) return text;
+  std::array<char, 96> line{};
+  std::snprintf(line.data(), line.size(), ", %.1f TFLOP/s, published %.0f, error %+.1f%%",
+                figures["tflops"].get<double>(), figures["published_tflops"].get<double>(),
+                100 * figures["error"].get<double>());
+  return text + line.data();
+}
 
 // 1 T parameters, the last row's model.
-json large(const planner::HardwareProfile& hardware, const Note& note) {
+json large(const planner::HardwareProfile& hardware, const WorldNotes& notes) {
   Row row = kRows.back();
   row.ranks = 10'000;
   row.pipeline = 25;
   row.batch = 3'200;
-  note("10,000 ranks, 1 T parameters");
+  notes.begin("10,000 ranks, 1 T parameters");
   json figures = planned(config_of(row, hardware, {"parallel.zero=1"}), hardware);
   figures["ranks"] = row.ranks;
+  notes.done("10,000 ranks, 1 T parameters: " + row_text(figures) + ", " + seconds_text(figures));
   return figures;
 }
 
-json best_mesh(const planner::HardwareProfile& hardware, const Note& note) {
+json best_mesh(const planner::HardwareProfile& hardware, const WorldNotes& notes) {
   constexpr std::int64_t kRanks = 512;
   Row row = kRows[4];
   row.tensor = row.pipeline = row.ranks = 1;
@@ -137,18 +154,24 @@ json best_mesh(const planner::HardwareProfile& hardware, const Note& note) {
   const config::Config config =
       config_of(row, hardware, {setting("train.fold_groups", kRanks), "recompute.policy=auto"});
   const Stopwatch watch;
-  note("meshes of 512 ranks: bounds");
+  notes.begin("meshes of 512 ranks: bounds");
   const train::MeshChoice choice =
       train::choose_mesh(config, hardware, kRanks, train::MeshScope::kPossible,
                          [&](const train::TriedMesh& next, std::size_t precede, std::size_t of) {
-                           note("meshes of 512 ranks: " + train::mesh_text(next.mesh) + ", bound " +
-                                format_seconds(next.bound_s) + ", number " +
-                                std::to_string(precede + 1) + " of " + std::to_string(of));
+                           notes.begin("meshes of 512 ranks: " + train::mesh_text(next.mesh) +
+                                       ", bound " + format_seconds(next.bound_s) + ", number " +
+                                       std::to_string(precede + 1) + " of " + std::to_string(of));
                          });
   json figures{{"ranks", kRanks}, {"meshes", train::meshes_json(choice.tried)}};
   watch.add_to(figures);
   if (!choice.best) throw InternalError("bench plan: no mesh of 512 ranks fits");
   figures["step_s"] = std::get<planner::Plan>(choice.best->result).step_s();
+  const auto planned = std::count_if(choice.tried.begin(), choice.tried.end(),
+                                     [](const train::TriedMesh& one) { return one.planned; });
+  figures["planned"] = planned;
+  notes.done("meshes of 512 ranks: " + row_text({{"fits", true}, {"step_s", figures["step_s"]}}) +
+             ", planned " + std::to_string(planned) + " of " + std::to_string(choice.tried.size()) +
+             ", " + seconds_text(figures));
   return figures;
 }
 
@@ -161,10 +184,10 @@ json planned_or_why(const Row& row, const planner::HardwareProfile& hardware) {
   }
 }
 
-json published(const planner::HardwareProfile& hardware, const Note& note) {
+json published(const planner::HardwareProfile& hardware, const WorldNotes& notes) {
   json list = json::array();
   for (const Row& row : kRows) {
-    note(std::to_string(row.ranks) + " GPUs of table 1");
+    notes.begin(std::to_string(row.ranks) + " GPUs of table 1");
     json figures = planned_or_why(row, hardware);
     figures["billions"] = row.billions;
     figures["ranks"] = row.ranks;
@@ -176,6 +199,8 @@ json published(const planner::HardwareProfile& hardware, const Note& note) {
       figures["tflops"] = tflops;
       figures["error"] = tflops / row.published_tflops - 1;
     }
+    notes.done(std::to_string(row.ranks) + " GPUs of table 1: " + row_text(figures) +
+               (figures.contains("cpu_s") ? ", " + seconds_text(figures) : ""));
     list.push_back(std::move(figures));
   }
   return list;
@@ -183,8 +208,7 @@ json published(const planner::HardwareProfile& hardware, const Note& note) {
 
 }  // namespace
 
-json measure_world_plans(const std::function<void(const std::string&)>& note) {
-  const Note told = note ? note : [](const std::string&) {};
+json measure_world_plans(const WorldNotes& notes) {
   const planner::HardwareProfile hardware =
       planner::load_named_profile("dgx-a100", planner::bundled_profile_directory());
   const planner::HardwareProfile& gpu = hardware.gpu_or_default();
@@ -194,9 +218,9 @@ json measure_world_plans(const std::function<void(const std::string&)>& note) {
                         {"memory_bytes_per_s", gpu.memory_bandwidth_bytes_per_s},
                         {"node_bytes_per_s", links.bytes_per_s},
                         {"network_bytes_per_s", links.network_bytes_per_s / links.node_ranks}};
-  figures["large"] = large(hardware, told);
-  figures["published"] = published(hardware, told);
-  figures["meshes"] = best_mesh(hardware, told);
+  figures["large"] = large(hardware, notes);
+  figures["published"] = published(hardware, notes);
+  figures["meshes"] = best_mesh(hardware, notes);
   return figures;
 }
 

@@ -231,7 +231,8 @@ void add_copy(CLI::App& bench, Command& chosen) {
   });
 }
 
-// Says on stderr what a long bench is doing: at each begin, and every other second from then on.
+// Says on stderr what a long bench is doing: at each begin, every other second from then on, and at
+// its end.
 class Notices {
  public:
   void begin(const std::string& text) {
@@ -243,6 +244,10 @@ class Notices {
                        format_seconds(seconds).c_str());
         },
         kInterval, kInterval);
+  }
+  void end(const std::string& text) {
+    now_.reset();
+    std::fprintf(stderr, "bench: %s\n", text.c_str());
   }
 
  private:
@@ -285,7 +290,8 @@ void add_plan(CLI::App& bench, Command& chosen) {
   choose(*command, chosen, [options] {
     Notices notices;
     keep_freed_memory();
-    return bench::run_plan_bench(*options, [&](const std::string& text) { notices.begin(text); });
+    return bench::run_plan_bench(*options, {[&](const std::string& text) { notices.begin(text); },
+                                            [&](const std::string& text) { notices.end(text); }});
   });
 }
 
