@@ -401,7 +401,14 @@ StepRates::StateWork CostModel::state_work(PricedKernels& kernels) {
     return best * static_cast<double>(total);
   };
   StepRates::StateWork work;
-  const auto total = static_cast<std::int64_t>(model_.parameter_count());
+  // Of the rank's own parts in a tensor group.
+  std::uint64_t own = 0;
+  for (std::size_t unit = 0; unit < model_.unit_count(); ++unit) {
+    for (const model::PlacedTensor& tensor : model_.layout(unit).tensors()) {
+      own += tensor.spec.elems();
+    }
+  }
+  const auto total = static_cast<std::int64_t>(own);
   work.accumulate_s = least(total, [&](std::int64_t elems) {
     kernels.accumulate(nullptr, nullptr, dtype, false, elems);
   });
