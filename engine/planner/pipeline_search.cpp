@@ -1,7 +1,6 @@
 #include "engine/planner/pipeline_search.hpp"
 
 #include <algorithm>
-#include <limits>
 #include <optional>
 
 #include "base/error.hpp"
@@ -131,45 +130,6 @@ std::variant<Compiled, Refusal> search_pipeline(const config::Config& config,
   SLUICE_CHECK(planner::fits(compiled.most_bytes, budgets));
   trials.simulate(compiled);
   return compiled;
-}
-
-namespace {
-
-// Whether each rank has one stage, and computes its backward passes in one go.
-bool fills_and_drains(const config::Config& config) {
-  using Schedule = config::Config::PipelineSchedule;
-  const Schedule order = config.parallel.schedule;
-  return config.parallel.virtual_stages == 1 &&
-         (order == Schedule::kGPipe || order == Schedule::k1F1B);
-}
-
-}  // namespace
-
-// Let the last rank begin with unit u. The ranks before it share the passes of all earlier units, and
-// the last one has its own passes between the first micro-batch's way there and the last one's way
-// back. Only the gradient of u's weights may come after the last message. The larger of both is a
-// bound for this cut, and the least one over all u a bound for all.
-double least_pipeline_s(const config::Config& config, const schedule::StepModel& model,
-                        CostModel& costs) {
-  const auto units = static_cast<std::int32_t>(model.units.size());
-  const auto microbatches =
-      static_cast<double>(config.train.accumulate) / static_cast<double>(config.parallel.data);
-  const auto ranks = static_cast<double>(config.parallel.pipeline);
-  double all_s = 0;
-  for (std::int32_t unit = 0; unit < units; ++unit) all_s += costs.unit_s(unit);
-  const double even_s = microbatches * all_s / ranks;
-  if (!fills_and_drains(config) || config.parallel.pipeline == 1) return even_s;
-  double least_s = std::numeric_limits<double>::infinity();
-  double earlier_s = 0, way_s = 0;
-  for (std::int32_t unit = 0; unit < units; ++unit) {
-    const CostModel::UnitPasses passes = costs.unit_passes(unit);
-    const double last_s = way_s + microbatches * (all_s - earlier_s) - passes.backward_weight_s;
-    const double others_s = microbatches * earlier_s / (ranks - 1);
-    least_s = std::min(least_s, std::max(last_s, others_s));
-    earlier_s += passes.all_s();
-    way_s += passes.forward_s + passes.backward_input_s;
-  }
-  return std::max(even_s, least_s);
 }
 
 }  // namespace sluice::planner

@@ -31,9 +31,4 @@ std::variant<Compiled, Refusal> search_pipeline(const config::Config& config,
 // Whether the search has made so many trials that it ends with what it has.
 bool is_long_search(const Trials& trials);
 
-// No step takes less, however the model is cut. With one stage on each rank, the last rank waits for
-// the forward passes of all units before its own, and its last gradient goes back through them.
-double least_pipeline_s(const config::Config& config, const schedule::StepModel& model,
-                        CostModel& costs);
-
 }  // namespace sluice::planner

@@ -17,6 +17,7 @@
 #include "engine/planner/cost_model.hpp"
 #include "engine/planner/footprint.hpp"
 #include "engine/planner/outlook.hpp"
+#include "engine/planner/pipeline_bound.hpp"
 #include "engine/planner/pipeline_choice.hpp"
 #include "engine/planner/pipeline_search.hpp"
 #include "engine/planner/policy_search.hpp"
@@ -264,7 +265,9 @@ std::variant<Plan, Refusal> plan_pipeline(const config::Config& config, schedule
     step.pipeline = parallel::make_stage_view(order, cut, 0);
     std::vector<CandidateGroup> groups = pipeline_candidates(config, step);
     leave_out_long_steps(config, step, groups);
-    const std::optional<RankClasses> classes = classes_of(step, config, scope, costs);
+    std::optional<RankClasses> classes = classes_of(step, config, scope, costs);
+    const bool alike = !sums_by_place(config) && !config.parallel.server;
+    if (classes && alike) classes = one_class_each(*classes);
     Trials trials(step, costs, fixed_need(config, step), others(step),
                   classes ? ranks_of_classes(step, *classes) : ranks_of_pipeline(step),
                   classes ? &*classes : nullptr);

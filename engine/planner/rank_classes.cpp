@@ -116,6 +116,14 @@ RankClasses classify_ranks(const schedule::StepModel& step, bool sums_by_place,
   return classes;
 }
 
+RankClasses one_class_each(const RankClasses& classes) {
+  RankClasses few = classes;
+  few.alike_of.assign(classes.alike_of.size(), 0);
+  few.first_rank = {0};
+  few.sizes = {classes.data_ranks()};
+  return few;
+}
+
 namespace {
 
 // The groups of the small world, and by group of the large one its number there. A group stays if its

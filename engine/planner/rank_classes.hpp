@@ -45,10 +45,16 @@ struct RankClasses {
   }
 };
 
-// Precondition: the step has its pipeline. Throws InputError if nodes cut tensor groups. With sums around a ring, or nodes that sum first, no two
-// data-parallel ranks are alike, because the exchanges depend on a rank's place among the others.
+// Precondition: the step has its pipeline. Throws InputError if nodes cut tensor groups. With sums
+// around a ring, or nodes that sum first, no two data-parallel ranks are alike, because the exchanges
+// depend on a rank's place among the others.
 RankClasses classify_ranks(const schedule::StepModel& step, bool sums_by_place,
                            const RankLinks& links);
+
+// The same ranks with one class for each pipeline rank, that of data-parallel rank 0. So trials of a
+// large world compare settings in a fraction of the time; a plan has the times of all classes.
+// Precondition: no server, and no sums by a rank's place, since rank 0 is unlike the others there.
+RankClasses one_class_each(const RankClasses& classes);
 
 // The list of a class in the small world: its peers and groups are classes. Only what a simulation
 // needs is left: no buffers and no uses, since the instructions have their prices already.

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.hpp"
 #include "base/units.hpp"
 #include "engine/planner/candidates.hpp"
 #include "engine/planner/step_size.hpp"
@@ -331,6 +332,7 @@ TierBytes Trials::measure_exact_need(const schedule::StepModel& model,
   for (const schedule::StepKind kind : schedule::kStepKinds) {
     if (!schedule::has_step(options, kind)) continue;
     schedules[kind] = schedule::generate_placed(model, options, kind, &known_.packings);
+    if (classes_ != nullptr) instructions_ += schedules[kind].instructions.size();
     schedules[kind].instructions.clear();
   }
   runtime::MemoryNeed need =
@@ -452,6 +454,12 @@ void Trials::simulate(Compiled& compiled) const {
   if (pipeline_.empty()) return simulate_alone(compiled);
   link_step(compiled, schedule::StepKind::kTraining);
   costs_.apply(compiled.schedules[schedule::StepKind::kTraining]);
+  if (classes_ != nullptr) {
+    const auto known = known_.trials.find(key_of(compiled.options));
+    SLUICE_CHECK(known != known_.trials.end());
+    compiled.simulation.total_s = known->second.seconds;
+    return;
+  }
   const schedule::Schedule world = priced_world(compiled.options);
   std::vector<schedule::InstructionTimes> times;
   compiled.simulation = schedule::simulate(world, costs_.simulation_model(), nullptr, 0, &times);

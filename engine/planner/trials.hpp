@@ -93,7 +93,8 @@ class Trials {
   void complete(Compiled& compiled, const Compiled* alike = nullptr) const;
   // No order of a simulated training step's instructions takes less.
   double least_s(const Compiled& compiled) const;
-  // Links the training step if it is not, and simulates it.
+  // Links the training step if it is not, and simulates it. Of a pipeline by classes only the total
+  // is set, which a trial has found already (coarse()).
   void simulate(Compiled& compiled) const;
   // Links all steps that are not, so that they can run.
   static void link(Compiled& compiled);
@@ -101,7 +102,8 @@ class Trials {
   Compiled exact(const schedule::StepOptions& options) const;
   // Trials made so far, without repeats.
   std::size_t count() const { return known_.trials.size(); }
-  // And the instructions of their schedules: the work that they took.
+  // And the instructions of their schedules, with those that were made for needs alone where a trial
+  // has only some classes: the work that they took.
   std::uint64_t instructions() const { return instructions_; }
 
  private:
@@ -141,7 +143,7 @@ class Trials {
   std::vector<schedule::StepModel> other_ranks_;
   std::vector<schedule::StepModel> pipeline_;
   const RankClasses* classes_;
-  std::uint64_t instructions_ = 0;
+  mutable std::uint64_t instructions_ = 0;
   Known known_;
   std::map<std::string, TierBytes> known_needs_;
   std::map<std::string, TierBytes> known_exact_needs_;

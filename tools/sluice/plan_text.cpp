@@ -172,23 +172,39 @@ std::string outlook_text(const RunEvent& outlook) {
 
 std::string meshes_text(const RunEvent& meshes) {
   std::vector<std::pair<double, std::string>> planned;
-  std::size_t refused = 0;
+  std::size_t refused = 0, alike = 0;
+  std::vector<double> left_out_s;
   for (const RunEvent& mesh : meshes) {
-    if (!mesh["why"].get<std::string>().empty()) ++refused;
-    if (!mesh["step_time_s"].is_number()) continue;
+    const bool fits = mesh["step_time_s"].is_number();
+    const bool has_plan = mesh["planned"].get<bool>();
+    if (!mesh["why"].get<std::string>().empty()) {
+      ++refused;
+    } else if (!fits) {
+      left_out_s.push_back(mesh["bound_s"].get<double>());
+    } else if (!has_plan) {
+      ++alike;
+    }
+    if (!fits) continue;
     const auto count = [&](const char* key) { return std::to_string(mesh[key].get<int>()); };
     const auto step_s = mesh["step_time_s"].get<double>();
     planned.emplace_back(step_s, "mesh     data " + count("data") + ", tensor " + count("tensor") +
                                      ", pipeline " + count("pipeline") + ", zero " + count("zero") +
-                                     ": " + format_seconds(step_s) + " a step\n");
+                                     ": " + format_seconds(step_s) + " a step, at least " +
+                                     format_seconds(mesh["bound_s"].get<double>()) +
+                                     (has_plan ? "\n" : ", as with zero 1\n"));
   }
   std::stable_sort(planned.begin(), planned.end(),
                    [](const auto& one, const auto& other) { return one.first < other.first; });
   std::string text;
   for (const auto& [seconds, line] : planned) text += line;
-  return text + "meshes   " + std::to_string(meshes.size()) + " possible, " +
-         std::to_string(planned.size()) + " planned, " + std::to_string(refused) +
-         " do not fit, the others cannot be faster\n";
+  text += "meshes   " + std::to_string(meshes.size()) +
+          " possible: " + std::to_string(planned.size() - alike) + " planned, " +
+          std::to_string(alike) + " with the plan of another, " + std::to_string(refused) +
+          " do not fit, " + std::to_string(left_out_s.size()) + " cannot be faster";
+  if (!left_out_s.empty()) {
+    text += ", at least " + format_seconds(*std::min_element(left_out_s.begin(), left_out_s.end()));
+  }
+  return text + "\n";
 }
 
 }  // namespace sluice::cli

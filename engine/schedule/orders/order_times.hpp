@@ -1,4 +1,4 @@
-// The times of an order's passes alone: messages take no time, and nothing else is in the way.
+// The times of an order's passes alone, with or without messages: nothing else is in the way.
 #pragma once
 
 #include <algorithm>
@@ -31,5 +31,15 @@ struct OrderTimes {
 // Each pass begins as soon as its rank and the passes that it needs are done. Precondition:
 // check_order finds nothing (InternalError if the passes wait in a circle).
 OrderTimes time_order(const PipelineOrder& order, const PassTimes& times);
+
+// The times of a stage that is not like the others, and of its messages.
+struct StageTimes {
+  PassTimes passes;
+  // A whole backward pass has the gradient of the stage's input so long before its end.
+  std::int64_t lead = 0;
+  std::int64_t message = 0;  // from this stage to the next one, or back, if they have two ranks
+};
+// The same with times of each stage.
+OrderTimes time_stages(const PipelineOrder& order, const std::vector<StageTimes>& stages);
 
 }  // namespace sluice::schedule

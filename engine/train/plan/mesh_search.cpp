@@ -125,6 +125,7 @@ std::vector<Planned> plans_of(std::span<const Candidate> candidates,
 void take(MeshChoice& choice, TriedMesh& tried, Planned planned, std::uint64_t& least_missing) {
   if (planned.failure) std::rethrow_exception(planned.failure);
   tried.why = planned.why;
+  tried.planned = true;
   if (!planned.prepared) return;
   if (const planner::Plan* plan = planned.prepared->plan()) {
     tried.step_s = plan->step_s();
@@ -224,6 +225,7 @@ RunEvent meshes_json(const std::vector<TriedMesh>& tried) {
                     {"zero", one.mesh.zero},
                     {"bound_s", one.bound_s},
                     {"step_time_s", one.step_s ? RunEvent(*one.step_s) : RunEvent(nullptr)},
+                    {"planned", one.planned},
                     {"why", one.why}});
   }
   return list;

@@ -34,6 +34,7 @@ struct TriedMesh {
   double bound_s = 0;            // no plan of the mesh is faster
   std::optional<double> step_s;  // of its plan
   std::string why;               // there is no plan; empty if there is, or it could not be faster
+  bool planned = false;          // it has a plan or a refusal of its own
 };
 
 struct MeshChoice {
@@ -58,7 +59,8 @@ MeshChoice choose_mesh(const config::Config& config, const planner::HardwareProf
                        std::int64_t world, MeshScope scope = MeshScope::kPossible,
                        const MeshNotice& notice = {});
 
-// An array with an object for each mesh: data, tensor, pipeline, zero, bound_s, step_time_s or null, why.
+// An array with an object for each mesh: data, tensor, pipeline, zero, bound_s, step_time_s or null,
+// planned, why.
 RunEvent meshes_json(const std::vector<TriedMesh>& tried);
 
 }  // namespace sluice::train

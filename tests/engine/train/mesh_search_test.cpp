@@ -72,6 +72,50 @@ TEST(MeshSearch, FindsTheBestOfAllMeshes) {
   EXPECT_GT(left_out, 0u);
 }
 
+// Every mesh of worlds with slow and fast links, in each order of passes.
+TEST(MeshSearch, NoPlanIsFasterThanItsBound) {
+  std::size_t pipelines = 0;
+  const std::vector<std::vector<std::string>> orders{
+      {"parallel.schedule=gpipe"},
+      {"parallel.schedule=1f1b"},
+      {"parallel.schedule=zb-h1"},
+      {"parallel.schedule=zb-v", "parallel.virtual_stages=2"},
+      {"parallel.schedule=interleaved", "parallel.virtual_stages=2"}};
+  for (std::uint64_t seed = 0; seed < sweep(orders.size()); ++seed) {
+    const std::vector<std::string>& order = orders[seed % orders.size()];
+    SCOPED_TRACE("seed " + std::to_string(seed) + ", " + order.front());
+    Draws draw(seed, "test/bounds");
+    const std::int64_t world = 4;
+    const config::Config drawn = config_of_world(draw, world, draw.chance(2) ? world : 1);
+    const config::Config config =
+        config::parse_config(config::config_to_toml(drawn), "test", order);
+    const MeshChoice all = choose_mesh(config, random_world_profile(draw), world, MeshScope::kAll);
+    for (const TriedMesh& tried : all.tried) {
+      if (!tried.step_s) continue;
+      EXPECT_LE(tried.bound_s, *tried.step_s) << mesh_text(tried.mesh);
+      pipelines += tried.mesh.pipeline > 1;
+    }
+  }
+  EXPECT_GT(pipelines, 10u);
+}
+
+// Where passes are slow and links fast, four stages of eight micro-batches have a bubble of 3 / 8.
+TEST(MeshSearch, ABoundCountsTheBubble) {
+  Draws draw(3, "test/bubble");
+  const config::Config config = config_of_world(draw, 4, 4);
+  planner::HardwareProfile hardware = random_world_profile(draw);
+  hardware.cores = 64;  // the ranks of a node share them
+  hardware.gemm_bf16_flops_per_s = hardware.gemm_f32_flops_per_s = 1e8;
+  hardware.rank_links = planner::RankLinks{1e-9, 1e12, 0, 1e-9, 1e12, 0};
+  std::map<std::int64_t, double> bounds_s;  // by pipeline ranks
+  for (const TriedMesh& tried : choose_mesh(config, hardware, 4).tried) {
+    if (tried.mesh.tensor == 1 && tried.mesh.zero == 0) {
+      bounds_s[tried.mesh.pipeline] = tried.bound_s;
+    }
+  }
+  EXPECT_GT(bounds_s.at(4), 1.3 * bounds_s.at(1));
+}
+
 TEST(MeshSearch, NamesWhyNoMeshGoesWithTheConfiguration) {
   Draws draw(1, "test/meshes");
   const config::Config config = config_of_world(draw, 8, 8);

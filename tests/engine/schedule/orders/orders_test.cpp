@@ -82,6 +82,28 @@ TEST(Orders, HaveTheBubblesOfThePapersAtFourRanks) {
   EXPECT_EQ(time_order(make_1f1b_order(4, 8), {}).makespan, 8 * 3 + 9);
 }
 
+// Two ranks, one micro-batch: forward 1 and 2, backward 4 and 5 in whole passes, messages of 10.
+TEST(Orders, TimesOfStagesCountMessagesAndEarlyGradients) {
+  std::vector<StageTimes> stages(2);
+  stages[0] = {{1, 0, 4}, 0, 10};
+  stages[1] = {{2, 2, 3}, 3, 99};  // behind the last stage is no message
+  const auto makespan = [&](const PipelineOrder& order) {
+    return time_stages(order, stages).makespan;
+  };
+  EXPECT_EQ(makespan(make_gpipe_order(2, 1)), 1 + 10 + 2 + (5 - 3) + 10 + 4);
+  stages[1].lead = 0;
+  EXPECT_EQ(makespan(make_gpipe_order(2, 1)), 1 + 10 + 2 + 5 + 10 + 4);
+  // The halves of a pass are apart, so the message leaves behind the first one.
+  EXPECT_EQ(makespan(make_zb_h1_order(2, 1)), 1 + 10 + 2 + 2 + 10 + 4);
+  for_shapes([](const PipelineShape& shape) {
+    const PipelineOrder order = order_of(shape);
+    StageTimes each;
+    each.passes = {3, 4, 2};
+    const std::vector<StageTimes> alike(order.rank_of_stage.size(), each);
+    ASSERT_EQ(time_stages(order, alike).bubbles, time_order(order, each.passes).bubbles);
+  });
+}
+
 TEST(Orders, KeepAsManyMicrobatchesInFlightAsTheClosedForms) {
   std::size_t equal = 0;
   for_shapes([&](const PipelineShape& shape) {
