@@ -81,7 +81,7 @@ struct Config {
   };
   enum class GradientSum : std::uint8_t { kTree, kRing };
   enum class ServerMode : std::uint8_t { kBsp, kAsp, kRotating };
-  enum class TensorMode : std::uint8_t { k1D, k2D, k2_5D, k3D };
+  enum class TensorMode : std::uint8_t { k1D, k2D, k25D, k3D };
   enum class ContextAttention : std::uint8_t { kAllToAll, kRing };
   enum class Transport : std::uint8_t { kAuto, kGloo, kNccl };
   enum class CheckpointMode : std::uint8_t { kScratch, kDurable };

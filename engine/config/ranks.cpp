@@ -236,12 +236,12 @@ std::optional<RanksProblem> tensor_problem(const Config& config) {
     return RanksProblem{"parallel.sequence",
                         "parallel.sequence is true, which needs parallel.tensor above 1"};
   }
-  if (const auto problem = tensor_share_problem(config)) return problem;
+  if (auto problem = tensor_share_problem(config)) return problem;
   const auto refuse = [&](const std::string& key, const std::string& value) {
     return RanksProblem{
         key, key + " = " + value + " does not go with " + tensor_text(config) + " in this version"};
   };
-  if (const auto problem = sum_problem(config, tensor_text(config))) return problem;
+  if (auto problem = sum_problem(config, tensor_text(config))) return problem;
   kernels::OptimizerOptions rule;
   rule.rule = config.optimizer.name;
   if (kernels::needs_whole_tensors(rule)) {
@@ -260,10 +260,10 @@ std::optional<RanksProblem> tensor_problem(const Config& config) {
 }  // namespace
 
 std::optional<RanksProblem> ranks_problem(const Config& config) {
-  if (const auto problem = tensor_problem(config)) return problem;
-  if (const auto problem = context_problem(config)) return problem;
-  if (const auto problem = pipeline_problem(config)) return problem;
-  if (const auto problem = server_problem(config)) return problem;
+  if (auto problem = tensor_problem(config)) return problem;
+  if (auto problem = context_problem(config)) return problem;
+  if (auto problem = pipeline_problem(config)) return problem;
+  if (auto problem = server_problem(config)) return problem;
   const std::int64_t ranks = config.parallel.data;
   if (ranks == 1) return std::nullopt;
   const std::string ranks_text = "parallel.data = " + std::to_string(ranks);
@@ -285,8 +285,8 @@ std::optional<RanksProblem> ranks_problem(const Config& config) {
                             " it must be 1 or give each rank a power of two of groups, such as " +
                             std::to_string(foldable_groups(groups, ranks))};
   }
-  if (const auto problem = plain_problem(config)) return problem;
-  if (const auto problem = node_problem(config)) return problem;
+  if (auto problem = plain_problem(config)) return problem;
+  if (auto problem = node_problem(config)) return problem;
   return partial_problem(config);
 }
 
