@@ -493,9 +493,8 @@ TEST(Config, EachChoiceComesBackAsItWasWritten) {
 
 TEST(Config, SettingsNotYetBuiltAreRefusedByName) {
   EXPECT_NO_THROW(check_supported(parse(kSmall)));
-  for (const std::string assignment :
-       {"data.format=megatron", "model.from=somewhere", "train.reduction=sequential",
-        "parallel.tensor_mode=2.5d"}) {
+  for (const std::string assignment : {"data.format=megatron", "model.from=somewhere",
+                                       "train.reduction=sequential", "parallel.tensor_mode=2.5d"}) {
     const Config config = parse(kSmall, {"train.accumulate=2", assignment});
     const std::string words = testing::message_of<InputError>([&] { check_supported(config); });
     const std::string path = assignment.substr(0, assignment.find('='));
