@@ -67,7 +67,7 @@ class PlacedBoxes {
       void clear_from(std::uint32_t first);
       void insert_at(std::uint32_t at, const Box& box, std::uint64_t offset_bytes);
     };
-    // Of 64 entries from `first` on; bit i is set if entry first + i lives at a common position.
+    // A mask of 64 entries from `first` on; bit i is set if entry first + i lives at a common position.
     struct Overlaps {
       std::uint64_t mask, count;
     };

@@ -260,12 +260,12 @@ std::optional<DurableFound> find_durable_of_ranks(const std::string& directory,
     if (!found || (newest && newest->manifest.step >= found->manifest.step)) continue;
     newest = std::move(found);
   }
-  // Of a job that was killed, this is no more than a note. Where nothing else is found it is the
-  // reason.
-  for (const PassedOver& commit : incomplete) {
-    if (newest) log(LogLevel::kInfo, "passed over: " + commit.why);
+  // A killed job leaves such a commit. If nothing else is found it is the reason, and else a note.
+  if (!newest) {
+    passed_over.insert(passed_over.end(), incomplete.begin(), incomplete.end());
+    return newest;
   }
-  if (!newest) passed_over.insert(passed_over.end(), incomplete.begin(), incomplete.end());
+  for (const PassedOver& commit : incomplete) log(LogLevel::kInfo, "passed over: " + commit.why);
   return newest;
 }
 

@@ -1,4 +1,4 @@
-// 630 lines because a block's passes share the cut of its buffers.
+// Over 800 lines because a block's passes share the cut of its buffers.
 //
 // A transformer block, pre-norm: x + attention(norm(x)), then r + mlp(norm(r)).
 //

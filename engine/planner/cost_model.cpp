@@ -401,7 +401,7 @@ StepRates::StateWork CostModel::state_work(PricedKernels& kernels) {
     return best * static_cast<double>(total);
   };
   StepRates::StateWork work;
-  // Of the rank's own parts in a tensor group.
+  // A rank of a tensor group works on its own parts.
   std::uint64_t own = 0;
   for (std::size_t unit = 0; unit < model_.unit_count(); ++unit) {
     for (const model::PlacedTensor& tensor : model_.layout(unit).tensors()) {

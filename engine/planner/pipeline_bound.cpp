@@ -120,8 +120,8 @@ class CutBound {
                     kSecondsOfNs * static_cast<double>(between) + all.sums_s + all.gathers_s);
   }
 
-  // Of data-parallel rank 0 on the pipeline rank: the parts of its shard that it receives, and the
-  // shards of the others.
+  // Data-parallel rank 0 on the pipeline rank receives the parts of its shard, and the shards of the
+  // others.
   Exchanges exchanges_of(std::int32_t pipeline_rank, std::int32_t unit) const {
     const schedule::RankView& view = model_.view;
     if (view.is_alone() || view.has_server || sums_by_place(config_)) return {};

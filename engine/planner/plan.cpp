@@ -266,7 +266,9 @@ std::variant<Plan, Refusal> plan_pipeline(const config::Config& config, schedule
     std::vector<CandidateGroup> groups = pipeline_candidates(config, step);
     leave_out_long_steps(config, step, groups);
     std::optional<RankClasses> classes = classes_of(step, config, scope, costs);
-    const bool alike = !sums_by_place(config) && !config.parallel.server;
+    // Whole tensors are dealt to ranks by their sizes, so the first rank may have none of a stage.
+    const bool alike = !sums_by_place(config) && !config.parallel.server &&
+                       !kernels::needs_whole_tensors(step.optimizer);
     if (classes && alike) classes = one_class_each(*classes);
     Trials trials(step, costs, fixed_need(config, step), others(step),
                   classes ? ranks_of_classes(step, *classes) : ranks_of_pipeline(step),

@@ -26,7 +26,7 @@ void combine_parts(schedule::CutKind kind, std::span<const void* const> parts, D
 
 class StagedCut {
  public:
-  // What a cut needs. members: of the group, as ranks of `messages`. staging: staging_bytes(members).
+  // The means of a cut. members: of the group, as ranks of `messages`. staging: staging_bytes(members).
   struct Way {
     collectives::Communicator& messages;
     device::Stream& stream;

@@ -19,7 +19,7 @@ void add(StreamHandle stream, const void* a, const void* b, void* out, std::int6
 void column_sum(StreamHandle stream, const void* x, void* out, std::int64_t rows, std::int64_t cols,
                 DType dtype);
 
-// Of any dtype; bits are copied.
+// Elements of any dtype; bits are copied.
 void copy_columns(StreamHandle stream, const void* in, Kernels::Columns from, void* out,
                   Kernels::Columns to, std::int64_t rows, std::int64_t cols, DType dtype);
 

@@ -13,6 +13,41 @@ namespace {
 
 using namespace testing;
 
+// All ranks together send these in their tensor and context groups, in a step.
+std::uint64_t bytes_in_groups(const config::Config& config) {
+  const planner::Plan plan = plan_of_world(config);
+  std::uint64_t sent = 0;
+  for (const planner::RankFigures& rank : plan.ranks) sent += rank.sent.inner;
+  return sent;
+}
+
+model::Model first_model(const config::Config& config) {
+  return model::Model(config::model_shape(config), config::tensor_share(config, 0));
+}
+
+// A rank's elements, and once more the embedding's of 64 columns, whose second use has a gradient of
+// its own. tokens: most of a rank.
+std::uint64_t gradient_elems(const config::Config& config, std::uint64_t tokens) {
+  const model::Model model = first_model(config);
+  std::uint64_t elems = tokens * 64;
+  for (std::size_t unit = 0; unit < model.unit_count(); ++unit) {
+    elems += model.layout(unit).elems();
+  }
+  return elems;
+}
+
+// Blocks of tensors in parts, each with a partial of the norm.
+std::uint64_t norm_blocks(const config::Config& config) {
+  const model::Model model = first_model(config);
+  std::uint64_t blocks = 0;
+  for (std::size_t unit = 0; unit < model.unit_count(); ++unit) {
+    for (const model::PlacedTensor& placed : model.layout(unit).tensors()) {
+      if (placed.spec.is_part()) blocks += ceil_div(placed.spec.place_elems(), kLawBlockElems);
+    }
+  }
+  return blocks;
+}
+
 // docs/design/tensor.md derives the terms. Phi = rows * hidden.
 TEST(Tensor, SendAsManyElementsAsTheFormulaSays) {
   const std::uint64_t layers = 2, microbatches = 2, rows = 2 * 16, phi = rows * 64;
@@ -26,7 +61,6 @@ TEST(Tensor, SendAsManyElementsAsTheFormulaSays) {
          recomputes ? "recompute.policy=unit" : "recompute.policy=none",
          sequence ? "parallel.sequence=true" : "parallel.sequence=false"},
         static_cast<int>(ranks));
-    const planner::Plan plan = plan_of_world(config);
     // Embedding; two of each layer in each pass, one more to make a layer again; head.
     std::uint64_t sums = phi + layers * (recomputes ? 5 : 4) * phi + phi + 3 * rows;
     std::uint64_t halves = 0;  // scatters and gathers
@@ -38,19 +72,12 @@ TEST(Tensor, SendAsManyElementsAsTheFormulaSays) {
     // The sums of k's and v's gradients among the ranks that share a head of 16 columns.
     const std::uint64_t sharers = std::max<std::uint64_t>(ranks / kv_heads, 1);
     const std::uint64_t copies = layers * 2 * 16 * (64 + 1) * kv_heads * 2 * (sharers - 1);
-    const model::Model model(config::model_shape(config), config::tensor_share(config, 0));
-    std::uint64_t blocks = 0;
-    for (std::size_t unit = 0; unit < model.unit_count(); ++unit) {
-      for (const model::PlacedTensor& tensor : model.layout(unit).tensors()) {
-        if (tensor.spec.is_part()) blocks += ceil_div(tensor.spec.place_elems(), kLawBlockElems);
-      }
-    }
-    std::uint64_t sent = 0;
-    for (const planner::RankFigures& rank : plan.ranks) sent += rank.sent.inner;
+    const std::uint64_t blocks = norm_blocks(config);
     // All ranks together: a half sends each element to all others of its rank, or from them.
-    EXPECT_EQ(sent, (ranks - 1) * (microbatches * (2 * sums + halves) * sizeof(float) +
-                                   2 * blocks * sizeof(double)) +
-                        microbatches * copies * sizeof(float))
+    EXPECT_EQ(bytes_in_groups(config),
+              (ranks - 1) * (microbatches * (2 * sums + halves) * sizeof(float) +
+                             2 * blocks * sizeof(double)) +
+                  microbatches * copies * sizeof(float))
         << i;
   }
 }
@@ -65,19 +92,13 @@ TEST(Context, SendAsManyElementsAsTheFormulaSays) {
         bench,
         {"model.family=gpt2", recomputes ? "recompute.policy=unit" : "recompute.policy=none"},
         static_cast<int>(ranks));
-    const planner::Plan plan = plan_of_world(config);
-    const model::Model model(config::model_shape(config), config::tensor_share(config, 0));
-    std::uint64_t gradients = 277 * 64;  // of the tied use
-    for (std::size_t unit = 0; unit < model.unit_count(); ++unit) {
-      gradients += model.layout(unit).elems();
-    }
+    const std::uint64_t gradients = gradient_elems(config, 277);
     const std::uint64_t layers = 2, microbatches = 2, rows = 16, phi = rows * 64;
     // q, k, v and output, both ways, and once more to make a layer again.
     const std::uint64_t exchanged = layers * (recomputes ? 3 : 2) * 4 * phi;
-    std::uint64_t sent = 0;
-    for (const planner::RankFigures& rank : plan.ranks) sent += rank.sent.inner;
-    EXPECT_EQ(sent, microbatches * (exchanged * sizeof(float) * (ranks - 1) / ranks +
-                                    2 * (ranks - 1) * (gradients * sizeof(float) + 8)))
+    EXPECT_EQ(bytes_in_groups(config),
+              microbatches * (exchanged * sizeof(float) * (ranks - 1) / ranks +
+                              2 * (ranks - 1) * (gradients * sizeof(float) + 8)))
         << i;
   }
 }
@@ -94,19 +115,14 @@ TEST(Ring, SendAsManyElementsAsTheFormulaSays) {
                   "train.precision=bf16",
                   recomputes ? "recompute.policy=unit" : "recompute.policy=none"},
         static_cast<int>(ranks));
-    const planner::Plan plan = plan_of_world(config);
-    const model::Model model(config::model_shape(config), config::tensor_share(config, 0));
-    std::uint64_t gradients = 277 * 64;  // of the tied use
-    for (std::size_t unit = 0; unit < model.unit_count(); ++unit) {
-      gradients += model.layout(unit).elems();
-    }
+    const std::uint64_t gradients = gradient_elems(config, 277);
     const std::uint64_t layers = 2, microbatches = 2, keys = 16 * 2 * 32;  // of 2 heads of 16
     // Keys and values in bf16 forward and backward, and once more to make a layer again; their
     // gradients in fp32.
     const std::uint64_t hops = layers * keys * ((recomputes ? 3 : 2) * 2 + sizeof(float));
-    std::uint64_t sent = 0;
-    for (const planner::RankFigures& rank : plan.ranks) sent += rank.sent.inner;
-    EXPECT_EQ(sent, (ranks - 1) * microbatches * (hops + 2 * (gradients * 2 + 8))) << i;
+    EXPECT_EQ(bytes_in_groups(config),
+              (ranks - 1) * microbatches * (hops + 2 * (gradients * 2 + 8)))
+        << i;
   }
 }
 
@@ -127,16 +143,8 @@ TEST(TensorAndContext, SendAsManyElementsAsTheFormulaSays) {
          recomputes ? "recompute.policy=unit" : "recompute.policy=none",
          sequence ? "parallel.sequence=true" : "parallel.sequence=false"},
         static_cast<int>(contexts));
-    const planner::Plan plan = plan_of_world(config);
-    const model::Model model(config::model_shape(config), config::tensor_share(config, 0));
-    std::uint64_t gradients = 139 * 64;  // of the tied use, with the most tokens of a rank
-    std::uint64_t blocks = 0;
-    for (std::size_t unit = 0; unit < model.unit_count(); ++unit) {
-      gradients += model.layout(unit).elems();
-      for (const model::PlacedTensor& placed : model.layout(unit).tensors()) {
-        if (placed.spec.is_part()) blocks += ceil_div(placed.spec.place_elems(), kLawBlockElems);
-      }
-    }
+    const std::uint64_t gradients = gradient_elems(config, 139);
+    const std::uint64_t blocks = norm_blocks(config);
     // Embedding, layers, head, as in a tensor group alone. A norm's gradient is of each group's rows.
     std::uint64_t sums = phi + layers * (recomputes ? 5 : 4) * phi + phi + 3 * rows;
     std::uint64_t halves = 0;
@@ -154,9 +162,7 @@ TEST(TensorAndContext, SendAsManyElementsAsTheFormulaSays) {
     const std::uint64_t in_context_groups =
         microbatches *
         (attention * sizeof(float) + tensor * 2 * (contexts - 1) * (gradients * sizeof(float) + 8));
-    std::uint64_t sent = 0;
-    for (const planner::RankFigures& rank : plan.ranks) sent += rank.sent.inner;
-    EXPECT_EQ(sent, in_tensor_groups + in_context_groups) << i;
+    EXPECT_EQ(bytes_in_groups(config), in_tensor_groups + in_context_groups) << i;
   }
 }
 

@@ -96,7 +96,7 @@ using RankFailure = std::function<void(int rank, const std::exception& error)>;
 // Called on the thread of each rank behind its last step.
 using RankEnd = std::function<void(train::Session& session)>;
 
-// What a rank runs, and the step that it has made.
+// The session of a rank, and the step that it has made.
 struct RankStep {
   int rank = 0;
   std::int64_t step = 0;
