@@ -220,12 +220,6 @@ std::optional<RanksProblem> context_problem(const Config& config) {
     return RanksProblem{"train.micro_batch", "train.micro_batch must be 1 with " + text +
                                                  ", whose ranks have parts of one sequence each"};
   }
-  // The GPU's kernels have no parts of attention.
-  if (ring && config.memory.backend == Config::Backend::kCuda) {
-    return RanksProblem{"parallel.context_attention",
-                        "parallel.context_attention = \"ring\" does not go with memory.backend = "
-                        "\"cuda\" in this version"};
-  }
   return sum_problem(config, text);
 }
 

@@ -94,6 +94,11 @@ std::uint64_t DescribedKernels::attention_workspace_bytes(
   return fused ? std::max(sums, fused_attention_bytes(shape)) : sums;
 }
 
+std::uint64_t DescribedKernels::attention_part_workspace_bytes(
+    const kernels::AttentionPart& part) const {
+  return aligned(unsigned_of(part.heads * part.queries) * sizeof(float));
+}
+
 std::uint64_t DescribedKernels::embedding_backward_workspace_bytes(std::int64_t rows,
                                                                    std::int64_t vocab) const {
   return unsigned_of(rows + vocab) * 2 * sizeof(std::int32_t);

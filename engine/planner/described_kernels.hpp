@@ -20,6 +20,7 @@ class DescribedKernels final : public PricedKernels {
   const char* arithmetic() const override { return "described"; }
   std::uint64_t gemm_workspace_bytes(const kernels::GemmShape& shape) const override;
   std::uint64_t attention_workspace_bytes(const kernels::AttentionShape& shape) const override;
+  std::uint64_t attention_part_workspace_bytes(const kernels::AttentionPart& part) const override;
   std::uint64_t embedding_backward_workspace_bytes(std::int64_t rows,
                                                    std::int64_t vocab) const override;
   std::uint64_t head_workspace_bytes(const kernels::HeadShape& shape) const override;

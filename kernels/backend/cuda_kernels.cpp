@@ -14,6 +14,7 @@
 #include "device/cuda/cuda_device.hpp"
 #include "kernels/cuda/activations.hpp"
 #include "kernels/cuda/attention.hpp"
+#include "kernels/cuda/attention_part.hpp"
 #include "kernels/cuda/cross_entropy.hpp"
 #include "kernels/cuda/elementwise.hpp"
 #include "kernels/cuda/embedding.hpp"
@@ -163,6 +164,21 @@ class CudaKernels final : public Kernels {
       return;
     }
     cuda::attention_backward(stream_, shape, dout, qkv, out, lse, dqkv, workspace);
+  }
+
+  std::uint64_t attention_part_workspace_bytes(const AttentionPart& part) const override {
+    return cuda::attention_part_workspace_bytes(part);
+  }
+
+  void attention_part_forward(const AttentionPart& part, const void* qkv, const void* kv,
+                              bool first, float* out, float* lse, void* /*workspace*/) override {
+    cuda::attention_part_forward(stream_, part, qkv, kv, first, out, lse);
+  }
+
+  void attention_part_backward(const AttentionPart& part, const void* dout, const void* qkv,
+                               const void* kv, const void* out, const float* lse, float* dq,
+                               float* dkv, void* workspace) override {
+    cuda::attention_part_backward(stream_, part, dout, qkv, kv, out, lse, dq, dkv, workspace);
   }
 
   void embedding_forward(const std::int32_t* tokens, TokenRange range, const void* table,

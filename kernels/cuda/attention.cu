@@ -20,10 +20,6 @@ void check(const AttentionShape& shape) {
   SLUICE_CHECK_MSG(shape.head_dim <= kMaxHeadDim, "attention on CUDA needs head_dim <= 256");
 }
 
-float scale_of(const AttentionShape& shape) {
-  return 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
-}
-
 // Copies move 16 bytes at a time.
 bool aligned(const void* data) {
   return reinterpret_cast<std::uintptr_t>(data) % 16 == 0;
@@ -51,6 +47,8 @@ __global__ void delta_kernel(AttentionLayout layout, const T* dout, const T* out
   if (lane_index() == 0) delta[layout.statistic(b, head) + t] = sum;
 }
 
+}  // namespace
+
 void launch_delta(StreamHandle stream, const AttentionShape& shape, const void* dout,
                   const void* out, float* delta) {
   const std::int64_t rows = shape.batch * shape.time * shape.heads;
@@ -64,8 +62,6 @@ void launch_delta(StreamHandle stream, const AttentionShape& shape, const void* 
   });
 }
 
-}  // namespace
-
 std::uint64_t attention_workspace_bytes(const AttentionShape& shape) {
   check(shape);
   const auto rows = static_cast<std::uint64_t>(shape.batch * shape.heads * shape.time);
@@ -76,7 +72,8 @@ void attention_forward(StreamHandle stream, const AttentionShape& shape, const v
                        float* lse, void* /*workspace*/) {
   check(shape);
   SLUICE_CHECK(aligned(qkv) && aligned(out));
-  const AttentionForward arguments{layout_of(shape), scale_of(shape), qkv, out, lse};
+  const AttentionForward arguments{layout_of(shape), attention_scale(shape.head_dim), qkv, out,
+                                   lse};
   const auto run = on_tensor_cores(shape) ? tensor_core_forward : plain_forward;
   run(stream, shape.dtype, arguments);
 }
@@ -88,7 +85,8 @@ void attention_backward(StreamHandle stream, const AttentionShape& shape, const 
   SLUICE_CHECK(aligned(qkv) && aligned(out) && aligned(dout) && aligned(dqkv));
   auto* const delta = static_cast<float*>(workspace);
   launch_delta(stream, shape, dout, out, delta);
-  const AttentionBackward arguments{layout_of(shape), scale_of(shape), dout, qkv, lse, delta, dqkv};
+  const AttentionBackward arguments{
+      layout_of(shape), attention_scale(shape.head_dim), dout, qkv, lse, delta, dqkv};
   const auto run = on_tensor_cores(shape) ? tensor_core_backward : plain_backward;
   run(stream, shape.dtype, arguments);
 }

@@ -42,6 +42,11 @@ inline AttentionLayout layout_of(const AttentionShape& shape) {
   return {shape.batch, shape.time, shape.heads, shape.kv_heads, shape.head_dim};
 }
 
+// The factor of scores.
+inline float attention_scale(std::int64_t head_dim) {
+  return 1.0f / std::sqrt(static_cast<float>(head_dim));
+}
+
 struct AttentionForward {
   AttentionLayout layout;
   float scale;  // factor of scores: 1 / sqrt(head_dim)
@@ -80,6 +85,9 @@ inline dim3 attention_grid(const AttentionLayout& layout, std::int64_t heads, st
   return dim3(static_cast<unsigned>(blocks));
 }
 
+// delta of attention's arrays (attention.cu).
+void launch_delta(StreamHandle stream, const AttentionShape& shape, const void* dout,
+                  const void* out, float* delta);
 // Tensor cores. dtype: kBF16 or kF16; head_dim: a multiple of 8.
 void tensor_core_forward(StreamHandle stream, DType dtype, const AttentionForward& arguments);
 void tensor_core_backward(StreamHandle stream, DType dtype, const AttentionBackward& arguments);

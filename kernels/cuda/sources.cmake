@@ -17,6 +17,7 @@ set(SLUICE_CUDA_SOURCES
   attention.cu
   attention_backward.cu
   attention_forward.cu
+  attention_part.cu
   attention_plain.cu
   cross_entropy.cu
   ../backend/cuda_kernels.cpp

@@ -65,6 +65,10 @@ class BackendArray {
   }
   void* data() { return static_cast<std::byte*>(memory_.data()) + offset_bytes_; }
   const void* data() const { return static_cast<const std::byte*>(memory_.data()) + offset_bytes_; }
+  const void* at(std::int64_t elem) const {
+    return static_cast<const std::byte*>(data()) +
+           static_cast<std::size_t>(elem) * dtype_bytes(type_);
+  }
   float* floats() { return static_cast<float*>(data()); }
   DTypeArray read() const {
     DTypeArray values(type_, elems_);

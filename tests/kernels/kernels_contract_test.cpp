@@ -1,6 +1,7 @@
 // The host keeps the contract of Kernels.
 #include "tests/contract/activations_contract.hpp"
 #include "tests/contract/attention_contract.hpp"
+#include "tests/contract/attention_part_contract.hpp"
 #include "tests/contract/elementwise_contract.hpp"
 #include "tests/contract/embedding_contract.hpp"
 #include "tests/contract/gemm_contract.hpp"
@@ -16,6 +17,7 @@ using kernels::host::HostBackend;
 INSTANTIATE_TYPED_TEST_SUITE_P(Host, GemmContract, HostBackend);
 INSTANTIATE_TYPED_TEST_SUITE_P(Host, HeadContract, HostBackend);
 INSTANTIATE_TYPED_TEST_SUITE_P(Host, AttentionContract, HostBackend);
+INSTANTIATE_TYPED_TEST_SUITE_P(Host, AttentionPartContract, HostBackend);
 INSTANTIATE_TYPED_TEST_SUITE_P(Host, NormContract, HostBackend);
 INSTANTIATE_TYPED_TEST_SUITE_P(Host, ActivationContract, HostBackend);
 INSTANTIATE_TYPED_TEST_SUITE_P(Host, ElementwiseContract, HostBackend);

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "kernels/cuda/attention.hpp"
+#include "kernels/cuda/attention_part.hpp"
 #include "kernels/cuda/embedding.hpp"
 #include "kernels/cuda/fused_attention.hpp"
 #include "kernels/cuda/gemm_cublaslt.hpp"
@@ -48,6 +49,10 @@ TEST(DescribedKernels, AnswerTheSizesOfTheGpusKernels) {
           const std::uint64_t own = cuda::attention_workspace_bytes(shape);
           EXPECT_EQ(described.attention_workspace_bytes(shape),
                     dtype == DType::kF32 ? own : std::max(own, cuda::fused_attention_bytes(shape)))
+              << batch << " " << time << " " << kv_heads;
+          const kernels::AttentionPart part{time, batch, 40, kv_heads, 128, false, time, dtype};
+          EXPECT_EQ(described.attention_part_workspace_bytes(part),
+                    cuda::attention_part_workspace_bytes(part))
               << batch << " " << time << " " << kv_heads;
         }
       }

@@ -2,6 +2,7 @@
 // libraries.
 #include "tests/contract/activations_contract.hpp"
 #include "tests/contract/attention_contract.hpp"
+#include "tests/contract/attention_part_contract.hpp"
 #include "tests/contract/elementwise_contract.hpp"
 #include "tests/contract/embedding_contract.hpp"
 #include "tests/contract/gemm_contract.hpp"
@@ -17,6 +18,7 @@ using kernels::cuda::OwnCuda;
 INSTANTIATE_TYPED_TEST_SUITE_P(Cuda, GemmContract, OwnCuda);
 INSTANTIATE_TYPED_TEST_SUITE_P(Cuda, HeadContract, OwnCuda);
 INSTANTIATE_TYPED_TEST_SUITE_P(Cuda, AttentionContract, OwnCuda);
+INSTANTIATE_TYPED_TEST_SUITE_P(Cuda, AttentionPartContract, OwnCuda);
 INSTANTIATE_TYPED_TEST_SUITE_P(Cuda, NormContract, OwnCuda);
 INSTANTIATE_TYPED_TEST_SUITE_P(Cuda, ActivationContract, OwnCuda);
 INSTANTIATE_TYPED_TEST_SUITE_P(Cuda, ElementwiseContract, OwnCuda);

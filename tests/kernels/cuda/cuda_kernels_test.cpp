@@ -17,6 +17,7 @@
 #include "base/error.hpp"
 #include "device/cuda/cuda_device.hpp"
 #include "tests/contract/attention_contract.hpp"
+#include "tests/contract/attention_part_contract.hpp"
 #include "tests/contract/head_contract.hpp"
 #include "tests/kernels/cuda/cuda_backend.hpp"
 #include "tests/kernels/host_backend.hpp"
@@ -90,6 +91,28 @@ TYPED_TEST(BesideTheHost, AttentionAgrees) {
   }
 }
 
+// Both sides are fp32 until the caller rounds.
+TYPED_TEST(BesideTheHost, PartsOfAttentionAgree) {
+  for (const DType dtype : sluice::testing::kActDTypes) {
+    const sluice::testing::Parts parts{{1, 60, 4, 2, 16, dtype}, 28};
+    const DTypeArray qkv(dtype, host::normal_floats(sluice::testing::qkv_elems(parts.shape), 13));
+    const DTypeArray dout(dtype, host::normal_floats(sluice::testing::out_elems(parts.shape), 14));
+    const auto near = [](double at) { return 1e-5 * (1.0 + std::abs(at)); };
+    const auto got =
+        sluice::testing::attend_in_parts<TypeParam>(this->kernels(), parts, qkv, {0, 1, 2});
+    const auto want =
+        sluice::testing::attend_in_parts<HostBackend>(*this->host_, parts, qkv, {0, 1, 2});
+    sluice::testing::expect_near(got.out, doubles(want.out), near, "out");
+    sluice::testing::expect_near(got.lse, doubles(want.lse), near, "lse");
+    const auto saved = sluice::testing::saved_of(parts, want);
+    sluice::testing::expect_near(sluice::testing::attend_backward_in_parts<TypeParam>(
+                                     this->kernels(), parts, dout, qkv, saved),
+                                 doubles(sluice::testing::attend_backward_in_parts<HostBackend>(
+                                     *this->host_, parts, dout, qkv, saved)),
+                                 near, "gradients");
+  }
+}
+
 class CudaKernelsTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -123,6 +146,7 @@ TEST_F(CudaKernelsTest, EveryCallIsQueuedOnTheStream) {
   const GemmShape product{8, 8, 8, false, true, kType, kType};
   const NormShape norm{4, 16, false, 1e-5f, kType};
   const AttentionShape attention{1, 4, 2, 1, 8, kType};
+  const AttentionPart part{4, 4, 2, 1, 8, true, 4, kType};
   const HeadShape head{4, 8, 8, kType};
   const Kernels::Block blocks[] = {{0, 64}};
   const ParameterSegment segment{.begin = 0, .end = 64, .tensor = {8, 8, true}};
@@ -150,6 +174,10 @@ TEST_F(CudaKernelsTest, EveryCallIsQueuedOnTheStream) {
       {"rope", [&] { k.rope(attention, 1e4f, false, out); }},
       {"attention_forward", [&] { k.attention_forward(attention, in, out, sums + 64, w); }},
       {"attention_backward", [&] { k.attention_backward(attention, in, in, in, floats, out, w); }},
+      {"attention_part_forward",
+       [&] { k.attention_part_forward(part, in, in, true, sums, sums + 64, w); }},
+      {"attention_part_backward",
+       [&] { k.attention_part_backward(part, in, in, in, in, floats, sums, sums + 64, w); }},
       {"embedding_forward",
        [&] { k.embedding_forward(tokens.data(), all_tokens(8), in, in, out, 8, 4, 8, kType); }},
       {"embedding_backward",

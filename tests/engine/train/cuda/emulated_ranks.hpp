@@ -56,20 +56,28 @@ class EmulatedRanks : public GpuSession {
       expect_near(first.norms[i], one.norms[i]);
     }
   }
-  static void expect_near(std::uint64_t got, std::uint64_t want) {
+  static void expect_near(std::uint64_t got, std::uint64_t want, double tolerance = 1e-4) {
     const double near = std::bit_cast<double>(want);
-    EXPECT_NEAR(std::bit_cast<double>(got), near, 1e-4 * near);
+    EXPECT_NEAR(std::bit_cast<double>(got), near, tolerance * near);
   }
   // The record that all ranks have.
   RanksRecord train_group(const Overrides& how) const {
-    const config::Config config = config_of(how);
-    const RanksRun run = train_on_ranks(config, options_of_rank_0(config), kSteps, {}, -1, gpus());
+    return train_group_on(config_of(how), backend(), gpus());
+  }
+  RanksRecord train_group_on_host(const Overrides& how) const {
+    const config::Config config = config_of(how + Overrides{"memory.backend=host"});
+    return train_group_on(config, one_threaded_backend(config), {});
+  }
+  static RanksRecord train_group_on(const config::Config& config, const train::Backend& on,
+                                    const RankDevices& devices) {
+    const RanksRun run =
+        train_on_ranks(config, options_of_rank_0(config, on), kSteps, {}, -1, devices);
     for (const RanksRecord& rank : run.ranks) EXPECT_EQ(rank, run.ranks.front());
     EXPECT_EQ(run.sent_bytes, run.planned_bytes);
     return run.ranks.front();
   }
-  schedule::StepOptions options_of_rank_0(const config::Config& config) const {
-    const train::Backend on = backend();
+  static schedule::StepOptions options_of_rank_0(const config::Config& config,
+                                                 const train::Backend& on) {
     const model::Model model(config::model_shape(config), config::tensor_share(config, 0));
     auto result = planner::make_plan(config, model, *on.device_kernels, {}, on.host_kernels.get());
     if (auto* refusal = std::get_if<planner::Refusal>(&result)) {
