@@ -19,7 +19,7 @@ TEST(TensorSweep, MeshesHaveTheBitsOfTheirGroup) {
 // Symbolically, each under an adverse timing.
 TEST(TensorSweep, AnyMeshMakesTheTermsOfItsGroup) {
   std::size_t tried = 0;
-  for (std::size_t i = 0; tried < 480; ++i) {
+  for (std::size_t i = 0; tried < 840; ++i) {
     tried += expect_groups_terms(tensor_world(i * 523 % kTensorWorlds)) ? 1 : 0;
     if (HasFailure()) return;
   }
@@ -28,6 +28,13 @@ TEST(TensorSweep, AnyMeshMakesTheTermsOfItsGroup) {
 TEST(TensorSweep, MeshesHaveTheBitsOfTheirRing) {
   for (std::size_t i = 8; i < 8 + sweep(32); ++i) {
     expect_context_bits(i, "ring");
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST(TensorSweep, MeshesHaveTheBitsOfTheirHeads) {
+  for (std::size_t i = 8; i < 8 + sweep(32); ++i) {
+    expect_context_bits(i, "all_to_all");
     if (HasFatalFailure()) return;
   }
 }

@@ -55,6 +55,29 @@ inline constexpr std::array<std::string_view, kMutationCount> kMutationNames{"dr
                                                                              "leave_out_reduction",
                                                                              "forge_cut"};
 
+// The schedule with its instructions in another order (old positions in new order; missing ones
+// are dropped, and some may come again), deps following their instructions.
+inline schedule::Schedule with_order(const schedule::Schedule& schedule,
+                                     const std::vector<std::size_t>& order) {
+  schedule::Schedule made = schedule;
+  made.instructions.clear();
+  std::vector<schedule::InstructionId> new_id(schedule.instructions.size(), schedule::kNoId);
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    new_id[order[i]] = static_cast<schedule::InstructionId>(i);
+  }
+  for (const std::size_t old : order) {
+    schedule::Instruction instruction = schedule.instructions[old];
+    instruction.id = static_cast<schedule::InstructionId>(made.instructions.size());
+    schedule::Deps deps;
+    for (const schedule::InstructionId dep : instruction.deps) {
+      if (new_id[dep] != schedule::kNoId) deps.push_back(new_id[dep]);
+    }
+    instruction.deps = std::move(deps);
+    made.instructions.push_back(std::move(instruction));
+  }
+  return made;
+}
+
 class Mutator {
  public:
   Mutator(const schedule::Schedule& schedule, std::uint64_t seed)
@@ -127,26 +150,8 @@ class Mutator {
     return places[below(places.size())];
   }
 
-  // The schedule with its instructions in another order (old positions in new order; missing ones
-  // are dropped), deps following their instructions.
   schedule::Schedule reordered(const std::vector<std::size_t>& order) const {
-    schedule::Schedule mutant = schedule_;
-    mutant.instructions.clear();
-    std::vector<schedule::InstructionId> new_id(schedule_.instructions.size(), schedule::kNoId);
-    for (std::size_t i = 0; i < order.size(); ++i) {
-      new_id[order[i]] = static_cast<schedule::InstructionId>(i);
-    }
-    for (const std::size_t old : order) {
-      schedule::Instruction instruction = schedule_.instructions[old];
-      instruction.id = new_id[old];
-      schedule::Deps deps;
-      for (const schedule::InstructionId dep : instruction.deps) {
-        if (new_id[dep] != schedule::kNoId) deps.push_back(new_id[dep]);
-      }
-      instruction.deps = std::move(deps);
-      mutant.instructions.push_back(std::move(instruction));
-    }
-    return mutant;
+    return with_order(schedule_, order);
   }
   std::vector<std::size_t> list_order() const {
     std::vector<std::size_t> order(schedule_.instructions.size());

@@ -53,6 +53,9 @@ class StepChain {
   // The results of the last pass are dropped; the state that it found stays.
   void give_up() { left_ = left_.given_up(); }
 
+  // The state behind the last pass.
+  const schedule::CarriedState& left() const { return left_; }
+
   using State = std::map<std::pair<StateKind, std::int32_t>, schedule::Term>;
   std::vector<schedule::Term> norms;
   std::vector<std::map<std::int32_t, schedule::Term>> losses;

@@ -209,8 +209,7 @@ class Machine {
 
   // Ranks of a tensor group hold other parts of a unit, those of a context group the same.
   std::uint64_t part_of(const Buffer& home) const {
-    if (ops_.segments().cuts_sequences()) return 0;
-    return static_cast<std::uint64_t>(ops_.segments().place_of(home.rank));
+    return static_cast<std::uint64_t>(ops_.segments().part_of(home.rank));
   }
 
   void enter_as_left(const Buffer& home) {
@@ -467,12 +466,21 @@ class Machine {
     for (auto& [key, list] : found)
       result_.found[key] = schedule::symbolic::SymbolicOps::fold(std::move(list));
     result_.losses = ops_.losses();
+    std::map<std::int32_t, std::set<Term>> losses;  // of all ranks
     for (const Buffer& buffer : schedule_.buffers) {
       if (!buffer.persistent || buffer.role != BufferRole::kLoss) continue;
       // A home that this schedule did not fill (evaluation has one micro-batch) is no error.
       if (!result_.losses.contains(buffer.microbatch)) continue;
       const std::vector<schedule::symbolic::Part> parts = read_at_exit(buffer);
-      if (parts.size() == 1) result_.losses[buffer.microbatch] = parts.front().term;
+      if (parts.size() == 1) losses[buffer.microbatch].insert(parts.front().term);
+    }
+    for (const auto& [microbatch, terms] : losses) {
+      symbolic::TermHash all;
+      for (const Term& term : terms) all.add(term);
+      result_.losses[microbatch] = terms.size() == 1 ? *terms.begin() : all.value();
+    }
+    for (const InstructionId id : ops_.segments().mixed()) {
+      error(id, "finds other values than its pass and the ranks of its group have left");
     }
     result_.norm = ops_.norm();
   }

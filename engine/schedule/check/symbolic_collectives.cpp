@@ -87,7 +87,7 @@ void SymbolicOps::cross_value(const Instruction& instruction,
     }
     const bool given = instruction.reduction == CutKind::kScatter && owner != own;
     const Term made = given ? segments_.given_away(instruction, terms[own])
-                            : segments_.combine(instruction, terms);
+                            : segments_.combine(instruction, terms, target.begin);
     emit(target, Part{*begin, end, made, base + *begin});
   }
 }
@@ -111,7 +111,7 @@ void SymbolicOps::cross_partials(const Instruction& instruction,
       terms.push_back(part->term);
       sum.runs.insert(sum.runs.end(), known->second.runs.begin(), known->second.runs.end());
     }
-    const Term made = whole ? segments_.combine(instruction, terms)
+    const Term made = whole ? segments_.combine(instruction, terms, target.begin)
                             : hash_words({kAbsent, instruction.id, piece});
     if (whole) norm_partials_[made] = std::move(sum);
     emit(target, Part{first.begin, first.end, made, 0});

@@ -358,7 +358,7 @@ void SymbolicOps::compute(const Instruction& instruction, const std::vector<Read
   hash.add(word(instruction.layer));
   hash.add(word(instruction.microbatch));
   // Each rank of a context group passes through its own rows.
-  if (segments_.cuts_sequences()) hash.add(word(segments_.place_of(instruction.rank)));
+  hash.add(word(segments_.context_of(instruction.rank)));
   const bool first = instruction.segments.begin == 0;
   const bool whole = first && instruction.segments.end == SegmentRange().end;
   // Saved values count as one input, whatever their cut. A Recompute reads some of those that it

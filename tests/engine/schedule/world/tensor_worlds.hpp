@@ -7,7 +7,9 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/model/parameter_table.hpp"
@@ -21,7 +23,17 @@
 
 namespace sluice::testing {
 
-enum class GroupStyle : std::uint8_t { kTensor, kRows, kContext, kSharedHeads };
+// Ranks of a grid have both a part of each unit and a part of each sequence.
+enum class GroupStyle : std::uint8_t {
+  kTensor,
+  kRows,
+  kContext,
+  kSharedHeads,
+  kRing,
+  kGrid,
+  kGridRing
+};
+inline constexpr std::size_t kGroupStyles = 7;
 
 struct TensorWorld {
   std::int32_t group = 2;  // ranks
@@ -35,6 +47,20 @@ struct TensorWorld {
   std::uint64_t seed = 0;
 
   std::int32_t ranks() const { return group * data * pipeline; }
+  bool is_ring() const { return style == GroupStyle::kRing || style == GroupStyle::kGridRing; }
+  std::int32_t contexts() const {
+    switch (style) {
+      case GroupStyle::kContext:
+      case GroupStyle::kRing:
+        return group;
+      case GroupStyle::kGrid:
+      case GroupStyle::kGridRing:
+        return group == 8 && seed % 5 < 3 ? 4 : 2;
+      default:
+        return 1;
+    }
+  }
+  std::int32_t parts() const { return group / contexts(); }
   std::string name() const {
     return "group of " + std::to_string(group) + ", style " +
            std::to_string(static_cast<int>(style)) + ", data " + std::to_string(data) +
@@ -45,8 +71,8 @@ struct TensorWorld {
   }
 };
 
-// Each fifth of these has more than eight ranks and is left out.
-inline constexpr std::size_t kTensorWorlds = 2 * 4 * 3 * 2 * 4 * 4 * 2 * 4;  // 6,144
+// Those of more than eight ranks are left out.
+inline constexpr std::size_t kTensorWorlds = 2 * kGroupStyles * 3 * 2 * 4 * 4 * 2 * 4;  // 10,752
 
 inline TensorWorld tensor_world(std::size_t i) {
   TensorWorld made;
@@ -57,7 +83,9 @@ inline TensorWorld tensor_world(std::size_t i) {
     return static_cast<std::int32_t>(value);
   };
   made.group = 2 << digit(2);
-  made.style = static_cast<GroupStyle>(digit(4));
+  made.style = static_cast<GroupStyle>(digit(kGroupStyles));
+  const bool grid = made.style == GroupStyle::kGrid || made.style == GroupStyle::kGridRing;
+  if (grid) made.group *= 2;
   made.data = 1 << digit(3);
   made.pipeline = 1 + digit(2);
   const std::int32_t zero = digit(4);
@@ -81,10 +109,13 @@ inline schedule::StepModel units_of_world(const TensorWorld& at) {
                           8,
                           at.seed / 2 % 2 == 0};
   // The rest of a block behind a tied table is a gap, and no rank adds it.
-  if (at.style == GroupStyle::kContext) shape.vocab = 128;
+  if (at.contexts() > 1) shape.vocab = 128 * at.parts();
+  // Every rank of a grid has a head to give to each of its context group.
+  if (at.style == GroupStyle::kGrid) shape.heads = shape.kv_heads = at.group;
   if (at.style == GroupStyle::kSharedHeads) shape.kv_heads = at.group / 2;
-  model::TensorShare share{0, at.group, at.style == GroupStyle::kRows};
-  if (at.style == GroupStyle::kContext) share = {0, 1, false, at.group, 0};
+  const bool rows = at.style == GroupStyle::kRows || (at.parts() < at.group && at.seed % 11 < 5);
+  const model::TensorShare share{0, at.parts(),  rows && at.parts() > 1, at.contexts(),
+                                 0, at.is_ring()};
   const model::Model model(shape, share);
   kernels::OptimizerOptions rule;
   rule.weight = at.seed / 4 % 2 == 0 ? DType::kF32 : DType::kBF16;
@@ -97,7 +128,7 @@ inline schedule::StepModel units_of_world(const TensorWorld& at) {
   // A term stands for elements of a unit, whichever tensors they are of. So all partials of the norm
   // are added, those of tensors that are whole on every rank, too.
   for (schedule::UnitFootprint& unit : step.units) {
-    if (at.style != GroupStyle::kContext) {
+    if (at.parts() > 1) {
       unit.cut_norm_blocks = {{0, unit.norm_blocks_before.back()}};
     }
   }
@@ -114,7 +145,7 @@ inline schedule::Schedule compile_world(const schedule::StepModel& model,
   for (std::int32_t rank = 0; rank < at.ranks(); ++rank) {
     schedule::StepModel own = model;
     own.view = parallel::make_rank_view(model, rank / at.group % at.data, at.data, at.zero);
-    own.view.tensor = {rank % at.group, at.group, at.style == GroupStyle::kContext ? at.group : 1,
+    own.view.tensor = {rank % at.group, at.group, at.contexts(),
                        at.style == GroupStyle::kSharedHeads ? 2 : 1};
     if (at.pipeline > 1) {
       own.pipeline = parallel::make_stage_view(order, stages, rank / at.group / at.data);
@@ -159,6 +190,17 @@ inline void run_world(StepChain& chain, const schedule::StepModel& model,
   if (carries) chain.pass(compile_world(model, options, StepKind::kDrain, at), accepted.size());
 }
 
+// Ranks of a context group have the same state of a unit.
+inline void expect_equal_copies(const schedule::CarriedState::State& state, std::int32_t parts) {
+  for (const auto& [of, runs] : state) {
+    std::map<std::pair<std::int32_t, std::uint64_t>, schedule::Term> terms;  // by part and begin
+    for (const schedule::CarriedState::Run& run : runs) {
+      const auto [at, fresh] = terms.try_emplace({run.place % parts, run.begin}, run.term);
+      EXPECT_EQ(at->second, run.term) << "unit " << of.second << ", element " << run.begin;
+    }
+  }
+}
+
 // Whether the mesh is small enough to be one of the sweep.
 inline bool expect_groups_terms(const TensorWorld& at) {
   if (at.ranks() > 8) return false;
@@ -171,6 +213,7 @@ inline bool expect_groups_terms(const TensorWorld& at) {
   StepChain alone;
   run_world(alone, model, resident_options(model, options.microbatches), group);
   if (::testing::Test::HasFatalFailure()) return true;
+  expect_equal_copies(alone.left().state, at.parts());
   const auto timings = schedule::adverse_timings(at.seed, 2);
   StepChain mesh(timings[at.seed * 7 % timings.size()]);
   run_world(mesh, model, options, at);
