@@ -34,7 +34,7 @@ TEST(TensorSweep, MeshesHaveTheBitsOfTheirRing) {
 
 TEST(TensorSweep, MeshesHaveTheBitsOfTheirHeads) {
   for (std::size_t i = 8; i < 8 + sweep(32); ++i) {
-    expect_context_bits(i, "all_to_all");
+    expect_context_bits(i, "all-to-all");
     if (HasFatalFailure()) return;
   }
 }
