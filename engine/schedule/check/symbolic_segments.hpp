@@ -1,12 +1,12 @@
 // Passes that ranks of tensor and context groups compute together, as terms (private to interpret).
 //
 // A segment's values are named by the inputs of its pass and by its rank. A collective between two
-// segments makes terms that remember whose values they are made of. The next segment must find values
+// segments makes terms that remember the ranks that they are made of. The next segment must find values
 // of its own last segment, and between them those of every rank of one of its groups; else its
 // results are other terms. A pass that has ended is named by all inputs that reached it, however it
 // was cut: so a Recompute that leaves out cuts makes the terms of its Forward.
 //
-// A value that goes round a ring remembers whose keys it is of, and the ranks that it has visited.
+// A value that goes round a ring remembers the rank of its keys, and the ranks that it has visited.
 // Each hop must bring keys that the rank has not attended to, in values that it has not had before. A
 // ring ends when every value has visited all ranks, and every rank has attended to the keys of all.
 #pragma once
@@ -42,10 +42,10 @@ class SegmentedPasses {
   // The name of the whole pass with these inputs, if it has ended; else the inputs.
   Term whole_of(const Term& inputs) const;
 
-  // The instructions that did not find what they need.
+  // The instructions that did not find the values that they need.
   const std::vector<InstructionId>& mixed() const { return mixed_; }
 
-  // What a collective makes of the members' terms: a sum or maximum of all, or the value of one
+  // The result of a collective on the members' terms: a sum or maximum of all, or the value of one
   // that has moved. begin: of the value in its buffer.
   Term combine(const Instruction& instruction, const std::vector<Term>& terms, std::uint64_t begin);
   // The part of a scattered value that another rank has now, where this one had `of`.
@@ -58,7 +58,7 @@ class SegmentedPasses {
     auto operator<=>(const PassId&) const = default;
   };
   using Places = std::set<std::int32_t>;
-  // A value that goes round a ring: the place whose keys it is of, and those that have had it.
+  // A value that goes round a ring: the place of its keys, and those that have had it.
   struct Route {
     std::int32_t subject = -1;
     Places visited;
@@ -84,7 +84,7 @@ class SegmentedPasses {
   struct Open {
     Term inputs;
     std::int32_t end = 0;
-    std::map<std::int32_t, Term> all;  // of the ranks whose values have arrived, and its own
+    std::map<std::int32_t, Term> all;  // of the ranks that values have arrived from, and its own
     std::int32_t subject = -1;
     Places attended;  // the keys that hops have brought
     std::map<std::uint64_t, Route> routes;
@@ -104,7 +104,7 @@ class SegmentedPasses {
   std::size_t world(std::int32_t rank) const {
     return static_cast<std::size_t>(first_rank_ + rank);
   }
-  // Takes what stands between two segments; false: it is not what the next one needs.
+  // Takes the values between two segments; false: they are not those that the next one needs.
   bool arrive(const Rank& self, const PassId& id, Open& pass, const std::vector<Term>& values);
   static bool hop(const Rank& self, Open& pass, const std::map<std::uint64_t, Route>& arrived);
   static bool end_ring(const Rank& self, Open& pass);
