@@ -45,6 +45,13 @@ ActivationStream::ActivationStream(StepBuilder& builder, const std::vector<Pass>
   gone_after_.resize(visit + 1);
   brought_before_.resize(passes.size());
   for (const auto& [key, visits] : uses) plan_moves(key, visits);
+  // The next visit reads outputs too, so the memory of each is released behind that visit, and all
+  // copies that follow it in the lane wait as well.
+  for (std::vector<ActivationKey>& keys : sent_after_) {
+    std::stable_partition(keys.begin(), keys.end(), [](const ActivationKey& key) {
+      return key.role == BufferRole::kSaved;
+    });
+  }
 }
 
 // Looks at each gap between two touches of one value. The first gap that is long enough causes the
