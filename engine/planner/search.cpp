@@ -455,22 +455,29 @@ Compiled Search::settled(Compiled best) {
 }
 
 // Coarse trials misjudge carried units and know no deep ring. So the best plan without carried units
-// and the other finalists of a ring are settled as well.
+// and the other finalists of a ring are settled as well. Where all of these wait for storage, the one
+// that computes least may gain most.
 Compiled Search::conclude() {
   std::vector<Shortlist::Found> others;
   if (!found_.empty()) {
     improver_.improve(found_.front());
     if (auto uncarried = try_carried()) others.push_back(std::move(*uncarried));
   }
-  Compiled best = settled(confirm());
+  Compiled best = confirm();
+  std::vector<schedule::StepOptions> settled_from{best.options};
+  best = settled(std::move(best));
   if (best.options.keeps_update_ring || !carried_variants(config_, best.options).empty()) {
     for (Shortlist::Found& found : found_.finalists()) others.push_back(std::move(found));
+    if (auto lean = found_.least_compute()) others.push_back(std::move(*lean));
   }
   for (const Shortlist::Found& found : others) {
-    const bool same = found.options.placement == best.options.placement &&
-                      found.options.recompute == best.options.recompute &&
-                      found.options.carried_units == best.options.carried_units;
-    if (same) continue;
+    const auto same = [&](const schedule::StepOptions& options) {
+      return found.options.placement == options.placement &&
+             found.options.recompute == options.recompute &&
+             found.options.carried_units == options.carried_units;
+    };
+    if (same(best.options) || std::any_of(settled_from.begin(), settled_from.end(), same)) continue;
+    settled_from.push_back(found.options);
     std::optional<Compiled> other = found_.compile(found);
     if (other) other = settled(std::move(*other));
     if (other && other->simulation.total_s < best.simulation.total_s) best = std::move(*other);

@@ -61,6 +61,23 @@ std::vector<Shortlist::Found> Shortlist::finalists() const {
   return list;
 }
 
+std::optional<Shortlist::Found> Shortlist::least_compute() const {
+  const auto compute_s = [&](const Found& found) {
+    return trials_.coarse(found.options).compute_s;
+  };
+  std::optional<Found> least;
+  double least_s = 0;
+  for (const Found& found : found_) {
+    if (found.seconds > found_.front().seconds * kNear) break;
+    const double seconds = compute_s(found);
+    if (least && seconds >= least_s) continue;
+    least = found;
+    least_s = seconds;
+  }
+  if (!least || least_s * kNear > compute_s(found_.front())) return std::nullopt;
+  return least;
+}
+
 // Other pieces for an update that storage feeds. Pieces that make copies to and from the device too
 // short are slower and rejected. The simulation does not know all that they gain, so a slightly
 // longer simulated step is accepted.

@@ -34,6 +34,9 @@ class Shortlist {
 
   // The fastest plans that differ in more than a detail, at most three; one if steps are long.
   std::vector<Found> finalists() const;
+  // The plan whose passes compute least of those that are nearly as fast as the fastest. Nothing: it
+  // hardly computes less than the fastest does.
+  std::optional<Found> least_compute() const;
   // The fastest of the finalists, compiled and simulated exactly, with the best pieces for its
   // update. Nothing: the fastest plan found does not fit; the room has shrunk below its need, and
   // plans that do not fit the room are gone.

@@ -291,7 +291,7 @@ schedule::Schedule Trials::priced_world(const schedule::StepOptions& options) co
 }
 
 Trial Trials::measure_pipeline(const schedule::StepOptions& options) {
-  Trial trial{exact_need(options), 0};
+  Trial trial{exact_need(options)};
   const schedule::Schedule world = priced_world(options);
   instructions_ += world.instructions.size();
   trial.seconds = schedule::simulate(world, costs_.simulation_model()).total_s;
@@ -309,7 +309,7 @@ Trial Trials::measure(const schedule::StepOptions& options) {
   schedule::link(training);
   shrink_staging(options, training, takes_whole_tensors());
   schedule::pack(training, kTensorAlignmentBytes, kEffort, &known_.packings);
-  Trial trial{need_of_all(options, need_of(training), few, kEffort), 0};
+  Trial trial{need_of_all(options, need_of(training), few, kEffort)};
   instructions_ += training.instructions.size();
   costs_.apply(training);
   if (by_unit && missing > 0) {
@@ -317,10 +317,13 @@ Trial Trials::measure(const schedule::StepOptions& options) {
                           1 + static_cast<double>(missing) / (few - 2));
   }
   std::vector<schedule::InstructionTimes> times;
-  trial.seconds =
-      schedule::simulate(training, costs_.simulation_model(), nullptr, 0, &times).total_s;
+  const schedule::Simulation simulation =
+      schedule::simulate(training, costs_.simulation_model(), nullptr, 0, &times);
+  trial.seconds = simulation.total_s;
+  trial.compute_s = simulation.busy_s.front()[static_cast<std::size_t>(schedule::Lane::kCompute)];
   if (!by_unit && missing > 0) {
     trial.seconds += missing * period_s(training, model_.view.ranks, times);
+    trial.compute_s += missing * trial.compute_s / few;
   }
   return trial;
 }

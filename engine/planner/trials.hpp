@@ -45,7 +45,8 @@ struct Compiled {
 
 struct Trial {
   TierBytes need{};
-  double seconds = 0;  // of one training step
+  double seconds = 0;    // of one training step
+  double compute_s = 0;  // about that of its compute lane; 0 in a pipeline
 };
 
 class Trials {

@@ -48,9 +48,8 @@ ActivationStream::ActivationStream(StepBuilder& builder, const std::vector<Pass>
   // The next visit reads outputs too, so the memory of each is released behind that visit, and all
   // copies that follow it in the lane wait as well.
   for (std::vector<ActivationKey>& keys : sent_after_) {
-    std::stable_partition(keys.begin(), keys.end(), [](const ActivationKey& key) {
-      return key.role == BufferRole::kSaved;
-    });
+    std::stable_partition(keys.begin(), keys.end(),
+                          [](const ActivationKey& key) { return key.role == BufferRole::kSaved; });
   }
 }
 

@@ -100,6 +100,25 @@ TEST(Spill, MovesEachValueOnceUnlessItIsNeededAtOnce) {
   EXPECT_EQ(brought, expected);
 }
 
+// The memory of an output is released behind the next unit's pass, which reads it, and copies that
+// follow in the lane wait for that. So the unit's saved values go first.
+TEST(Spill, OutputsGoLast) {
+  const StepModel model = spilling_model(5);
+  for (const std::int32_t prefetch : {0, 1, 2}) {
+    StepOptions options = spilling_options(model, Tier::kPinned, ComputeOrder::kMicrobatch, 1);
+    options.prefetch = prefetch;
+    const Schedule schedule = compile(model, options, StepKind::kTraining);
+    std::map<std::int32_t, std::vector<BufferRole>> sent;  // by unit
+    for (const Instruction& instruction : schedule.instructions) {
+      if (instruction.op != Op::kSpillActivation) continue;
+      sent[instruction.unit].push_back(schedule.buffers[instruction.reads.front().buffer].role);
+    }
+    const std::vector<BufferRole> both{BufferRole::kSaved, BufferRole::kActivation};
+    EXPECT_EQ(sent[1], both) << "prefetch " << prefetch;
+    EXPECT_EQ(sent[2], both) << "prefetch " << prefetch;
+  }
+}
+
 // With the order "unit" an output is used by the next unit's forward and backward pass, and its
 // gradient waits for all micro-batches: down once each, up as often as used.
 TEST(Spill, InUnitOrderOutputsComeBackForBothPassesAndGoDownOnce) {
