@@ -90,7 +90,7 @@ double step_s(double drives) {
                             "optimizer.placement=speculative",
                             "memory.device=22GiB",
                             "memory.place.optimizer=storage"};
-  const train::Prepared prepared =
+  train::Prepared prepared =
       train::prepare(config::parse_config(kModel, "model", overrides, default_budgets(hardware)),
                      hardware, train::PlannedMachine::kProfile);
   return prepared.plan() == nullptr ? 0 : prepared.plan()->simulation.total_s;
