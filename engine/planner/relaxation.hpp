@@ -29,6 +29,8 @@ struct PlanShape {
   double hidden_price = 1e-3;
   // Where a rank's sums of groups of micro-batches wait (Placement::partial).
   Tier partial = Tier::kDevice;
+
+  bool operator==(const PlanShape&) const = default;
 };
 
 // Shares of all bytes of a kind, by tier; each sums to one.

@@ -155,7 +155,8 @@ std::string Search::Shape::text() const {
   for (const auto& [kind, name] : kKinds) {
     if (places.*kind != Place::kAuto) text += place_text(name, places.*kind);
   }
-  return is_frugal ? text + ", shared device" : text;
+  if (thrift == Thrift::kNothingAhead) text += ", nothing ahead";
+  return thrift == Thrift::kSharedDevice ? text + ", shared device" : text;
 }
 
 // The start's shape with one more kind of state on one tier. Other places leave other room, and so
@@ -192,54 +193,6 @@ void Search::add_with_places(const Shape& shape, const Places& places,
   list.back().least = *least;
 }
 
-// The shape with each kind of state on one tier. A small model's units are too large for the shares
-// of the relaxation: rounded to whole units they leave much of a tier empty.
-void Search::add_whole_places(Shape shape, std::vector<Shape>& list) const {
-  const Places& fixed = config_.memory.place;
-  const auto may = [](Place wanted, Place place) {
-    return wanted == Place::kAuto || wanted == place;
-  };
-  for (const Place weight : kPlaces) {
-    for (const Place gradient : kPlaces) {
-      for (const Place optimizer : kPlaces) {
-        const bool there = weight == Place::kDevice && gradient == Place::kDevice;
-        if (optimizer == Place::kDevice && !there) continue;
-        if (!may(fixed.weight, weight) || !may(fixed.gradient, gradient)) continue;
-        if (!may(fixed.optimizer, optimizer)) continue;
-        Places places = fixed;
-        places.weight = weight;
-        places.gradient = gradient;
-        places.optimizer = optimizer;
-        for (const bool is_frugal : {false, true}) {
-          shape.is_frugal = is_frugal;
-          add_with_places(shape, places, list);
-        }
-      }
-    }
-  }
-}
-
-// For the fastest start of each order and update.
-void Search::try_whole_places(const std::vector<Start>& starts) {
-  std::vector<Shape> list;
-  std::vector<std::pair<schedule::ComputeOrder, schedule::UpdatePlacement>> seen;
-  for (const Start& start : starts) {
-    const std::pair passes(start.shape.shape.order, start.shape.shape.update);
-    if (std::find(seen.begin(), seen.end(), passes) != seen.end()) continue;
-    seen.push_back(passes);
-    add_whole_places(start.shape, list);
-  }
-  sort_by_bound(list);
-  std::optional<Shortlist::Found> best;
-  const std::uint64_t most = trials_.instructions() + kTrialInstructions;
-  for (const Shape& shape : list) {
-    if (!found_.would_be_better(shape.least.seconds) || trials_.instructions() > most) break;
-    const std::optional<Shortlist::Found> plan = try_shape(shape);
-    if (plan && (!best || plan->seconds < best->seconds)) best = plan;
-  }
-  if (best) improver_.improve(*best);
-}
-
 // The relaxation may mix places that the schedule cannot use well together. So a shape is tried with
 // all state of a kind on one tier, then the best of these with one more kind. Returns the best plan.
 Search::Start Search::narrow(Start start) {
@@ -258,7 +211,8 @@ Search::Start Search::narrow(Start start) {
 
 // Coarse times are a few percent off and the search is greedy, so it starts at the few fastest
 // shapes.
-void Search::search(std::vector<Start> starts) {
+void Search::search(const std::vector<Shape>& shapes) {
+  std::vector<Start> starts = try_shapes(shapes);
   if (starts.empty()) return;
   std::stable_sort(starts.begin(), starts.end(),
                    [](const Start& a, const Start& b) { return a.plan.seconds < b.plan.seconds; });
@@ -275,7 +229,7 @@ void Search::search(std::vector<Start> starts) {
     improver_.improve(start.plan);
     improver_.improve(narrow(start).plan);
   }
-  if (is_cheap()) try_whole_places(starts);
+  if (is_cheap()) try_whole_places(shapes, starts);
 }
 
 schedule::StepOptions Search::base_options(const Shape& shape) const {
@@ -287,10 +241,10 @@ schedule::StepOptions Search::base_options(const Shape& shape) const {
   options.weight_slots = 0;
   options.prefetch = static_cast<std::int32_t>(config_.memory.prefetch);
   options.exchange_lag = has_room_to_lag(model_, budgets_) ? 1 : 0;
-  if (shape.is_frugal) {
+  if (shape.thrift != Thrift::kNone) options.prefetch = 0;
+  if (shape.thrift == Thrift::kSharedDevice) {
     const schedule::StepOptions& least = feasibility_.groups().front().back();
     options.shares_device = true;
-    options.prefetch = 0;
     options.piece_elems = least.piece_elems;
     options.stream_lookahead = least.stream_lookahead;
   } else {
@@ -342,12 +296,14 @@ std::optional<Shortlist::Found> Search::try_shape(const Shape& shape) {
     }
     const std::optional<Relaxed> next =
         relaxation_.solve(shape.shape, shape.places, found_.room(), extra);
-    if (!next) break;
-    places = *next;
+    // The bytes beyond hold windows that keep weights. The shape may fit without these.
+    if (!next && places.cached == 0) break;
+    if (next) {
+      places = *next;
+    } else {
+      places.cached = 0;
+    }
   }
-  // Costly, so only as long as nothing fits.
-  if (!best && found_.empty()) best = spill_least(options);
-  if (!best && found_.empty()) best = spill_least(frugal_options(shape));
   tried_.push_back(
       {shape.text(), shape.least.seconds, best ? std::optional(best->seconds) : std::nullopt});
   return best;
@@ -372,12 +328,9 @@ std::vector<Search::Start> Search::try_shapes(const std::vector<Shape>& shapes) 
       tried_.push_back({shape.text(), shape.least.seconds, std::nullopt});
       continue;
     }
-    if (const auto start = try_or_spill(shape)) starts.push_back(*start);
-    // From a plan with windows beside the arena, no single change leads to a device that holds all.
-    if (step_size(model_, base_options(shape)) > kSmallStepInstructions) continue;
-    Shape frugal = shape;
-    frugal.is_frugal = true;
-    if (const auto plan = try_shape(frugal)) starts.push_back({frugal, *plan});
+    const std::optional<Start> start = try_or_spill(shape);
+    if (start) starts.push_back(*start);
+    try_thrifty(start ? start->shape : shape, starts);
   }
   is_tight_ = starts.empty() || starts.front().shape.least.seconds > shapes.front().least.seconds;
   return starts;
@@ -430,7 +383,7 @@ std::optional<Shortlist::Found> Search::try_carried() {
 Compiled Search::confirm() {
   for (int round = 0; round < kRounds; ++round) {
     if (std::optional<Compiled> best = found_.confirm()) return std::move(*best);
-    search(try_shapes(shapes()));
+    search(shapes());
   }
   Compiled frugal = trials_.exact(feasibility_.frugal());
   SLUICE_CHECK(planner::fits(frugal.most_bytes, budgets_));
@@ -441,7 +394,7 @@ Compiled Search::confirm() {
 void Search::explore() {
   const std::vector<Shape> all = shapes();
   bound_s_ = all.empty() ? 0 : all.front().least.seconds;
-  search(try_shapes(all));
+  search(all);
   if (found_.empty()) consider_groups(found_);
 }
 

@@ -8,6 +8,7 @@
 // plan, and the few fastest are compiled exactly.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -70,14 +71,17 @@ class Search {
 
  private:
   using Places = config::Config::Places;
+  // Leaves more room to state. With a shared device windows and arena are one memory, nothing is
+  // fetched ahead, and staging is small.
+  enum class Thrift : std::uint8_t { kNone, kNothingAhead, kSharedDevice };
+  static constexpr std::array<Thrift, 3> kThrifts{Thrift::kNone, Thrift::kNothingAhead,
+                                                  Thrift::kSharedDevice};
   struct Shape {
     PlanShape shape;
     Places places;  // of the kinds of state that are not free
     Relaxed least;
     std::string policy;  // of recomputation
-    // Windows and arena share the device, nothing is fetched ahead and staging is small, so that
-    // more state has room.
-    bool is_frugal = false;
+    Thrift thrift = Thrift::kNone;
     std::string text() const;
   };
 
@@ -100,10 +104,12 @@ class Search {
   std::optional<Shortlist::Found> spill_least(const schedule::StepOptions& options);
   std::optional<Shortlist::Found> try_shape(const Shape& shape);
   std::optional<Start> try_or_spill(const Shape& shape);
+  void try_thrifty(Shape shape, std::vector<Start>& starts);
   std::vector<Start> try_shapes(const std::vector<Shape>& shapes);
   Start narrow(Start start);
-  void try_whole_places(const std::vector<Start>& starts);
-  void search(std::vector<Start> starts);
+  void try_whole_places(const std::vector<const Shape*>& shapes);
+  void try_whole_places(const std::vector<Shape>& shapes, const std::vector<Start>& starts);
+  void search(const std::vector<Shape>& shapes);
   void consider_groups(Shortlist& list) const;
   std::optional<Compiled> best_of_groups();
   std::optional<Shortlist::Found> try_carried();

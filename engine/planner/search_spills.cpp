@@ -4,21 +4,32 @@
 
 namespace sluice::planner {
 
-// The relaxation believes that activations have room which rounding and windows take. So a shape
-// without a plan that fits is tried with all activations in pinned memory. In the order "unit", where
-// those of all micro-batches wait at once, no single change leads there from another plan.
+// A shape without a plan that fits is tried with gradients in pinned memory, then with activations
+// there, and then with both. The relaxation likes to fill the device with gradients, and leaves too
+// little to windows.
 std::optional<Search::Start> Search::try_or_spill(const Shape& shape) {
   if (const auto plan = try_shape(shape)) return Start{shape, *plan};
-  if (shape.places.activation != config::Config::Place::kAuto) return std::nullopt;
-  std::vector<Shape> spilled;
-  Places places = shape.places;
-  places.activation = config::Config::Place::kPinned;
-  add_with_places(shape, places, spilled);
-  if (spilled.empty() || !found_.would_be_better(spilled.front().least.seconds))
-    return std::nullopt;
-  const auto plan = try_shape(spilled.front());
-  if (!plan) return std::nullopt;
-  return Start{spilled.front(), *plan};
+  using Place = config::Config::Place;
+  const Places& given = shape.places;
+  for (const auto& [gradient, activation] :
+       {std::pair{Place::kPinned, given.activation}, std::pair{given.gradient, Place::kPinned},
+        std::pair{Place::kPinned, Place::kPinned}}) {
+    Places places = given;
+    if (given.gradient == Place::kAuto) places.gradient = gradient;
+    if (given.activation == Place::kAuto) places.activation = activation;
+    if (places.gradient == given.gradient && places.activation == given.activation) continue;
+    std::vector<Shape> other;
+    add_with_places(shape, places, other);
+    if (other.empty() || !found_.would_be_better(other.front().least.seconds)) continue;
+    if (const auto plan = try_shape(other.front())) return Start{other.front(), *plan};
+  }
+  // Costly, so only as long as nothing fits.
+  if (!found_.empty()) return std::nullopt;
+  for (const schedule::StepOptions& options :
+       {placed(shape, shape.least, {}), frugal_options(shape)}) {
+    if (const auto plan = spill_least(options)) return Start{shape, *plan};
+  }
+  return std::nullopt;
 }
 
 // The fewest activations off the device that let a placement fit, by coarse trials. Nothing

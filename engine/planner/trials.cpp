@@ -298,8 +298,16 @@ Trial Trials::measure_pipeline(const schedule::StepOptions& options) {
   return trial;
 }
 
+// A short step takes no longer to compile than a coarse one.
+Trial Trials::measure_exactly(const schedule::StepOptions& options) {
+  const Compiled step = training(options);
+  instructions_ += step.schedules[schedule::StepKind::kTraining].instructions.size();
+  return {step.most_bytes, step.simulation.total_s};
+}
+
 Trial Trials::measure(const schedule::StepOptions& options) {
   if (!pipeline_.empty()) return measure_pipeline(options);
+  if (step_size(model_, options) <= kTinyStepInstructions) return measure_exactly(options);
   constexpr auto kEffort = packing::PackingEffort::kCoarse;
   const bool by_unit = options.order == schedule::ComputeOrder::kUnit;
   const std::int32_t few =

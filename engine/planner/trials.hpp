@@ -123,6 +123,7 @@ class Trials {
   static void link_step(Compiled& compiled, schedule::StepKind kind);
   void simulate_alone(Compiled& compiled) const;
   Trial measure(const schedule::StepOptions& options);
+  Trial measure_exactly(const schedule::StepOptions& options);
   Trial measure_pipeline(const schedule::StepOptions& options);
   schedule::Schedule priced_world(const schedule::StepOptions& options) const;
   TierBytes measure_need(const schedule::StepOptions& options) const;

@@ -1,0 +1,93 @@
+// Where steps are small, trials are cheap and more of them are made. A small model has few and large
+// units, so shares of tiers that are rounded to units leave much of a tier empty, and single changes
+// do not lead from one good plan to the next.
+#include <algorithm>
+#include <array>
+
+#include "engine/planner/search.hpp"
+#include "engine/planner/step_size.hpp"
+
+namespace sluice::planner {
+namespace {
+
+using Place = config::Config::Place;
+
+constexpr std::array<Place, 3> kPlaces{Place::kDevice, Place::kPinned, Place::kStorage};
+// No further trial of whole places once they have made so many instructions.
+constexpr std::uint64_t kWholeInstructions = 350'000;
+
+}  // namespace
+
+// From a plan with windows beside the arena, no single change leads to a device that holds all.
+void Search::try_thrifty(Shape shape, std::vector<Start>& starts) {
+  if (step_size(model_, base_options(shape)) > kSmallStepInstructions) return;
+  for (const Thrift thrift : {Thrift::kNothingAhead, Thrift::kSharedDevice}) {
+    shape.thrift = thrift;
+    if (const auto plan = try_shape(shape)) starts.push_back({shape, *plan});
+  }
+}
+
+// The shape with each kind of state on one tier.
+void Search::add_whole_places(Shape shape, std::vector<Shape>& list) const {
+  const Places& fixed = config_.memory.place;
+  const auto may = [](Place wanted, Place place) {
+    return wanted == Place::kAuto || wanted == place;
+  };
+  for (const Place weight : kPlaces) {
+    for (const Place gradient : kPlaces) {
+      for (const Place optimizer : kPlaces) {
+        const bool there = weight == Place::kDevice && gradient == Place::kDevice;
+        if (optimizer == Place::kDevice && !there) continue;
+        if (!may(fixed.weight, weight) || !may(fixed.gradient, gradient)) continue;
+        if (!may(fixed.optimizer, optimizer)) continue;
+        Places places = fixed;
+        places.weight = weight;
+        places.gradient = gradient;
+        places.optimizer = optimizer;
+        for (const Thrift thrift : kThrifts) {
+          shape.thrift = thrift;
+          add_with_places(shape, places, list);
+        }
+      }
+    }
+  }
+}
+
+// Of each shape with passes or a recomputation of its own.
+void Search::try_whole_places(const std::vector<const Shape*>& shapes) {
+  std::vector<Shape> list;
+  std::vector<const PlanShape*> seen;
+  for (const Shape* shape : shapes) {
+    const bool known = std::any_of(seen.begin(), seen.end(),
+                                   [&](const PlanShape* other) { return *other == shape->shape; });
+    if (known) continue;
+    seen.push_back(&shape->shape);
+    add_whole_places(*shape, list);
+  }
+  sort_by_bound(list);
+  std::optional<Shortlist::Found> best;
+  const std::uint64_t most = trials_.instructions() + kWholeInstructions;
+  for (const Shape& shape : list) {
+    if (!found_.would_be_better(shape.least.seconds) || trials_.instructions() > most) break;
+    const std::optional<Shortlist::Found> plan = try_shape(shape);
+    if (plan && (!best || plan->seconds < best->seconds)) best = plan;
+  }
+  if (best) improver_.improve(*best);
+}
+
+// First those that some plan has: where memory is tight, they are few.
+void Search::try_whole_places(const std::vector<Shape>& shapes, const std::vector<Start>& starts) {
+  std::vector<const Shape*> with_plan;
+  std::vector<const Shape*> others;
+  for (const Start& start : starts) with_plan.push_back(&start.shape);
+  for (const Shape& shape : shapes) {
+    const bool has_plan = std::any_of(starts.begin(), starts.end(), [&](const Start& start) {
+      return start.shape.shape == shape.shape;
+    });
+    if (!has_plan) others.push_back(&shape);
+  }
+  try_whole_places(with_plan);
+  try_whole_places(others);
+}
+
+}  // namespace sluice::planner
