@@ -8,7 +8,6 @@
 // plan, and the few fastest are compiled exactly.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -74,8 +73,6 @@ class Search {
   // Leaves more room to state. With a shared device windows and arena are one memory, nothing is
   // fetched ahead, and staging is small.
   enum class Thrift : std::uint8_t { kNone, kNothingAhead, kSharedDevice };
-  static constexpr std::array<Thrift, 3> kThrifts{Thrift::kNone, Thrift::kNothingAhead,
-                                                  Thrift::kSharedDevice};
   struct Shape {
     PlanShape shape;
     Places places;  // of the kinds of state that are not free
@@ -94,7 +91,7 @@ class Search {
   std::string policy_of(const PlanShape& shape) const;
   std::vector<Shape> shapes() const;
   std::vector<Shape> narrowed(const Start& start) const;
-  void add_whole_places(Shape shape, std::vector<Shape>& list) const;
+  void add_whole_places(const Shape& shape, std::vector<Shape>& list) const;
   void add_with_places(const Shape& shape, const Places& places, std::vector<Shape>& list) const;
   static void sort_by_bound(std::vector<Shape>& shapes);
   schedule::StepOptions base_options(const Shape& shape) const;
@@ -107,6 +104,7 @@ class Search {
   void try_thrifty(Shape shape, std::vector<Start>& starts);
   std::vector<Start> try_shapes(const std::vector<Shape>& shapes);
   Start narrow(Start start);
+  std::optional<Shortlist::Found> try_with_thrift(Shape shape);
   void try_whole_places(const std::vector<const Shape*>& shapes);
   void try_whole_places(const std::vector<Shape>& shapes, const std::vector<Start>& starts);
   void search(const std::vector<Shape>& shapes);

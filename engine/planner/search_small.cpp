@@ -28,7 +28,7 @@ void Search::try_thrifty(Shape shape, std::vector<Start>& starts) {
 }
 
 // The shape with each kind of state on one tier.
-void Search::add_whole_places(Shape shape, std::vector<Shape>& list) const {
+void Search::add_whole_places(const Shape& shape, std::vector<Shape>& list) const {
   const Places& fixed = config_.memory.place;
   const auto may = [](Place wanted, Place place) {
     return wanted == Place::kAuto || wanted == place;
@@ -44,13 +44,19 @@ void Search::add_whole_places(Shape shape, std::vector<Shape>& list) const {
         places.weight = weight;
         places.gradient = gradient;
         places.optimizer = optimizer;
-        for (const Thrift thrift : kThrifts) {
-          shape.thrift = thrift;
-          add_with_places(shape, places, list);
-        }
+        add_with_places(shape, places, list);
       }
     }
   }
+}
+
+// With as little thrift as fits.
+std::optional<Shortlist::Found> Search::try_with_thrift(Shape shape) {
+  for (const Thrift thrift : {Thrift::kNone, Thrift::kNothingAhead, Thrift::kSharedDevice}) {
+    shape.thrift = thrift;
+    if (const auto plan = try_shape(shape)) return plan;
+  }
+  return std::nullopt;
 }
 
 // Of each shape with passes or a recomputation of its own.
@@ -69,24 +75,26 @@ void Search::try_whole_places(const std::vector<const Shape*>& shapes) {
   const std::uint64_t most = trials_.instructions() + kWholeInstructions;
   for (const Shape& shape : list) {
     if (!found_.would_be_better(shape.least.seconds) || trials_.instructions() > most) break;
-    const std::optional<Shortlist::Found> plan = try_shape(shape);
+    const std::optional<Shortlist::Found> plan = try_with_thrift(shape);
     if (plan && (!best || plan->seconds < best->seconds)) best = plan;
   }
   if (best) improver_.improve(*best);
 }
 
-// First those that some plan has: where memory is tight, they are few.
+// First those that some plan has: where memory is tight, they are few. Where the policy is left open,
+// the others are tried by the searches with each policy by name (policy_search.hpp).
 void Search::try_whole_places(const std::vector<Shape>& shapes, const std::vector<Start>& starts) {
   std::vector<const Shape*> with_plan;
   std::vector<const Shape*> others;
   for (const Start& start : starts) with_plan.push_back(&start.shape);
+  try_whole_places(with_plan);
+  if (activations_.is_free()) return;
   for (const Shape& shape : shapes) {
     const bool has_plan = std::any_of(starts.begin(), starts.end(), [&](const Start& start) {
       return start.shape.shape == shape.shape;
     });
     if (!has_plan) others.push_back(&shape);
   }
-  try_whole_places(with_plan);
   try_whole_places(others);
 }
 
