@@ -12,6 +12,7 @@ struct Unavailable {
   const char* path;
   const char* values;  // after the path, in a sentence
   bool (*asked)(const Config&);
+  const char* instead = "";  // behind the sentence
 };
 
 const std::vector<Unavailable>& unavailable() {
@@ -21,7 +22,9 @@ const std::vector<Unavailable>& unavailable() {
        [](C c) { return !c.model.from.empty(); }},
       {"data.format", "= \"megatron\"", [](C c) { return c.data.format == DataFormat::kMegatron; }},
       {"parallel.tensor_mode", "= \"2d\", \"2.5d\" or \"3d\"",
-       [](C c) { return c.parallel.tensor_mode != Config::TensorMode::k1D; }},
+       [](C c) { return c.parallel.tensor_mode != Config::TensorMode::k1D; },
+       "; parallel.tensor = q and parallel.data = q with parallel.zero = 3 and parallel.sequence "
+       "leave as little on each of q x q ranks"},
       {"train.reduction", "= \"sequential\"",
        [](C c) { return c.train.reduction == Config::Reduction::kSequential; }},
   };
@@ -34,7 +37,7 @@ void check_supported(const Config& config) {
   for (const Unavailable& item : unavailable()) {
     if (!item.asked(config)) continue;
     throw InputError(std::string(item.path) + " " + item.values +
-                     " is not available in this version");
+                     " is not available in this version" + item.instead);
   }
 }
 
