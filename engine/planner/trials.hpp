@@ -2,8 +2,8 @@
 //
 // A coarse trial stands for a step that would have far more instructions. It has at most three
 // micro-batches, since those between the first and the last are alike, and large pieces of state.
-// Times and bytes of the missing micro-batches are added. An exact trial confirms a coarse one
-// before a plan is taken.
+// Times and bytes of the missing micro-batches are added. A small step is tried as it is. An exact
+// trial of all steps of a run confirms any other before a plan is taken.
 //
 // With several ranks one is tried, the one with the largest shards. Exact needs are those of all. The
 // ranks of a pipeline wait for each other, so their trials are exact, and simulate all of them, or one
@@ -65,7 +65,8 @@ class Trials {
         pipeline_(std::move(pipeline)),
         classes_(classes) {}
 
-  // The need is up to a few percent above the exact one, since packings are coarse too.
+  // The need is up to a few percent above the exact one, since packings are coarse too. Of a small
+  // step both are exact, though other steps of the run may need more.
   const Trial& coarse(const schedule::StepOptions& options);
   // The need alone, packed as an exact one is. It comes from a coarse schedule, which may state too
   // much, or from the training step itself if that is small: then no exact need is below it.
