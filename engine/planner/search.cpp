@@ -23,7 +23,8 @@ namespace {
 
 constexpr int kRounds = 5;  // for one shape
 constexpr int kDepth = 4;   // kinds of state with one tier each
-// Starts of the search: the fastest shapes, as far as they come near the first one.
+// Starts of the search: the fastest shapes, and the fastest with each order and update, as far as
+// they come near the first one.
 constexpr std::size_t kStarts = 2;
 constexpr std::size_t kSpilledStarts = 1;  // beside these, with all activations in pinned memory
 constexpr double kNearStart = 1.25;
@@ -219,11 +220,15 @@ void Search::search(const std::vector<Shape>& shapes) {
   const std::uint64_t most =
       trials_.instructions() + kTrialInstructions + step_size(model_, starts.front().plan.options);
   std::array<std::size_t, 2> left{kStarts, kSpilledStarts};
+  std::vector<std::pair<schedule::ComputeOrder, schedule::UpdatePlacement>> passes;
   for (const Start& start : starts) {
     const bool is_spilled = start.shape.places.activation != config_.memory.place.activation;
     std::size_t& more = left[is_spilled ? 1 : 0];
-    if (more == 0) continue;
-    --more;
+    const std::pair own(start.shape.shape.order, start.shape.shape.update);
+    const bool is_new = std::find(passes.begin(), passes.end(), own) == passes.end();
+    if (more == 0 && !is_new) continue;
+    if (is_new) passes.push_back(own);
+    if (more > 0) --more;
     if (start.plan.seconds > starts.front().plan.seconds * kNearStart) break;
     if (trials_.instructions() > most) break;
     improver_.improve(start.plan);
@@ -328,9 +333,9 @@ std::vector<Search::Start> Search::try_shapes(const std::vector<Shape>& shapes) 
       tried_.push_back({shape.text(), shape.least.seconds, std::nullopt});
       continue;
     }
-    const std::optional<Start> start = try_or_spill(shape);
-    if (start) starts.push_back(*start);
-    try_thrifty(start ? start->shape : shape, starts);
+    const std::size_t before = starts.size();
+    try_or_spill(shape, starts);
+    try_thrifty(starts.size() > before ? starts.back().shape : shape, starts);
   }
   is_tight_ = starts.empty() || starts.front().shape.least.seconds > shapes.front().least.seconds;
   return starts;

@@ -100,11 +100,11 @@ class Search {
   schedule::StepOptions frugal_options(const Shape& shape) const;
   std::optional<Shortlist::Found> spill_least(const schedule::StepOptions& options);
   std::optional<Shortlist::Found> try_shape(const Shape& shape);
-  std::optional<Start> try_or_spill(const Shape& shape);
+  void try_or_spill(const Shape& shape, std::vector<Start>& starts);
   void try_thrifty(Shape shape, std::vector<Start>& starts);
   std::vector<Start> try_shapes(const std::vector<Shape>& shapes);
   Start narrow(Start start);
-  std::optional<Shortlist::Found> try_with_thrift(Shape shape);
+  std::optional<Shortlist::Found> try_with_thrift(const Shape& shape);
   void try_whole_places(const std::vector<const Shape*>& shapes);
   void try_whole_places(const std::vector<Shape>& shapes, const std::vector<Start>& starts);
   void search(const std::vector<Shape>& shapes);

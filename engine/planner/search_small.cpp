@@ -50,11 +50,19 @@ void Search::add_whole_places(const Shape& shape, std::vector<Shape>& list) cons
   }
 }
 
-// With as little thrift as fits.
-std::optional<Shortlist::Found> Search::try_with_thrift(Shape shape) {
-  for (const Thrift thrift : {Thrift::kNone, Thrift::kNothingAhead, Thrift::kSharedDevice}) {
-    shape.thrift = thrift;
-    if (const auto plan = try_shape(shape)) return plan;
+// With as little thrift as fits, and with activations in pinned memory only if nothing else does.
+std::optional<Shortlist::Found> Search::try_with_thrift(const Shape& shape) {
+  std::vector<Shape> variants{shape};
+  if (shape.places.activation == Place::kAuto) {
+    Places places = shape.places;
+    places.activation = Place::kPinned;
+    add_with_places(shape, places, variants);
+  }
+  for (Shape& variant : variants) {
+    for (const Thrift thrift : {Thrift::kNone, Thrift::kNothingAhead, Thrift::kSharedDevice}) {
+      variant.thrift = thrift;
+      if (const auto plan = try_shape(variant)) return plan;
+    }
   }
   return std::nullopt;
 }

@@ -4,15 +4,16 @@
 
 namespace sluice::planner {
 
-// A shape without a plan that fits is tried with gradients in pinned memory, then with activations
-// there, and then with both. The relaxation likes to fill the device with gradients, and leaves too
-// little to windows.
-std::optional<Search::Start> Search::try_or_spill(const Shape& shape) {
-  if (const auto plan = try_shape(shape)) return Start{shape, *plan};
+// A shape without a plan that fits is tried with gradients in pinned memory, with activations there,
+// and with both. The relaxation likes to fill the device with gradients, and leaves too little to
+// windows. Adds all plans that fit.
+void Search::try_or_spill(const Shape& shape, std::vector<Start>& starts) {
+  if (const auto plan = try_shape(shape)) return starts.push_back({shape, *plan});
   using Place = config::Config::Place;
   const Places& given = shape.places;
+  const std::size_t before = starts.size();
   for (const auto& [gradient, activation] :
-       {std::pair{Place::kPinned, given.activation}, std::pair{given.gradient, Place::kPinned},
+       {std::pair{given.gradient, Place::kPinned}, std::pair{Place::kPinned, given.activation},
         std::pair{Place::kPinned, Place::kPinned}}) {
     Places places = given;
     if (given.gradient == Place::kAuto) places.gradient = gradient;
@@ -21,15 +22,14 @@ std::optional<Search::Start> Search::try_or_spill(const Shape& shape) {
     std::vector<Shape> other;
     add_with_places(shape, places, other);
     if (other.empty() || !found_.would_be_better(other.front().least.seconds)) continue;
-    if (const auto plan = try_shape(other.front())) return Start{other.front(), *plan};
+    if (const auto plan = try_shape(other.front())) starts.push_back({other.front(), *plan});
   }
   // Costly, so only as long as nothing fits.
-  if (!found_.empty()) return std::nullopt;
+  if (starts.size() > before || !found_.empty()) return;
   for (const schedule::StepOptions& options :
        {placed(shape, shape.least, {}), frugal_options(shape)}) {
-    if (const auto plan = spill_least(options)) return Start{shape, *plan};
+    if (const auto plan = spill_least(options)) return starts.push_back({shape, *plan});
   }
-  return std::nullopt;
 }
 
 // The fewest activations off the device that let a placement fit, by coarse trials. Nothing

@@ -10,8 +10,11 @@ namespace sluice::planner {
 // A step with more instructions takes minutes and gigabytes to plan, and is refused.
 inline constexpr std::uint64_t kMostStepInstructions = 2'000'000;
 
-// A step with so many takes milliseconds to compile, so each trial of it is exact.
+// A step with so many takes milliseconds to compile.
 inline constexpr std::uint64_t kSmallStepInstructions = 20'000;
+
+// A step with so few takes no longer than a coarse one, so each trial of it is exact.
+inline constexpr std::uint64_t kTinyStepInstructions = 5'000;
 
 // An estimate that grows as the schedule does.
 std::uint64_t step_size(const schedule::StepModel& model, const schedule::StepOptions& options);

@@ -307,7 +307,7 @@ Trial Trials::measure_exactly(const schedule::StepOptions& options) {
 
 Trial Trials::measure(const schedule::StepOptions& options) {
   if (!pipeline_.empty()) return measure_pipeline(options);
-  if (step_size(model_, options) <= kSmallStepInstructions) return measure_exactly(options);
+  if (step_size(model_, options) <= kTinyStepInstructions) return measure_exactly(options);
   constexpr auto kEffort = packing::PackingEffort::kCoarse;
   const bool by_unit = options.order == schedule::ComputeOrder::kUnit;
   const std::int32_t few =
