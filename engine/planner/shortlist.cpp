@@ -17,23 +17,12 @@ constexpr double kFaster = 0.999;  // a plan must be faster by this much to be t
 constexpr std::size_t kFinalists = 3;
 // From this many instructions on, one finalist takes about a second, and there is no other.
 constexpr std::uint64_t kLargeStep = 250'000;
-// A longer step takes so long to compile that one that only fetches later than a faster one is no
-// finalist.
-constexpr std::uint64_t kLongStep = 60'000;
 constexpr double kAlike = 0.003;           // times of plans that hardly differ
 constexpr double kNear = 1.05;             // a finalist's time by that of the fastest
 constexpr double kRefinementSlack = 1.02;  // refined() accepts a step this much longer
 
 bool same_passes(const schedule::StepOptions& a, const schedule::StepOptions& b) {
   return a.order == b.order && a.update == b.update && a.recompute == b.recompute;
-}
-
-// Whether `a` has the passes and places of `b` and brings nothing earlier.
-bool fetches_later(const schedule::StepOptions& a, const schedule::StepOptions& b) {
-  return same_passes(a, b) && a.placement == b.placement && a.prefetch <= b.prefetch &&
-         a.stream_lookahead <= b.stream_lookahead && a.weight_slots <= b.weight_slots &&
-         a.piece_elems == b.piece_elems && a.exchange_lag <= b.exchange_lag && a.turns == b.turns &&
-         a.shares_device == b.shares_device;
 }
 
 }  // namespace
@@ -59,25 +48,15 @@ bool Shortlist::would_be_better(double seconds) const {
 
 std::vector<Shortlist::Found> Shortlist::finalists() const {
   std::vector<Found> list;
-  std::size_t dominated = 0;  // they count, or others would take their time
   for (const Found& found : found_) {
-    if (list.size() + dominated == kFinalists) break;
-    if (found.seconds > found_.front().seconds * kNear) break;
-    const auto is_alike = [&](const Found& other) {
+    if (list.size() == kFinalists || found.seconds > found_.front().seconds * kNear) break;
+    const bool alike = std::any_of(list.begin(), list.end(), [&](const Found& other) {
       return same_passes(found.options, other.options) &&
              std::abs(found.seconds / other.seconds - 1) < kAlike;
-    };
-    if (std::any_of(list.begin(), list.end(), is_alike)) continue;
-    const std::uint64_t size = step_size(model_, found.options);
-    const auto is_faster = [&](const Found& other) {
-      return fetches_later(found.options, other.options);
-    };
-    if (size > kLongStep && std::any_of(list.begin(), list.end(), is_faster)) {
-      ++dominated;
-      continue;
-    }
+    });
+    if (alike) continue;
     list.push_back(found);
-    if (size > kLargeStep) break;
+    if (step_size(model_, found.options) > kLargeStep) break;
   }
   return list;
 }
