@@ -46,11 +46,12 @@ std::vector<Row> placements() {
             {"ahead", kPinnedState + Overrides{"memory.chunk=6MiB", "memory.prefetch=3"}},
             {"two_threads", kStored + Overrides{"train.threads=2"}},
             {"one_thread", kPinned + Overrides{"train.threads=1"}}}},
-          // Budgets that leave `auto` no choice but to spread the optimizer's state over two tiers.
+          // A budget that leaves no choice but to spread the optimizer's state over two tiers.
           {"TightBudgets",
            kMatrixGpt2,
            {},
-           {{"tight", Overrides{"memory.device=10MiB", "memory.pinned=3MiB"}}},
+           {{"tight", Overrides{"memory.device=10MiB", "memory.pinned=3MiB",
+                                "memory.place.weight=pinned", "memory.place.gradient=pinned"}}},
            StopBy::kStep,
            {},
            [](const Case&, const TrainingRecord& run) {

@@ -95,10 +95,11 @@ class PromotedPlan : public ::testing::Test {
 
 // The candidates know quarters; the plan fills pinned memory until the next unit does not fit.
 TEST_F(PromotedPlan, FillsPinnedMemoryWithStateFromStorage) {
+  config_.memory.place.weight = config_.memory.place.gradient = config::Config::Place::kPinned;
   const std::uint64_t roomy = plan().peak_bytes[static_cast<std::size_t>(Tier::kPinned)];
   const schedule::StepModel model = step_model();
   std::vector<std::size_t> counts;
-  const std::uint64_t stride = samples_sweeps() ? 2 * kMiB : 256 * kKiB;
+  const std::uint64_t stride = samples_sweeps() ? 2 * kMiB : 512 * kKiB;
   for (std::uint64_t budget = roomy - 256 * kKiB; budget > roomy / 2; budget -= stride) {
     config_.memory.pinned_bytes = budget;
     const planner::Plan tight = plan();
@@ -135,6 +136,7 @@ TEST_F(PromotedPlan, UsesMoreDeviceMemoryForFewerUploads) {
 }
 
 TEST_F(PromotedPlan, SaysHowManyBytesOfEachKindLieWhere) {
+  config_.memory.place.weight = config_.memory.place.gradient = config::Config::Place::kPinned;
   config_.memory.pinned_bytes =
       plan().peak_bytes[static_cast<std::size_t>(Tier::kPinned)] - 2 * kMiB;
   const planner::Plan spread = plan();
