@@ -309,6 +309,15 @@ std::optional<Shortlist::Found> Search::try_shape(const Shape& shape) {
       places.cached = 0;
     }
   }
+  // Windows that keep weights may have taken the room of activations.
+  const bool spills = best && schedule::spills_activations(best->options.placement);
+  if (spills && best->options.weight_slots > 0 && !shape.shape.recompute_is_free) {
+    places.cached = 0;
+    places.saved = places.outputs = {1, 0, 0};
+    options = placed(shape, places, extra);
+    const std::optional<double> seconds = found_.consider(options);
+    if (seconds && *seconds < best->seconds) best = {options, *seconds};
+  }
   tried_.push_back(
       {shape.text(), shape.least.seconds, best ? std::optional(best->seconds) : std::nullopt});
   return best;

@@ -1,6 +1,7 @@
 // Runs that spill activations: the bits of those that keep them, in less device memory.
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <map>
 
 #include "base/error.hpp"
@@ -103,6 +104,12 @@ TEST(SpilledParts, NoMoreMoveThanTheDeviceLacksRoomFor) {
   EXPECT_EQ(spilled(512 * kMiB), 0u);
   // The bytes sent away are at most the missing room, and one value more of one unit.
   EXPECT_LE(few, std::uint64_t{4} * kMiB + 2 * kMiB);
+  double before_s = std::numeric_limits<double>::infinity();
+  for (std::uint64_t device = least; device <= most; device += 4 * kMiB) {
+    const double now_s = std::get<planner::Plan>(plan_of(device)).simulation.total_s;
+    EXPECT_LE(now_s, before_s * 1.001) << device;
+    before_s = now_s;
+  }
 }
 
 // Where nothing may leave the device and the inputs of all units do not fit, segments nest.
