@@ -50,7 +50,8 @@ void Search::add_whole_places(const Shape& shape, std::vector<Shape>& list) cons
   }
 }
 
-// With as little thrift as fits, and with activations in pinned memory only if nothing else does.
+// With as little thrift as fits. Activations are tried in pinned memory, too, if nothing else fits or
+// those of all micro-batches wait at once.
 std::optional<Shortlist::Found> Search::try_with_thrift(const Shape& shape) {
   std::vector<Shape> variants{shape};
   if (shape.places.activation == Place::kAuto) {
@@ -58,13 +59,17 @@ std::optional<Shortlist::Found> Search::try_with_thrift(const Shape& shape) {
     places.activation = Place::kPinned;
     add_with_places(shape, places, variants);
   }
+  std::optional<Shortlist::Found> best;
   for (Shape& variant : variants) {
+    if (best && shape.shape.order == schedule::ComputeOrder::kMicrobatch) break;
     for (const Thrift thrift : {Thrift::kNone, Thrift::kNothingAhead, Thrift::kSharedDevice}) {
       variant.thrift = thrift;
-      if (const auto plan = try_shape(variant)) return plan;
+      const auto plan = try_shape(variant);
+      if (plan && (!best || plan->seconds < best->seconds)) best = plan;
+      if (plan) break;
     }
   }
-  return std::nullopt;
+  return best;
 }
 
 // Of each shape with passes or a recomputation of its own.
