@@ -1,6 +1,7 @@
 // Meshes of tensor groups with data-parallel ranks and stages, every ZeRO stage, recomputation and all
 // places of state: each has the bits of its tensor group alone.
 #include "tests/engine/schedule/world/tensor_worlds.hpp"
+#include "tests/support/reshard.hpp"
 #include "tests/support/sweep.hpp"
 #include "tests/support/tensor_training.hpp"
 
@@ -37,6 +38,15 @@ TEST(TensorSweep, MeshesHaveTheBitsOfTheirHeads) {
     expect_context_bits(i, "all-to-all");
     if (HasFatalFailure()) return;
   }
+}
+
+TEST(TensorSweep, AnyMeshLoadsTheFilesOfAnyOther) {
+  for (std::size_t from = 0; from < resharded_meshes().size(); ++from) expect_equal_states(from, 1);
+  for (const std::size_t from : committing_meshes()) expect_equal_commits(from, 1);
+}
+
+TEST(TensorSweep, GradientsInBf16AreAsNearAsThoseOfOneRank) {
+  for (std::size_t model = 0; model < kBf16Models; ++model) expect_near_in_bf16(model, 1);
 }
 
 }  // namespace
