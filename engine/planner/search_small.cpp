@@ -72,7 +72,7 @@ std::optional<Shortlist::Found> Search::try_with_thrift(const Shape& shape) {
   return best;
 }
 
-// Of each shape with passes or a recomputation of its own.
+// Each shape with passes or a recomputation of its own counts once.
 void Search::try_whole_places(const std::vector<const Shape*>& shapes) {
   std::vector<Shape> list;
   std::vector<const PlanShape*> seen;

@@ -144,6 +144,10 @@ double period_s(const schedule::Schedule& training, std::int32_t data_ranks,
   return ends[1] - ends[0];
 }
 
+double compute_s(const schedule::Simulation& simulation) {
+  return simulation.busy_s.front()[static_cast<std::size_t>(schedule::Lane::kCompute)];
+}
+
 schedule::StepOptions without_ring(schedule::StepOptions options) {
   options.update_lookahead = 0;
   options.keeps_update_ring = false;
@@ -298,11 +302,10 @@ Trial Trials::measure_pipeline(const schedule::StepOptions& options) {
   return trial;
 }
 
-// A short step takes no longer to compile than a coarse one.
 Trial Trials::measure_exactly(const schedule::StepOptions& options) {
   const Compiled step = training(options);
   instructions_ += step.schedules[schedule::StepKind::kTraining].instructions.size();
-  return {step.most_bytes, step.simulation.total_s};
+  return {step.most_bytes, step.simulation.total_s, compute_s(step.simulation)};
 }
 
 Trial Trials::measure(const schedule::StepOptions& options) {
@@ -328,7 +331,7 @@ Trial Trials::measure(const schedule::StepOptions& options) {
   const schedule::Simulation simulation =
       schedule::simulate(training, costs_.simulation_model(), nullptr, 0, &times);
   trial.seconds = simulation.total_s;
-  trial.compute_s = simulation.busy_s.front()[static_cast<std::size_t>(schedule::Lane::kCompute)];
+  trial.compute_s = compute_s(simulation);
   if (!by_unit && missing > 0) {
     trial.seconds += missing * period_s(training, model_.view.ranks, times);
     trial.compute_s += missing * trial.compute_s / few;
