@@ -20,7 +20,8 @@ template <class T>
 __device__ __forceinline__ Sigmoid sigmoid(float x) {
   constexpr bool kExact = std::is_same_v<T, float>;
   const float e = kExact ? expf(-x) : __expf(-x);
-  const float value = kExact ? 1.0f / (1.0f + e) : __fdividef(1.0f, 1.0f + e);
+  // __fdividef gives 0 for divisors above 2^126; quarters of both stay below.
+  const float value = kExact ? 1.0f / (1.0f + e) : __fdividef(0.25f, 0.25f + 0.25f * e);
   // e = infinity would give inf * 0. The largest finite number gives 0 instead, as it should.
   return {value, fminf(e, 3.4028234e38f) * value};
 }

@@ -8,6 +8,7 @@
 //   static constexpr bool kSlow  an emulation: the largest shapes are left out
 //   static constexpr bool kKeepsNanBits  casts keep a NaN's payload as the scalar conversions do
 //   static constexpr bool kOneSumOrder  a row's sums add in one order, whatever the dtype
+//   static constexpr bool kRoundsBeforeBias  products may be rounded before a bias is added
 //   static constexpr bool kFindsWrongTokens, WrongToken  tokens outside the vocabulary throw it
 //   static void for_each_variation(run)  run(const Variation&) for every way to compute
 //   static constexpr double kLseError   relative error of attention's log-sum-exp

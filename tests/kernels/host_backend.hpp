@@ -20,6 +20,7 @@ struct HostBackend {
   using WrongToken = InternalError;
   static constexpr bool kKeepsNanBits = true;
   static constexpr bool kOneSumOrder = true;
+  static constexpr bool kRoundsBeforeBias = false;
   static constexpr double kLseError = 2e-6;
   static std::string missing() { return {}; }
   static std::unique_ptr<Kernels> make() { return make_host_kernels({.threads = 2}); }

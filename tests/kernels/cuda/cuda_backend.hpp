@@ -23,6 +23,8 @@ struct CudaBackend {
   using WrongToken = DeviceError;
   static constexpr bool kKeepsNanBits = false;
   static constexpr bool kOneSumOrder = false;
+  // Seen of cuBLASLt on an H100, where the rows of a matrix are not aligned to 16 bytes.
+  static constexpr bool kRoundsBeforeBias = kLibraries == CudaLibraries::kInstalled;
   static constexpr double kLseError = 4e-6;
   static std::string missing() {
     return missing_gpu();

@@ -183,7 +183,8 @@ SLUICE_BUILTIN(int, __float2int_rn, (float a), static_cast<int>(std::nearbyint(a
 SLUICE_BUILTIN(float, rsqrtf, (float a), 1.0f / std::sqrt(a))
 SLUICE_BUILTIN(float, __expf, (float a), std::exp(a))
 SLUICE_BUILTIN(float, __logf, (float a), std::log(a))
-SLUICE_BUILTIN(float, __fdividef, (float a, float b), a / b)
+SLUICE_BUILTIN(float, __fdividef, (float a, float b),
+               std::fabs(b) > 0x1p126f && std::isfinite(b) ? 0.0f : a / b)
 SLUICE_BUILTIN(float, __frcp_rn, (float a), 1.0f / a)
 SLUICE_BUILTIN(float, __saturatef, (float a), std::fmin(std::fmax(a, 0.0f), 1.0f))
 
