@@ -241,6 +241,36 @@ TEST(Tensor, MemoryOptionsNeverChangeTheBits) {
   }
 }
 
+// Values that leave the device come back to the rank and the rows that they are of. With
+// parallel.sequence and recomputation these are checkpoints in parts.
+TEST(Tensor, SpilledPartsComeBackToTheirRanks) {
+  const Overrides rows{"parallel.tensor=2", "parallel.sequence=true"};
+  const Overrides heads{"parallel.context=2", "train.micro_batch=1"};
+  const std::vector<std::pair<Overrides, Overrides>> cases{
+      {rows, {"recompute.policy=unit", "memory.place.activation=pinned"}},
+      {heads + kRing, {"recompute.policy=none", "memory.place.activation=storage"}},
+      {rows + heads, {"recompute.policy=selective", "memory.place.activation=pinned"}},
+      {{"parallel.tensor=2"}, {"recompute.policy=none", "memory.place.activation=pinned"}},
+      {heads, {"recompute.policy=unit", "memory.place.activation=storage"}},
+      {rows, {"recompute.policy=every:2", "memory.place.activation=storage"}}};
+  for (const auto& [mesh, spill] : sampled(cases)) {
+    SCOPED_TRACE(::testing::PrintToString(mesh + spill));
+    const TrainingBench bench, other;
+    const auto config_with = [&](const TrainingBench& own, const Overrides& memory) {
+      const Overrides more{"model.layers=4", "train.order=unit", "model.vocab=277"};
+      return own.config("run", tensor_model() + more + mesh + memory);
+    };
+    const config::Config config = config_with(bench, spill);
+    const planner::Plan plan = plan_of_world(config);
+    std::size_t spilled = 0;
+    for (const schedule::Instruction& move : plan.training().instructions) {
+      spilled += move.op == schedule::Op::kSpillActivation ? 1 : 0;
+    }
+    EXPECT_GT(spilled, 2u);
+    EXPECT_EQ(train_group(config), train_group(config_with(other, {})));
+  }
+}
+
 // Every mesh writes and reads; the sweep has all pairs.
 TEST(Tensor, AnyMeshLoadsTheStateOfAnyOther) {
   for (std::size_t from = 0; from < sweep(resharded_meshes().size()); ++from) {

@@ -19,9 +19,15 @@ namespace sluice::testing {
 
 inline constexpr std::int64_t kTensorSteps = 3;
 
+// Places and recomputation are those that make_plan() would choose with this much memory: to search for
+// them takes four times as long as the steps. Tests of plans and of the program leave them open.
 inline Overrides tensor_model() {
-  return {"model.layers=2",      "model.hidden=64", "model.heads=4",        "train.seq=16",
-          "train.micro_batch=2", "train.steps=3",   "train.precision=fp32", "train.accumulate=2"};
+  return Overrides{"model.layers=2",        "model.hidden=64",
+                   "model.heads=4",         "train.seq=16",
+                   "train.micro_batch=2",   "train.steps=3",
+                   "train.precision=fp32",  "train.accumulate=2",
+                   "recompute.policy=none", "memory.place.activation=device"} +
+         places("device", "device", "device");
 }
 
 inline config::Config config_of_group(const TrainingBench& bench, const Overrides& settings,
@@ -99,6 +105,9 @@ inline TensorMesh tensor_mesh(std::size_t i) {
   pick(at.memory, 3,
        {"optimizer.placement=after_backward", "optimizer.placement=next_forward",
         "optimizer.placement=speculative"});
+  pick(at.memory, 5,
+       {"memory.place.activation=device", "memory.place.activation=pinned",
+        "memory.place.activation=storage"});
   if (at.data > 1 && at.zero < 3) {
     at.memory = at.memory + places("device", at.zero == 0 ? "device" : "pinned",
                                    i % 2 == 0 ? "storage" : "pinned");

@@ -14,11 +14,12 @@ class TensorCommits : public RankTest {
  protected:
   // Two steps of two ranks, in "saved".
   void SetUp() override {
-    const ChildOutcome saved = run_launched(
-        2, train_words({"log.dir=saved", "parallel.tensor=2", "checkpoint.mode=durable",
-                        "model.heads=4", "model.kv_heads=2", "model.vocab=257",
-                        "train.micro_batch=1", "train.accumulate=4"}) +
-               Words{"--steps", "2"});
+    const ChildOutcome saved =
+        run_launched(2, train_words({"log.dir=saved", "parallel.tensor=2",
+                                     "checkpoint.mode=durable", "model.heads=4", "model.kv_heads=2",
+                                     "model.vocab=257", "train.micro_batch=1", "train.accumulate=4",
+                                     "recompute.policy=none", "memory.place.activation=device"}) +
+                            Words{"--steps", "2"});
     ASSERT_EQ(saved.exit_status, 0) << saved.err;
   }
   // Goes on from a copy of "saved" in "copy", which `change` changes.
