@@ -40,6 +40,9 @@ class Improver {
   bool promote(const Promotion& promotion, Shortlist::Found& best);
   bool mix_recomputation(Shortlist::Found& best);
   bool cut_segments(Shortlist::Found& best);
+  // Nothing if no segments fit.
+  std::optional<schedule::StepOptions> segments_within(const schedule::StepOptions& from,
+                                                       std::uint64_t device_bytes) const;
   using Change = std::function<void(schedule::StepOptions&)>;
   std::vector<Change> changes(const schedule::StepOptions& from) const;
 

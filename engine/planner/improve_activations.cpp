@@ -10,6 +10,7 @@ namespace sluice::planner {
 namespace {
 
 constexpr int kMixRounds = 2;
+constexpr int kMostMovedGradients = 4;  // units
 
 }  // namespace
 
@@ -56,12 +57,35 @@ bool Improver::cut_segments(Shortlist::Found& best) {
     const std::uint64_t need = trials_.coarse(now).need[kDevice];
     const std::uint64_t others = need - std::min(need, activations_.segment_bytes(now));
     const std::uint64_t left = room - std::min(room, std::max(homes, others));
-    const auto next = activations_.by_segments(now, left);
+    const auto next = segments_within(now, left);
     if (!next || *next == now) break;
     taken |= take(*next, best);
     now = *next;
   }
   return taken;
+}
+
+// Gradients give way where nothing fits beside them: the last units' go where others are already.
+std::optional<schedule::StepOptions> Improver::segments_within(
+    const schedule::StepOptions& from, std::uint64_t device_bytes) const {
+  schedule::StepOptions options = from;
+  auto segments = activations_.by_segments(options, device_bytes);
+  std::vector<Tier>& gradients = options.placement.gradient;
+  const Tier lowest = *std::max_element(gradients.begin(), gradients.end());
+  if (lowest == Tier::kDevice) return segments;
+  const auto on_device = [&] {
+    return home_bytes(model_, options)[static_cast<std::size_t>(Tier::kDevice)];
+  };
+  const std::uint64_t before = on_device();
+  int left = kMostMovedGradients;
+  for (std::size_t unit = gradients.size(); unit-- > 0 && left > 0 && !segments;) {
+    const bool updated_there = options.placement.optimizer[unit] == Tier::kDevice;
+    if (gradients[unit] != Tier::kDevice || updated_there) continue;
+    gradients[unit] = lowest;
+    --left;
+    segments = activations_.by_segments(options, device_bytes + before - on_device());
+  }
+  return segments;
 }
 
 }  // namespace sluice::planner

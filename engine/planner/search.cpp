@@ -28,9 +28,6 @@ constexpr int kDepth = 4;   // kinds of state with one tier each
 constexpr std::size_t kStarts = 2;
 constexpr std::size_t kSpilledStarts = 1;  // beside these, with all activations in pinned memory
 constexpr double kNearStart = 1.25;
-// No further start once trials have made so many instructions, a third of a second's worth, and as
-// many as the exact step: a long step takes longer to compile anyway.
-constexpr std::uint64_t kTrialInstructions = 350'000;
 // The groups' most frugal candidates have small pieces, so their steps are longer than others.
 constexpr std::uint64_t kFewSmallSteps = 3 * kSmallStepInstructions;
 constexpr double kDearHiddenWork = 0.2;  // of a mixture that prefers recomputation to transfers
@@ -217,8 +214,9 @@ void Search::search(const std::vector<Shape>& shapes) {
   if (starts.empty()) return;
   std::stable_sort(starts.begin(), starts.end(),
                    [](const Start& a, const Start& b) { return a.plan.seconds < b.plan.seconds; });
+  // A long step takes longer to compile anyway.
   const std::uint64_t most =
-      trials_.instructions() + kTrialInstructions + step_size(model_, starts.front().plan.options);
+      trials_.instructions() + kSearchInstructions + step_size(model_, starts.front().plan.options);
   std::array<std::size_t, 2> left{kStarts, kSpilledStarts};
   std::vector<std::pair<schedule::ComputeOrder, schedule::UpdatePlacement>> passes;
   for (const Start& start : starts) {

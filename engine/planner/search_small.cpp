@@ -13,8 +13,6 @@ namespace {
 using Place = config::Config::Place;
 
 constexpr std::array<Place, 3> kPlaces{Place::kDevice, Place::kPinned, Place::kStorage};
-// No further trial of whole places once they have made so many instructions.
-constexpr std::uint64_t kWholeInstructions = 350'000;
 
 }  // namespace
 
@@ -85,7 +83,7 @@ void Search::try_whole_places(const std::vector<const Shape*>& shapes) {
   }
   sort_by_bound(list);
   std::optional<Shortlist::Found> best;
-  const std::uint64_t most = trials_.instructions() + kWholeInstructions;
+  const std::uint64_t most = trials_.instructions() + kSearchInstructions;
   for (const Shape& shape : list) {
     if (!found_.would_be_better(shape.least.seconds) || trials_.instructions() > most) break;
     const std::optional<Shortlist::Found> plan = try_with_thrift(shape);

@@ -1,5 +1,6 @@
-// The last choices of a plan: the number of carried units and the depth of the ring of update
-// pieces. Coarse trials misjudge both, so exact trials of the training step decide.
+// The last choices of a plan: the number of carried units, the depth of the ring of update pieces,
+// and of small steps the prefetch. Coarse trials misjudge them, so exact trials of the training step
+// decide.
 #include "engine/planner/settle_update.hpp"
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 
 #include "base/units.hpp"
 #include "engine/planner/candidates.hpp"
+#include "engine/planner/step_size.hpp"
 
 namespace sluice::planner {
 namespace {
@@ -82,6 +84,17 @@ class UpdateChoice {
     }
   }
 
+  // By coarse trials, other prefetches of a fast step may be a percent off.
+  void choose_prefetch() {
+    const schedule::StepOptions from = options_;
+    const auto most = static_cast<std::int32_t>(config_.memory.prefetch);
+    for (std::int32_t prefetch = 0; prefetch <= most; ++prefetch) {
+      schedule::StepOptions options = from;
+      options.prefetch = prefetch;
+      if (prefetch != from.prefetch) take(options, seconds_ * kAsFast);
+    }
+  }
+
   // The training step of the choice; nothing if the search's is as fast.
   std::optional<Compiled>& step() { return step_; }
 
@@ -117,6 +130,10 @@ void settle_update(const config::Config& config, const schedule::StepModel& mode
   const auto pinned = static_cast<std::size_t>(Tier::kPinned);
   const std::uint64_t used = best.most_bytes[pinned];
   UpdateChoice choice(config, model, budgets, trials, best);
+  // Here the step's own size counts, since estimates are up to five times as large.
+  const std::size_t size = best.schedules[schedule::StepKind::kTraining].instructions.size();
+  const bool is_coarse = step_size(model, best.options) > kTinyStepInstructions;
+  if (is_coarse && size <= kSmallStepInstructions) choice.choose_prefetch();
   choice.choose_carried();
   // Without pieces of its own an update is not fed by storage, or memory is short.
   const bool has_ring = best.options.update_piece_elems > 0 && used < budgets[pinned];

@@ -28,6 +28,7 @@
 #include "engine/schedule/compile/pack.hpp"
 #include "tools/bench/median.hpp"
 #include "tools/bench/plan_cases.hpp"
+#include "tools/bench/storage_rates.hpp"
 
 namespace sluice::bench {
 namespace {
@@ -202,12 +203,15 @@ class SmallModel {
 json measure_small_plans(int first, int count) {
   const planner::HardwareProfile hardware = plan_machine();
   std::vector<double> gains;
+  std::vector<double> cpu_s;
   json slower = json::array();
   json refused = json::array();
   for (int seed = first; seed < first + count; ++seed) {
     SmallModel model(random_small_model(static_cast<std::uint64_t>(seed)), hardware);
     const auto best = model.best();
+    const double begin_s = process_cpu_seconds();
     const auto automatic = model.automatic();
+    cpu_s.push_back(process_cpu_seconds() - begin_s);
     if (!best) continue;
     if (!automatic) {
       refused.push_back(seed);
@@ -224,6 +228,8 @@ json measure_small_plans(int first, int count) {
   figures["refused_wrongly"] = std::move(refused);
   figures["slower"] = std::move(slower);
   if (gains.empty()) return figures;
+  figures["median_cpu_s"] = median(cpu_s);
+  figures["most_cpu_s"] = *std::max_element(cpu_s.begin(), cpu_s.end());
   figures["median_gain"] = median(gains);
   figures["most_gain"] = *std::max_element(gains.begin(), gains.end());
   return figures;
