@@ -66,8 +66,8 @@ bool Improver::cut_segments(Shortlist::Found& best) {
 }
 
 // Gradients give way where nothing fits beside them: the last units' go where others are already.
-std::optional<schedule::StepOptions> Improver::segments_within(
-    const schedule::StepOptions& from, std::uint64_t device_bytes) const {
+std::optional<schedule::StepOptions> Improver::segments_within(const schedule::StepOptions& from,
+                                                               std::uint64_t device_bytes) const {
   schedule::StepOptions options = from;
   auto segments = activations_.by_segments(options, device_bytes);
   std::vector<Tier>& gradients = options.placement.gradient;
