@@ -141,6 +141,30 @@ TEST(TensorResume, GroupsOfAnotherSizeTrainAndCommitInTurn) {
   }
 }
 
+// A box begins where the layout has its first element.
+TEST(TensorResume, RecordsNameWhereEachBoxBegins) {
+  const TrainingBench bench;
+  const config::Config config =
+      config_of(bench, "run", 1, "parallel.tensor=2", "checkpoint.mode=durable");
+  std::size_t boxes = 0;
+  for (const int rank : {0, 1}) {
+    const model::Model model(config::model_shape(config), config::tensor_share(config, rank));
+    for (const checkpoint::SavedBox& saved : checkpoint::boxes_of(model, {0, 1, 2})) {
+      for (const model::PlacedTensor& tensor :
+           model.layout(static_cast<std::size_t>(saved.unit)).tensors()) {
+        if (tensor.spec.name != saved.tensor) continue;
+        const std::vector<std::int64_t>& whole = tensor.spec.whole_shape;
+        const std::int64_t cols = whole.size() > 1 ? whole.back() : 1;
+        const auto run = tensor.spec.run_at(saved.first_elem - tensor.first_elem);
+        EXPECT_EQ(run.first, static_cast<std::uint64_t>(saved.box.row * cols + saved.box.col))
+            << rank << ", " << saved.tensor;
+        ++boxes;
+      }
+    }
+  }
+  EXPECT_GT(boxes, 10u);
+}
+
 // --- forged records --------------------------------------------------------------------------------
 
 using Json = nlohmann::json;
