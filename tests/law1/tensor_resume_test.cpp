@@ -7,6 +7,8 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
+#include "engine/checkpoint/durable_record.hpp"
+#include "engine/config/shapes.hpp"
 #include "tests/support/forged_record.hpp"
 #include "tests/support/sweep.hpp"
 #include "tests/support/thrown.hpp"

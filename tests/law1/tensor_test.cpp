@@ -256,18 +256,16 @@ TEST(Tensor, SpilledPartsComeBackToTheirRanks) {
   for (const auto& [mesh, spill] : sampled(cases)) {
     SCOPED_TRACE(::testing::PrintToString(mesh + spill));
     const TrainingBench bench, other;
-    const auto config_with = [&](const TrainingBench& own, const Overrides& memory) {
-      const Overrides more{"model.layers=4", "train.order=unit", "model.vocab=277"};
-      return own.config("run", tensor_model() + more + mesh + memory);
-    };
-    const config::Config config = config_with(bench, spill);
+    const Overrides kept =
+        tensor_model() + mesh + Overrides{"model.layers=4", "train.order=unit", "model.vocab=277"};
+    const config::Config config = bench.config("run", kept + spill);
     const planner::Plan plan = plan_of_world(config);
     std::size_t spilled = 0;
     for (const schedule::Instruction& move : plan.training().instructions) {
       spilled += move.op == schedule::Op::kSpillActivation ? 1 : 0;
     }
     EXPECT_GT(spilled, 2u);
-    EXPECT_EQ(train_group(config), train_group(config_with(other, {})));
+    EXPECT_EQ(train_group(config), train_group(other.config("run", kept)));
   }
 }
 
