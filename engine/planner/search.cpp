@@ -24,10 +24,9 @@ namespace {
 constexpr int kRounds = 5;  // for one shape
 constexpr int kDepth = 4;   // kinds of state with one tier each
 // Starts of the search: the fastest shapes, and the fastest with each order and update, as far as
-// they come near the first one.
+// they come near the first one (kNearStart).
 constexpr std::size_t kStarts = 2;
 constexpr std::size_t kSpilledStarts = 1;  // beside these, with all activations in pinned memory
-constexpr double kNearStart = 1.25;
 // The groups' most frugal candidates have small pieces, so their steps are longer than others.
 constexpr std::uint64_t kFewSmallSteps = 3 * kSmallStepInstructions;
 constexpr double kDearHiddenWork = 0.2;  // of a mixture that prefers recomputation to transfers
@@ -153,6 +152,7 @@ std::string Search::Shape::text() const {
   for (const auto& [kind, name] : kKinds) {
     if (places.*kind != Place::kAuto) text += place_text(name, places.*kind);
   }
+  if (thrift == Thrift::kOneAhead) text += ", one unit ahead";
   if (thrift == Thrift::kNothingAhead) text += ", nothing ahead";
   return thrift == Thrift::kSharedDevice ? text + ", shared device" : text;
 }
@@ -232,7 +232,11 @@ void Search::search(const std::vector<Shape>& shapes) {
     improver_.improve(start.plan);
     improver_.improve(narrow(start).plan);
   }
-  if (is_cheap()) try_whole_places(shapes, starts);
+  if (is_cheap()) {
+    try_whole_places(shapes, starts);
+  } else {
+    try_one_ahead(shapes, starts);
+  }
 }
 
 schedule::StepOptions Search::base_options(const Shape& shape) const {
@@ -244,7 +248,11 @@ schedule::StepOptions Search::base_options(const Shape& shape) const {
   options.weight_slots = 0;
   options.prefetch = static_cast<std::int32_t>(config_.memory.prefetch);
   options.exchange_lag = has_room_to_lag(model_, budgets_) ? 1 : 0;
-  if (shape.thrift != Thrift::kNone) options.prefetch = 0;
+  if (shape.thrift == Thrift::kOneAhead) {
+    options.prefetch = std::min(options.prefetch, 1);
+  } else if (shape.thrift != Thrift::kNone) {
+    options.prefetch = 0;
+  }
   if (shape.thrift == Thrift::kSharedDevice) {
     const schedule::StepOptions& least = feasibility_.groups().front().back();
     options.shares_device = true;

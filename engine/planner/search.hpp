@@ -72,7 +72,7 @@ class Search {
   using Places = config::Config::Places;
   // Leaves more room to state. With a shared device windows and arena are one memory, nothing is
   // fetched ahead, and staging is small.
-  enum class Thrift : std::uint8_t { kNone, kNothingAhead, kSharedDevice };
+  enum class Thrift : std::uint8_t { kNone, kOneAhead, kNothingAhead, kSharedDevice };
   struct Shape {
     PlanShape shape;
     Places places;  // of the kinds of state that are not free
@@ -87,6 +87,7 @@ class Search {
     Shape shape;
     Shortlist::Found plan;
   };
+  static constexpr double kNearStart = 1.25;  // times the fastest plan
 
   std::string policy_of(const PlanShape& shape) const;
   std::vector<Shape> shapes() const;
@@ -104,6 +105,7 @@ class Search {
   void try_thrifty(Shape shape, std::vector<Start>& starts);
   std::vector<Start> try_shapes(const std::vector<Shape>& shapes);
   Start narrow(Start start);
+  void try_one_ahead(const std::vector<Shape>& shapes, const std::vector<Start>& starts);
   std::optional<Shortlist::Found> try_with_thrift(const Shape& shape);
   void try_whole_places(const std::vector<const Shape*>& shapes);
   void try_whole_places(const std::vector<Shape>& shapes, const std::vector<Start>& starts);
