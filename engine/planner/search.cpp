@@ -29,8 +29,8 @@ constexpr std::size_t kStarts = 2;
 constexpr std::size_t kSpilledStarts = 1;  // beside these, with all activations in pinned memory
 // The groups' most frugal candidates have small pieces, so their steps are longer than others.
 constexpr std::uint64_t kFewSmallSteps = 3 * kSmallStepInstructions;
-// Of these the groups are searched even where memory is not tight: it takes milliseconds.
-constexpr std::uint64_t kTinyStep = 2000;
+// A search of the groups of such a step takes milliseconds, so memory need not be tight for it.
+constexpr std::uint64_t kGroupSearchInstructions = 2000;
 constexpr double kDearHiddenWork = 0.2;  // of a mixture that prefers recomputation to transfers
 
 // The need, but at least `least` in every tier.
@@ -458,7 +458,7 @@ Compiled Search::conclude() {
     if (other && other->simulation.total_s < best.simulation.total_s) best = std::move(*other);
   }
   const std::uint64_t frugal = step_size(model_, feasibility_.frugal());
-  if (frugal <= (is_tight_ ? kFewSmallSteps : kTinyStep)) {
+  if (frugal <= (is_tight_ ? kFewSmallSteps : kGroupSearchInstructions)) {
     std::optional<Compiled> other = best_of_groups();
     if (other && other->simulation.total_s < best.simulation.total_s) best = std::move(*other);
   }

@@ -211,12 +211,13 @@ json measure_small_plans(int first, int count) {
     const auto best = model.best();
     const double begin_s = process_cpu_seconds();
     const auto automatic = model.automatic();
-    cpu_s.push_back(process_cpu_seconds() - begin_s);
+    const double spent_s = process_cpu_seconds() - begin_s;
     if (!best) continue;
     if (!automatic) {
       refused.push_back(seed);
       continue;
     }
+    cpu_s.push_back(spent_s);
     gains.push_back(automatic->step_s / best->step_s - 1);
     if (gains.back() <= kAsFast) continue;
     slower.push_back({{"model", seed},

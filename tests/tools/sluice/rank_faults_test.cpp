@@ -75,7 +75,8 @@ bool cut_connections(pid_t process) {
   return cut;
 }
 
-// To search for a plan takes longer than six steps. Random trials do, since ranks die meanwhile, too.
+// A search for a plan takes longer than six steps. Random trials still search, because a rank may
+// also die during the search.
 const Words kPlanned{"recompute.policy=none", "memory.place.activation=device",
                      "memory.place.weight=device", "memory.place.gradient=device"};
 
