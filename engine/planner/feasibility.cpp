@@ -143,6 +143,7 @@ std::optional<TierBytes> Feasibility::nearest_need(const TierBytes& need) {
     return of_group && planner::fits(*of_group, need);
   });
   if (known) return std::nullopt;
+  if (step_size(model_, frugal()) > kSmallStepInstructions) return nearest_coarse_need(need);
   std::vector<CandidateGroup> possible;
   for (std::size_t group = 0; group < groups_.size(); ++group) {
     if (planner::fits(floors_[group], budgets_)) possible.push_back(groups_[group]);
@@ -151,6 +152,26 @@ std::optional<TierBytes> Feasibility::nearest_need(const TierBytes& need) {
   if (tight.fits()) return std::nullopt;
   const TierBytes nearest = tight.refusal().needed_bytes;
   return planner::fits(nearest, budgets_) ? nearest : this->need(*fitting_);
+}
+
+// From the least floor on. No coarse need is below its floor.
+TierBytes Feasibility::nearest_coarse_need(const TierBytes& need) {
+  const Refuser refuser(need);
+  std::vector<std::size_t> order;
+  for (std::size_t group = 0; group < groups_.size(); ++group) {
+    if (planner::fits(floors_[group], budgets_)) order.push_back(group);
+  }
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    return refuser.shortfall(floors_[a]) < refuser.shortfall(floors_[b]);
+  });
+  std::optional<TierBytes> nearest;
+  for (const std::size_t group : order) {
+    if (nearest && refuser.shortfall(floors_[group]) >= refuser.shortfall(*nearest)) break;
+    const TierBytes& coarse = coarse_need(group);
+    if (!planner::fits(coarse, budgets_)) continue;
+    if (!nearest || refuser.shortfall(coarse) < refuser.shortfall(*nearest)) nearest = coarse;
+  }
+  return nearest ? *nearest : this->need(*fitting_);
 }
 
 Refusal Feasibility::refusal() {

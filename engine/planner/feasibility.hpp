@@ -32,7 +32,7 @@ class Feasibility {
   // The most frugal candidate of a group that fits. Precondition: fits() returned true.
   const schedule::StepOptions& frugal() const;
   // The need of a group that fits and adds the fewest bytes to `need`; nothing if some group needs
-  // no more, by its coarse need if its step is long. Precondition: fits() returned true.
+  // no more. Long steps count by their coarse needs. Precondition: fits() returned true.
   std::optional<TierBytes> nearest_need(const TierBytes& need);
 
  private:
@@ -41,6 +41,7 @@ class Feasibility {
   bool may_fit(std::size_t group);
   bool fits_amply(std::size_t group);
   bool long_step_fits(std::size_t group, const TierBytes& budgets);
+  TierBytes nearest_coarse_need(const TierBytes& need);
   bool fits_with_room(std::size_t group);
   std::vector<std::size_t> roomiest() const;
 

@@ -17,8 +17,9 @@ constexpr std::uint64_t kLeastPieceElems = 65536;
 constexpr std::uint64_t kLeastBlock8PieceElems = 131072;
 static_assert(bytes_of(DType::kBlock8, kLeastBlock8PieceElems) % 4096 == 0);
 // The most pieces of a model. Each makes about a dozen instructions of a step, and the time to plan
-// grows with them.
-constexpr std::uint64_t kMostPieces = 32768;
+// grows with them. Where memory is short there may be more.
+constexpr std::uint64_t kMostPieces = 8192;
+constexpr std::uint64_t kMostSmallPieces = 32768;
 
 // Sizes of the state that the rank updates.
 std::uint64_t total_elems(const schedule::StepModel& model) {
@@ -36,30 +37,47 @@ std::uint64_t largest_elems(const schedule::StepModel& model) {
 
 // The least piece, doubled from `piece` on, that cuts the model into at most `most` pieces.
 std::uint64_t few_pieces(const schedule::StepModel& model, std::uint64_t piece,
-                         std::uint64_t most = kMostPieces) {
+                         std::uint64_t most) {
   while (total_elems(model) / piece > most) piece *= 2;
   return piece;
 }
 
 // Pieces of an update that storage feeds: 2 MiB of fp32 state each if memory allows, the number of
-// them in its ring, and the most pieces of a model, which bounds the time to plan.
+// them in its ring, and the most pieces of a model, which bounds the time to plan. Large pieces make
+// activations wait that pass through the same lanes.
 constexpr std::uint64_t kUpdatePieceElems = 8 * kLeastPieceElems;
 constexpr std::uint64_t kUpdateRingPieces = 12;
-constexpr std::uint64_t kMostUpdatePieces = 8192;
+constexpr std::uint64_t kMostUpdatePieces = 2048;
+constexpr std::uint64_t kMostUpdatePiecesBesideSpills = 4096;
+constexpr std::uint64_t kMostSmallUpdatePieces = 8192;
+
+// By the largest unit alone: a sixteenth of it, 256 K to 1 M elements.
+std::uint64_t large_unit_piece(const schedule::StepModel& model) {
+  const std::uint64_t largest = largest_elems(model);
+  std::uint64_t piece = 4 * kLeastPieceElems;
+  while (piece < 16 * kLeastPieceElems && piece * 16 < largest) piece *= 2;
+  return piece;
+}
+
+bool spills_to_storage(const schedule::Placement& placement) {
+  const auto holds = [](const std::vector<Tier>& tiers) {
+    return std::find(tiers.begin(), tiers.end(), Tier::kStorage) != tiers.end();
+  };
+  return holds(placement.activation) ||
+         std::any_of(placement.saved.begin(), placement.saved.end(), holds);
+}
 
 }  // namespace
 
 std::uint64_t usual_piece_elems(const schedule::StepModel& model) {
-  const std::uint64_t largest = largest_elems(model);
-  std::uint64_t piece = 4 * kLeastPieceElems;
-  while (piece < 16 * kLeastPieceElems && piece * 16 < largest) piece *= 2;
-  return few_pieces(model, piece);
+  return few_pieces(model, large_unit_piece(model), kMostPieces);
 }
 
 std::uint64_t small_piece_elems(const schedule::StepModel& model) {
   const std::uint64_t least =
       model.optimizer.moments == DType::kBlock8 ? kLeastBlock8PieceElems : kLeastPieceElems;
-  return few_pieces(model, std::max(least, usual_piece_elems(model) / 4));
+  const std::uint64_t quarter = few_pieces(model, large_unit_piece(model), kMostSmallPieces) / 4;
+  return few_pieces(model, std::max(least, quarter), kMostSmallPieces);
 }
 
 void grow_pieces(const schedule::StepModel& model, schedule::StepOptions& options) {
@@ -78,7 +96,7 @@ void make_staging_roomy(const schedule::StepModel& model, std::uint64_t pinned_b
     std::uint64_t times;  // the usual piece
     std::int32_t lookahead;
   };
-  constexpr std::array<Size, 4> kSizes{{{4, 8}, {2, 8}, {1, 8}, {1, 4}}};
+  constexpr std::array<Size, 6> kSizes{{{4, 8}, {2, 8}, {4, 4}, {2, 4}, {1, 8}, {1, 4}}};
   constexpr std::uint64_t kRingBytesPerElem = 13;  // of all rings together, for each piece of depth
   constexpr std::uint64_t kShare = 64;
   constexpr std::uint64_t kLeastPiecesPerUnit = 4;
@@ -115,13 +133,14 @@ std::vector<schedule::StepOptions> update_piece_variants(const schedule::StepMod
   const std::uint64_t least =
       model.optimizer.moments == DType::kBlock8 ? kLeastBlock8PieceElems : kLeastPieceElems;
   const std::uint64_t small =
-      std::min(few_pieces(model, least, kMostUpdatePieces), options.piece_elems);
+      std::min(few_pieces(model, least, kMostSmallUpdatePieces), options.piece_elems);
+  const bool spills = spills_to_storage(options.placement);
+  const std::uint64_t large = few_pieces(
+      model, kUpdatePieceElems, spills ? kMostUpdatePiecesBesideSpills : kMostUpdatePieces);
   // First twice as many. Lanes retire in order, and on a disk of several GB/s a ring of twelve was
   // read, updated and written in turns (docs/results).
-  if (kUpdatePieceElems > small) add(kUpdatePieceElems, 2 * kUpdateRingPieces);
-  for (std::uint64_t elems = kUpdatePieceElems; elems > small; elems /= 2) {
-    add(elems, kUpdateRingPieces);
-  }
+  if (large > small) add(large, 2 * kUpdateRingPieces);
+  for (std::uint64_t elems = large; elems > small; elems /= 2) add(elems, kUpdateRingPieces);
   // Last a ring that takes the bytes of three usual pieces.
   add(small, std::min(kUpdateRingPieces, options.piece_elems * 3 / small));
   return variants;

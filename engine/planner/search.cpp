@@ -89,7 +89,7 @@ Search::Search(const config::Config& config, const schedule::StepModel& model,
       relaxation_(config, model, costs),
       activations_(config, model, costs),
       feasibility_(model, budgets, trials_, std::move(groups)),
-      found_(model, budgets, trials_),
+      found_(config, model, budgets, trials_),
       improver_(config, model, trials_, found_, relaxation_, activations_) {}
 
 std::string Search::policy_of(const PlanShape& shape) const {
@@ -374,7 +374,7 @@ void Search::consider_groups(Shortlist& list) const {
 // its places than any solution of the relaxation leaves, though these candidates fit. They have a
 // list of their own, since coarse times of small pieces are up to a quarter off. Nothing: none fits.
 std::optional<Compiled> Search::best_of_groups() {
-  Shortlist list(model_, budgets_, trials_);
+  Shortlist list(config_, model_, budgets_, trials_);
   Improver improver(config_, model_, trials_, list, relaxation_, activations_);
   consider_groups(list);
   for (int round = 0; round < kRounds && !list.empty(); ++round) {

@@ -4,6 +4,7 @@
 #include "engine/planner/shortlist.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <utility>
 
@@ -19,6 +20,8 @@ constexpr std::size_t kFinalists = 3;
 constexpr std::size_t kSmallFinalists = 5;  // of small steps
 // From this many instructions on, one finalist takes about a second, and there is no other.
 constexpr std::uint64_t kLargeStep = 250'000;
+// The same where all settings are made by hand, so that finalists differ in details alone.
+constexpr std::size_t kLargeStepByHand = 40'000;
 constexpr double kAlike = 0.003;           // times of plans that hardly differ
 constexpr double kNear = 1.05;             // a finalist's time by that of the fastest
 constexpr double kRefinementSlack = 1.02;  // refined() accepts a step this much longer
@@ -32,7 +35,27 @@ bool same_passes(const schedule::StepOptions& a, const schedule::StepOptions& b)
   return a.order == b.order && a.update == b.update && a.recompute == b.recompute;
 }
 
+// Whether the places, the recomputation, the order and the update are all set.
+bool makes_all_choices(const config::Config& config) {
+  using config::Config;
+  const Config::Places& places = config.memory.place;
+  const std::array<Config::Place, 4> of_kinds{places.weight, places.gradient, places.optimizer,
+                                              places.activation};
+  return std::find(of_kinds.begin(), of_kinds.end(), Config::Place::kAuto) == of_kinds.end() &&
+         config.recompute.policy != Config::Recompute::kAuto &&
+         config.train.order != Config::Order::kAuto &&
+         config.optimizer.placement != Config::OptimizerPlacement::kAuto;
+}
+
 }  // namespace
+
+Shortlist::Shortlist(const config::Config& config, const schedule::StepModel& model,
+                     const TierBytes& budgets, Trials& trials)
+    : model_(model),
+      budgets_(budgets),
+      room_(budgets),
+      trials_(trials),
+      is_by_hand_(makes_all_choices(config)) {}
 
 std::optional<double> Shortlist::consider(const schedule::StepOptions& options) {
   if (!planner::fits(home_bytes(model_, options), room_)) return std::nullopt;
@@ -143,7 +166,11 @@ void Shortlist::shrink_room(const schedule::StepOptions& options, const TierByte
 
 std::optional<Compiled> Shortlist::confirm() {
   std::optional<Compiled> best;
+  const auto is_long = [](const Compiled& plan) {
+    return plan.schedules[schedule::StepKind::kTraining].instructions.size() > kLargeStepByHand;
+  };
   for (const Found& found : finalists()) {
+    if (best && is_by_hand_ && is_long(*best)) break;
     // The training step alone tells whether the next one is faster.
     if (best &&
         trials_.training(refined(found.options)).simulation.total_s >= best->simulation.total_s) {

@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "engine/config/config.hpp"
 #include "engine/planner/tier_bytes.hpp"
 #include "engine/planner/trials.hpp"
 
@@ -19,8 +20,8 @@ class Shortlist {
   };
 
   // All arguments must outlive it.
-  Shortlist(const schedule::StepModel& model, const TierBytes& budgets, Trials& trials)
-      : model_(model), budgets_(budgets), room_(budgets), trials_(trials) {}
+  Shortlist(const config::Config& config, const schedule::StepModel& model,
+            const TierBytes& budgets, Trials& trials);
 
   // Keeps the plan if it fits. Returns its time; nothing if it does not fit.
   std::optional<double> consider(const schedule::StepOptions& options);
@@ -53,6 +54,7 @@ class Shortlist {
   const TierBytes& budgets_;
   TierBytes room_;
   Trials& trials_;
+  bool is_by_hand_;  // the configuration makes all choices that have a key
   std::vector<Found> found_;
 };
 

@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <array>
 #include <iterator>
-#include <map>
 #include <vector>
 
 #include "base/error.hpp"
@@ -22,11 +21,13 @@ namespace {
 // The last write of a byte range and the reads since. Only the last reader of each lane is kept,
 // since a lane retires in order.
 struct Segment {
+  std::uint64_t begin = 0;
   std::uint64_t end = 0;
   InstructionId writer = kNoId;
   std::array<InstructionId, kLaneCount> readers;  // by lane
 
-  Segment(std::uint64_t end_bytes, InstructionId by) : end(end_bytes), writer(by) {
+  Segment(std::uint64_t begin_bytes, std::uint64_t end_bytes, InstructionId by)
+      : begin(begin_bytes), end(end_bytes), writer(by) {
     readers.fill(kNoId);
   }
   void collect_writer(std::vector<InstructionId>& out) const {
@@ -41,26 +42,26 @@ struct Segment {
 };
 
 // All bytes of one buffer, without holes. Most buffers are only used whole and have one segment;
-// the others have an interval map. It is a map, not a list, since buffers of ten thousand pieces
-// are touched from either end. It shares no code with the interval maps of validate_contents and
-// symbolic_memory on purpose: a mistake here must not hide there.
+// the others have a sorted list. Pieces are touched in turn from either end, so a cut moves little of
+// it. It shares no code with the interval maps of validate_contents and symbolic_memory on
+// purpose: a mistake here must not hide there.
 class BufferHistory {
  public:
-  explicit BufferHistory(std::uint64_t bytes) : whole_(bytes, kNoId) {}
+  explicit BufferHistory(std::uint64_t bytes) : whole_(0, bytes, kNoId) {}
 
   // The last writers of the range: the hazards of a read.
   void collect_writers(std::uint64_t begin, std::uint64_t end,
                        std::vector<InstructionId>& out) const {
     if (segments_.empty()) return whole_.collect_writer(out);
-    for (auto it = holding(begin); it != segments_.end() && it->first < end; ++it) {
-      it->second.collect_writer(out);
+    for (auto it = holding(begin); it != segments_.end() && it->begin < end; ++it) {
+      it->collect_writer(out);
     }
   }
   // The last writers and the readers since: the hazards of a write or a Release.
   void collect_all(std::uint64_t begin, std::uint64_t end, std::vector<InstructionId>& out) const {
     if (segments_.empty()) return whole_.collect_all(out);
-    for (auto it = holding(begin); it != segments_.end() && it->first < end; ++it) {
-      it->second.collect_all(out);
+    for (auto it = holding(begin); it != segments_.end() && it->begin < end; ++it) {
+      it->collect_all(out);
     }
   }
   // Adds a reader to the range. It replaces an earlier reader of the same lane.
@@ -72,44 +73,49 @@ class BufferHistory {
     }
     cut();
     split(end);
-    for (auto it = split(begin); it != segments_.end() && it->first < end; ++it) {
-      it->second.readers[lane] = reader.id;
+    for (auto it = split(begin); it != segments_.end() && it->begin < end; ++it) {
+      it->readers[lane] = reader.id;
     }
   }
   // The range begins anew with this writer and without readers.
   void write(std::uint64_t begin, std::uint64_t end, InstructionId writer) {
-    if (is_whole(begin, end)) {
-      whole_ = Segment(end, writer);
+    if (begin == 0 && end == whole_.end) {
+      whole_ = Segment(begin, end, writer);
+      segments_.clear();
       return;
     }
     cut();
-    const auto last = split(end);
+    split(end);
     const auto first = split(begin);
-    first->second = Segment(end, writer);
-    segments_.erase(std::next(first), last);
+    *first = Segment(begin, end, writer);
+    const auto next = std::next(first);
+    segments_.erase(next, std::find_if(next, segments_.end(),
+                                       [&](const Segment& of) { return of.begin >= end; }));
   }
 
  private:
-  using Segments = std::map<std::uint64_t, Segment>;  // by begin
+  using Segments = std::vector<Segment>;
 
   bool is_whole(std::uint64_t begin, std::uint64_t end) const {
     return segments_.empty() && begin == 0 && end == whole_.end;
   }
   void cut() {
-    if (segments_.empty()) segments_.emplace(0, whole_);
+    if (segments_.empty()) segments_.push_back(whole_);
   }
   // The segment that holds byte `at`.
   Segments::const_iterator holding(std::uint64_t at) const {
-    return std::prev(segments_.upper_bound(at));
+    return std::prev(std::upper_bound(
+        segments_.begin(), segments_.end(), at,
+        [](std::uint64_t byte, const Segment& segment) { return byte < segment.begin; }));
   }
   // The segment that begins at `at`; splits one if needed. Returns the end past the last byte.
   Segments::iterator split(std::uint64_t at) {
-    const auto it = std::prev(segments_.upper_bound(at));
-    if (it->first == at) return it;
-    if (at >= it->second.end) return segments_.end();
-    Segment tail = it->second;
-    it->second.end = at;
-    return segments_.emplace_hint(std::next(it), at, tail);
+    const auto it = segments_.begin() + (holding(at) - segments_.cbegin());
+    if (it->begin == at) return it;
+    if (at >= it->end) return segments_.end();
+    Segment tail = *it;
+    it->end = tail.begin = at;
+    return segments_.insert(std::next(it), tail);
   }
 
   Segment whole_;  // while segments_ is empty
