@@ -39,6 +39,7 @@ struct Content {
 
 // A byte range of one buffer, its last write and the uses since.
 struct Span {
+  std::uint64_t begin = 0;
   std::uint64_t end = 0;
   Content content;
   InstructionId writer = kNoId;
@@ -47,60 +48,70 @@ struct Span {
 };
 
 // The spans of one buffer, which cover it without holes. Most buffers are only used whole, and have
-// one.
+// one. Others have a sorted list, which is cut in turn from either end, so little of it moves.
 class Spans {
  public:
   explicit Spans(const Span& whole) : whole_(whole) {}
 
   // The span at the buffer's begin.
-  Span& first() { return cut_.empty() ? whole_ : cut_.begin()->second; }
-  // Calls f(begin, span) for all of them.
+  Span& first() { return cut_.empty() ? whole_ : cut_.front(); }
+  // Calls f(span) for all of them.
   template <typename F>
   void each(const F& f) {
-    if (cut_.empty()) f(std::uint64_t{0}, whole_);
-    for (auto& [begin, span] : cut_) f(begin, span);
+    if (cut_.empty()) f(whole_);
+    for (Span& span : cut_) f(span);
   }
   // Calls f(begin, end, span) for the parts of the range, split at its borders where `cut`.
   template <typename F>
   void for_parts(const ByteRange& range, bool cut, const F& f) {
     if (cut) cut_at(range);
     if (cut_.empty()) return f(range.begin, std::min(whole_.end, range.end), whole_);
-    for (auto at = std::prev(cut_.upper_bound(range.begin));
-         at != cut_.end() && at->first < range.end; ++at) {
-      f(std::max(at->first, range.begin), std::min(at->second.end, range.end), at->second);
+    for (auto at = holding(range.begin); at != cut_.end() && at->begin < range.end; ++at) {
+      f(std::max(at->begin, range.begin), std::min(at->end, range.end), *at);
     }
   }
-  // One span takes the place of all in the range.
-  void replace(const ByteRange& range, const Span& span) {
-    cut_at(range);
-    if (cut_.empty()) {
+  // One span takes the place of all in its range.
+  void replace(const Span& span) {
+    if (span.begin == 0 && span.end >= whole_.end) {
       whole_ = span;
+      cut_.clear();
       return;
     }
-    cut_.erase(cut_.lower_bound(range.begin), cut_.lower_bound(range.end));
-    cut_[range.begin] = span;
+    cut_at({span.begin, span.end});
+    const auto first = holding(span.begin);
+    *first = span;
+    const auto next = std::next(first);
+    cut_.erase(next, std::find_if(next, cut_.end(),
+                                  [&](const Span& other) { return other.begin >= span.end; }));
   }
 
  private:
+  using List = std::vector<Span>;
+
+  // The span with this byte. Precondition: the list is not empty.
+  List::iterator holding(std::uint64_t byte) {
+    return std::prev(
+        std::upper_bound(cut_.begin(), cut_.end(), byte,
+                         [](std::uint64_t at, const Span& span) { return at < span.begin; }));
+  }
   void cut_at(const ByteRange& range) {
     if (cut_.empty()) {
       if (range.begin == 0 && range.end >= whole_.end) return;
-      cut_.emplace(0, whole_);
+      cut_.push_back(whole_);
     }
     split(range.begin);
     split(range.end);
   }
   void split(std::uint64_t where) {
-    const auto after = cut_.upper_bound(where);
-    const auto at = std::prev(after);
-    if (at->first == where || at->second.end <= where) return;
-    Span tail = at->second;
-    at->second.end = where;
-    cut_.emplace_hint(after, where, tail);
+    const auto at = holding(where);
+    if (at->begin == where || at->end <= where) return;
+    Span tail = *at;
+    at->end = tail.begin = where;
+    cut_.insert(std::next(at), tail);
   }
 
-  Span whole_;                         // while cut_ is empty
-  std::map<std::uint64_t, Span> cut_;  // by begin
+  Span whole_;  // while cut_ is empty
+  List cut_;    // by begin
 };
 
 class ContentCheck {
@@ -726,12 +737,13 @@ class ContentCheck {
   void store(const Instruction& instruction, const Use& use, const Content& content) {
     const ByteRange range = bytes_of(use, buffer_of(use));
     Span span;
+    span.begin = range.begin;
     span.end = range.end;
     span.content = content;
     span.writer = instruction.id;
     span.readers.fill(kNoId);
     span.read = outlives_[use.buffer];
-    spans_[use.buffer].replace(range, span);
+    spans_[use.buffer].replace(span);
   }
 
   static bool is_sum(Op op) {
@@ -804,7 +816,7 @@ class ContentCheck {
       problems_.add("what is declared to be committed is not, or not once");
     for (const Buffer& buffer : schedule_.buffers) {
       if (!buffer.persistent) continue;
-      spans_[buffer.id].each([&](std::uint64_t, const Span& span) { refuse_waste(buffer, span); });
+      spans_[buffer.id].each([&](const Span& span) { refuse_waste(buffer, span); });
     }
     std::map<BufferId, std::int32_t> entry_version;
     for (const Residency& residency : schedule_.entry) {
@@ -814,7 +826,7 @@ class ContentCheck {
       const Buffer& home = schedule_.buffers[residency.home];
       std::optional<std::int32_t> version;
       bool whole = true;
-      spans_[residency.home].each([&](std::uint64_t, const Span& span) {
+      spans_[residency.home].each([&](const Span& span) {
         whole = whole && span.content.written && (!version || *version == span.content.version);
         version = span.content.version;
       });
@@ -843,12 +855,12 @@ class ContentCheck {
       if (clip.written && clip.version == residency.version) continue;
       problems_.add(describe(home) + " is left for a later update without its clip factor");
     }
-    spans_[residency.home].each([&](std::uint64_t begin, const Span& span) {
+    spans_[residency.home].each([&](const Span& span) {
       const Content& content = span.content;
       const bool complete = is_complete(content);
       bool normed = content.maker == kNoId;  // it waited at entry already
       bool same = true;
-      for_normed(home, content.version, home.first_elem + elems_in(home.dtype, begin),
+      for_normed(home, content.version, home.first_elem + elems_in(home.dtype, span.begin),
                  home.first_elem + elems_in(home.dtype, span.end), [&](const Normed& seen) {
                    normed = true;
                    same = same && seen.maker == content.maker;
