@@ -58,9 +58,7 @@ bool is_collective(Op op) {
 // Clocks count the instructions of each lane that are done. Ranks never mix, since deps stay within
 // a rank.
 HappensBefore::HappensBefore(const Schedule& schedule)
-    : schedule_(schedule),
-      position_(schedule.instructions.size()),
-      start_(schedule.instructions.size()) {
+    : turns_(schedule.instructions.size()), start_(schedule.instructions.size()) {
   // The state of each lane so far: its length; the knowledge of a next instruction that starts
   // while the last one runs; and the knowledge at the last one's end.
   struct LaneTail {
@@ -85,7 +83,7 @@ HappensBefore::HappensBefore(const Schedule& schedule)
       merge(start, end[dep]);
       if (!retires_behind(schedule.instructions[dep], instruction)) merge(onward, end[dep]);
     }
-    position_[instruction.id] = ++tail.length;
+    turns_[instruction.id] = {++tail.length, instruction.lane};
     tail.start = onward;
     merge(tail.end, start);
     tail.end[lane] = tail.length;

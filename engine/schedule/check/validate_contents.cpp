@@ -88,11 +88,19 @@ class Spans {
  private:
   using List = std::vector<Span>;
 
-  // The span with this byte. Precondition: the list is not empty.
+  // The span with this byte. Uses walk along a buffer, so it is often the one found last or the
+  // next. Preconditions: the list is not empty, the byte is inside the buffer.
   List::iterator holding(std::uint64_t byte) {
-    return std::prev(
-        std::upper_bound(cut_.begin(), cut_.end(), byte,
-                         [](std::uint64_t at, const Span& span) { return at < span.begin; }));
+    const auto has = [&](std::size_t i) {
+      return i < cut_.size() && cut_[i].begin <= byte && byte < cut_[i].end;
+    };
+    if (!has(found_) && !has(++found_)) {
+      const auto behind =
+          std::upper_bound(cut_.begin(), cut_.end(), byte,
+                           [](std::uint64_t at, const Span& span) { return at < span.begin; });
+      found_ = static_cast<std::size_t>(behind - cut_.begin()) - 1;
+    }
+    return cut_.begin() + static_cast<std::ptrdiff_t>(found_);
   }
   void cut_at(const ByteRange& range) {
     if (cut_.empty()) {
@@ -103,15 +111,17 @@ class Spans {
     split(range.end);
   }
   void split(std::uint64_t where) {
+    if (where >= cut_.back().end) return;
     const auto at = holding(where);
-    if (at->begin == where || at->end <= where) return;
+    if (at->begin == where) return;
     Span tail = *at;
     at->end = tail.begin = where;
     cut_.insert(std::next(at), tail);
   }
 
-  Span whole_;  // while cut_ is empty
-  List cut_;    // by begin
+  Span whole_;             // while cut_ is empty
+  List cut_;               // by begin
+  std::size_t found_ = 0;  // the index in cut_ that holding() returned last
 };
 
 class ContentCheck {
@@ -123,8 +133,6 @@ class ContentCheck {
         meetings_(meetings),
         taken_(taken),
         problems_(problems),
-        released_(schedule.buffers.size(), false),
-        outlives_(schedule.buffers.size(), false),
         weight_version_(static_cast<std::size_t>(schedule.ranks)) {}
 
   // Ranks share nothing but what they exchange. So each rank's list is walked up to its next
@@ -264,22 +272,20 @@ class ContentCheck {
   void enter() {
     // Homes outlive the step if `exit` names them, and losses always do. A gradient is used up
     // within the step unless its update is pending. Partials of the norm are always used up.
+    held_.reserve(schedule_.buffers.size());
     for (const Buffer& buffer : schedule_.buffers) {
-      outlives_[buffer.id] = buffer.persistent && buffer.role != BufferRole::kState &&
-                             buffer.role != BufferRole::kNormPartial;
-    }
-    for (const Residency& residency : schedule_.exit) outlives_[residency.home] = true;
-    spans_.reserve(schedule_.buffers.size());
-    for (const Buffer& buffer : schedule_.buffers) {
+      const bool outlives = buffer.persistent && buffer.role != BufferRole::kState &&
+                            buffer.role != BufferRole::kNormPartial;
       Span span;
       span.end = buffer.bytes;
       span.readers.fill(kNoId);
       // The loader fills the tokens before the step.
       span.content.written = buffer.persistent && buffer.role == BufferRole::kTokens;
-      spans_.emplace_back(span);
+      held_.push_back({Spans(span), false, outlives});
     }
+    for (const Residency& residency : schedule_.exit) held_[residency.home].outlives = true;
     for (const Residency& residency : schedule_.entry) {
-      spans_[residency.home].first().content =
+      held_[residency.home].spans.first().content =
           Content{true, residency.version, kAllMicrobatches, 0, 0, false, kNoId};
       if (residency.kind == StateKind::kGradient) enter_pending(residency);
     }
@@ -296,24 +302,27 @@ class ContentCheck {
           buffer.rank != schedule_.buffers[residency.home].rank) {
         continue;
       }
-      spans_[buffer.id].first().content = Content{true, residency.version, -1, -1, 0, false, kNoId};
+      held_[buffer.id].spans.first().content =
+          Content{true, residency.version, -1, -1, 0, false, kNoId};
     }
   }
 
   // Calls f(begin, end, span) for the parts of the use's range, split at its borders where `cut`.
   template <typename F>
   void for_parts(const Use& use, bool cut, const F& f) {
-    spans_[use.buffer].for_parts(bytes_of(use, buffer_of(use)), cut, f);
+    held_[use.buffer].spans.for_parts(bytes_of(use, buffer_of(use)), cut, f);
   }
 
   void require_order(InstructionId before, const Instruction& after, const Use& use) {
-    if (before == kNoId || order_.done_before(before, after.id)) return;
+    if (before != kNoId && !order_.done_before(before, after.id)) add_race(before, after, use);
+  }
+  [[gnu::cold]] void add_race(InstructionId before, const Instruction& after, const Use& use) {
     problems_.add(describe(after) + " may touch " + describe(buffer_of(use)) + " before " +
                   describe(schedule_.instructions[before]) + " is done");
   }
 
   bool refuse_released(const Instruction& instruction, const Use& use) {
-    if (!released_[use.buffer]) return false;
+    if (!held_[use.buffer].released) return false;
     problems_.add(describe(instruction) + " uses " + describe(buffer_of(use)) +
                   " after its release");
     return true;
@@ -361,11 +370,12 @@ class ContentCheck {
 
   // A write of state, activation or gradient that nobody reads is a lost step of the computation.
   void refuse_waste(const Buffer& buffer, const Span& span) {
+    if (span.read || span.writer == kNoId) return;
     const bool matters =
         buffer.role == BufferRole::kState || buffer.role == BufferRole::kActivation ||
         buffer.role == BufferRole::kGradOut || buffer.role == BufferRole::kNormPartial ||
         buffer.role == BufferRole::kLoss;
-    if (span.read || span.writer == kNoId || !matters || !all_taken()) return;
+    if (!matters || !all_taken()) return;
     if (buffer.kind == StateKind::kWeight && is_passed_over(buffer.unit, span.content.version)) {
       return;
     }
@@ -377,7 +387,7 @@ class ContentCheck {
     for (const auto* uses : {&instruction.reads, &instruction.writes}) {
       for (const Use& use : *uses) {
         check_write(instruction, Use{use.buffer, 0, 0});
-        released_[use.buffer] = true;
+        held_[use.buffer].released = true;
       }
     }
   }
@@ -742,8 +752,8 @@ class ContentCheck {
     span.content = content;
     span.writer = instruction.id;
     span.readers.fill(kNoId);
-    span.read = outlives_[use.buffer];
-    spans_[use.buffer].replace(span);
+    span.read = held_[use.buffer].outlives;
+    held_[use.buffer].spans.replace(span);
   }
 
   static bool is_sum(Op op) {
@@ -782,11 +792,12 @@ class ContentCheck {
     return made;
   }
 
-  // The parts of `to` and their contents after a copy of `from`.
-  std::vector<std::pair<Use, Content>> copied(const Use& from, const Use& to) {
+  // The parts of `to` and their contents after a copy of `from`; valid until the next call.
+  const std::vector<std::pair<Use, Content>>& copied(const Use& from, const Use& to) {
     const std::uint64_t source = bytes_of(from, buffer_of(from)).begin;
     const std::uint64_t target = bytes_of(to, buffer_of(to)).begin;
-    std::vector<std::pair<Use, Content>> parts;
+    std::vector<std::pair<Use, Content>>& parts = copied_;
+    parts.clear();
     for_parts(from, false, [&](std::uint64_t begin, std::uint64_t end, Span& span) {
       const Use part{to.buffer, target + (begin - source), end - begin};
       // Neighbours of equal content are one part, or spans would multiply.
@@ -816,7 +827,7 @@ class ContentCheck {
       problems_.add("what is declared to be committed is not, or not once");
     for (const Buffer& buffer : schedule_.buffers) {
       if (!buffer.persistent) continue;
-      spans_[buffer.id].each([&](const Span& span) { refuse_waste(buffer, span); });
+      held_[buffer.id].spans.each([&](const Span& span) { refuse_waste(buffer, span); });
     }
     std::map<BufferId, std::int32_t> entry_version;
     for (const Residency& residency : schedule_.entry) {
@@ -826,7 +837,7 @@ class ContentCheck {
       const Buffer& home = schedule_.buffers[residency.home];
       std::optional<std::int32_t> version;
       bool whole = true;
-      spans_[residency.home].each([&](const Span& span) {
+      held_[residency.home].spans.each([&](const Span& span) {
         whole = whole && span.content.written && (!version || *version == span.content.version);
         version = span.content.version;
       });
@@ -851,11 +862,11 @@ class ContentCheck {
       if (!buffer.persistent || buffer.role != BufferRole::kScalar || buffer.rank != home.rank) {
         continue;
       }
-      const Content& clip = spans_[buffer.id].first().content;
+      const Content& clip = held_[buffer.id].spans.first().content;
       if (clip.written && clip.version == residency.version) continue;
       problems_.add(describe(home) + " is left for a later update without its clip factor");
     }
-    spans_[residency.home].each([&](const Span& span) {
+    held_[residency.home].spans.each([&](const Span& span) {
       const Content& content = span.content;
       const bool complete = is_complete(content);
       bool normed = content.maker == kNoId;  // it waited at entry already
@@ -878,16 +889,20 @@ class ContentCheck {
   const Meetings& meetings_;
   const std::array<bool, kGuardCount>& taken_;
   Problems& problems_;
-  std::vector<Spans> spans_;
-  std::vector<bool> released_;
-  std::vector<bool> outlives_;  // its content is used after the schedule
+  struct Held {
+    Spans spans;
+    bool released = false;
+    bool outlives = false;  // its content is used after the schedule
+  };
+  std::vector<Held> held_;  // by buffer
   std::vector<std::optional<std::int32_t>>
       weight_version_;                 // by rank: the version that compute reads
   std::int32_t last_microbatch_ = -1;  // the last that any rank adds to a sum
   // By part, unit and version of the gradient, then by first element.
   std::map<std::tuple<std::ptrdiff_t, std::int32_t, std::int32_t>, std::map<std::uint64_t, Normed>>
       normed_;
-  std::map<std::int32_t, int> committed_;  // Commits, by rank
+  std::map<std::int32_t, int> committed_;        // Commits, by rank
+  std::vector<std::pair<Use, Content>> copied_;  // kept for its memory
 };
 
 }  // namespace

@@ -51,14 +51,18 @@ class HappensBefore {
   explicit HappensBefore(const Schedule& schedule);
   // Whether `before` is done whenever `after` starts. Precondition: both are of one rank.
   bool done_before(InstructionId before, InstructionId after) const {
-    return position_[before] <=
-           start_[after][static_cast<std::size_t>(schedule_.instructions[before].lane)];
+    const Turn& turn = turns_[before];
+    return turn.position <= start_[after][static_cast<std::size_t>(turn.lane)];
   }
 
  private:
   using Counts = std::array<std::uint32_t, kLaneCount>;
-  const Schedule& schedule_;
-  std::vector<std::uint32_t> position_;
+  // The lane of an instruction, and how many of the lane are done when it is.
+  struct Turn {
+    std::uint32_t position = 0;
+    Lane lane = Lane::kCompute;
+  };
+  std::vector<Turn> turns_;
   std::vector<Counts> start_;
 };
 
