@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <numeric>
 #include <tuple>
 #include <vector>
 
@@ -120,6 +121,7 @@ void Meetings::pair_up(const std::vector<InstructionId>& sends,
       problems.add(describe(receive) + " is listed before its send");
     }
     node_[receive.id] = send.id;
+    any_ = true;
   }
 }
 
@@ -157,6 +159,7 @@ void Meetings::match_collectives(Problems& problems) {
         members.push_back(member.id);
       }
       rounds_.push_back(std::move(members));
+      any_ = true;
     }
   }
 }
@@ -350,26 +353,40 @@ class PartsCheck {
   Problems& problems_;
 };
 
-}  // namespace
-
-void check_messages(const Schedule& schedule, const Meetings& meetings, Problems& problems) {
-  PartsCheck(schedule, meetings, problems).run();
-  const std::size_t count = schedule.instructions.size();
-  std::vector<std::vector<InstructionId>> next(count);
-  std::vector<std::uint32_t> waits_for(count);
+// Calls f(before, after) for each wait of a node for another, by dep or lane order.
+template <typename F>
+void for_edges(const Schedule& schedule, const Meetings& meetings, const F& f) {
   std::vector<std::array<InstructionId, kLaneCount>> last(static_cast<std::size_t>(schedule.ranks));
   for (auto& lanes : last) lanes.fill(kNoId);
-  const auto add_edge = [&](InstructionId before, InstructionId after) {
-    next[meetings.node(before)].push_back(meetings.node(after));
-    ++waits_for[meetings.node(after)];
-  };
   for (const Instruction& instruction : schedule.instructions) {
     InstructionId& previous = last[static_cast<std::size_t>(instruction.rank)]
                                   [static_cast<std::size_t>(instruction.lane)];
-    if (previous != kNoId) add_edge(previous, instruction.id);
+    const InstructionId node = meetings.node(instruction.id);
+    if (previous != kNoId) f(meetings.node(previous), node);
     previous = instruction.id;
-    for (const InstructionId dep : instruction.deps) add_edge(dep, instruction.id);
+    for (const InstructionId dep : instruction.deps) f(meetings.node(dep), node);
   }
+}
+
+}  // namespace
+
+void check_messages(const Schedule& schedule, const Meetings& meetings, Problems& problems) {
+  // Without meetings each wait is for an earlier instruction of the list, as check_structure has
+  // found of the deps. So the list itself is a topological order, and there are no parts.
+  if (!meetings.any()) return;
+  PartsCheck(schedule, meetings, problems).run();
+  const std::size_t count = schedule.instructions.size();
+  // The nodes behind node i are next[begin[i]] up to next[begin[i + 1]].
+  std::vector<std::size_t> begin(count + 1);
+  for_edges(schedule, meetings, [&](InstructionId before, InstructionId) { ++begin[before + 1]; });
+  std::partial_sum(begin.begin(), begin.end(), begin.begin());
+  std::vector<InstructionId> next(begin.back());
+  std::vector<std::uint32_t> waits_for(count);
+  std::vector<std::size_t> filled(begin.begin(), begin.end() - 1);
+  for_edges(schedule, meetings, [&](InstructionId before, InstructionId after) {
+    next[filled[before]++] = after;
+    ++waits_for[after];
+  });
   // Kahn's topological sort; the nodes left over wait in a circle.
   std::vector<InstructionId> ready;
   std::vector<bool> done(count, false);
@@ -380,8 +397,8 @@ void check_messages(const Schedule& schedule, const Meetings& meetings, Problems
     const InstructionId at = ready.back();
     ready.pop_back();
     done[at] = true;
-    for (const InstructionId after : next[at]) {
-      if (--waits_for[after] == 0) ready.push_back(after);
+    for (std::size_t edge = begin[at]; edge < begin[at + 1]; ++edge) {
+      if (--waits_for[next[edge]] == 0) ready.push_back(next[edge]);
     }
   }
   for (InstructionId i = 0; i < count; ++i) {

@@ -75,6 +75,8 @@ class Meetings {
  public:
   // Notes messages without another end, and collectives that a member misses.
   Meetings(const Schedule& schedule, Problems& problems);
+  // Whether any instructions meet. If none do, each is its own node.
+  bool any() const { return any_; }
   // The instruction that stands for i's meeting.
   InstructionId node(InstructionId i) const { return node_[i]; }
   // The members of i's collective by rank; empty for other ops, and if a member is missing.
@@ -96,6 +98,7 @@ class Meetings {
                     Problems& problems) const;
 
   const Schedule& schedule_;
+  bool any_ = false;
   std::vector<InstructionId> node_;
   std::vector<std::uint32_t> round_;  // by instruction: index into rounds_
   std::vector<std::vector<InstructionId>> rounds_;
