@@ -66,6 +66,11 @@ class Places {
   // stay with them.
   void take_range(Memory& memory, std::uint64_t begin, std::uint64_t end, const Buffer& buffer) {
     auto at = memory.lower_bound(begin);
+    if (at != memory.end() && at->first == begin && at->second.end == end) {
+      note_meeting(buffer, schedule_.buffers[at->second.buffer]);
+      at->second.buffer = buffer.id;
+      return;
+    }
     if (at != memory.begin() && std::prev(at)->second.end > begin) --at;
     while (at != memory.end() && at->first < end) {
       const std::uint64_t held_begin = at->first;
