@@ -108,7 +108,7 @@ class Spans {
       cut_.push_back(whole_);
     }
     split(range.begin);
-    split(range.end);
+    if (holding(range.begin)->end != range.end) split(range.end);
   }
   void split(std::uint64_t where) {
     if (where >= cut_.back().end) return;
@@ -284,10 +284,11 @@ class ContentCheck {
       held_.push_back({Spans(span), false, outlives});
     }
     for (const Residency& residency : schedule_.exit) held_[residency.home].outlives = true;
+    const std::vector<BufferId> scalars = persistent_scalars();
     for (const Residency& residency : schedule_.entry) {
       held_[residency.home].spans.first().content =
           Content{true, residency.version, kAllMicrobatches, 0, 0, false, kNoId};
-      if (residency.kind == StateKind::kGradient) enter_pending(residency);
+      if (residency.kind == StateKind::kGradient) enter_pending(residency, scalars);
     }
     for (const Instruction& instruction : schedule_.instructions) {
       if (instruction.op != Op::kAccumulateGrad) continue;
@@ -296,15 +297,19 @@ class ContentCheck {
   }
 
   // A pending gradient in the entry state implies that the clip factor of its step is pending, too.
-  void enter_pending(const Residency& residency) {
-    for (const Buffer& buffer : schedule_.buffers) {
-      if (!buffer.persistent || buffer.role != BufferRole::kScalar ||
-          buffer.rank != schedule_.buffers[residency.home].rank) {
-        continue;
-      }
-      held_[buffer.id].spans.first().content =
+  void enter_pending(const Residency& residency, const std::vector<BufferId>& scalars) {
+    for (const BufferId scalar : scalars) {
+      if (schedule_.buffers[scalar].rank != schedule_.buffers[residency.home].rank) continue;
+      held_[scalar].spans.first().content =
           Content{true, residency.version, -1, -1, 0, false, kNoId};
     }
+  }
+  std::vector<BufferId> persistent_scalars() const {
+    std::vector<BufferId> scalars;
+    for (const Buffer& buffer : schedule_.buffers) {
+      if (buffer.persistent && buffer.role == BufferRole::kScalar) scalars.push_back(buffer.id);
+    }
+    return scalars;
   }
 
   // Calls f(begin, end, span) for the parts of the use's range, split at its borders where `cut`.
@@ -849,20 +854,19 @@ class ContentCheck {
                            : std::string(" ends in pieces of several versions")) +
                     ", not " + std::to_string(residency.version));
     }
+    const std::vector<BufferId> scalars = persistent_scalars();
     for (const Residency& residency : schedule_.exit) {
-      if (residency.kind == StateKind::kGradient) leave_pending(residency);
+      if (residency.kind == StateKind::kGradient) leave_pending(residency, scalars);
     }
   }
 
   // A gradient that waits for its update is complete and unchanged since its norm; its clip factor
   // waits too.
-  void leave_pending(const Residency& residency) {
+  void leave_pending(const Residency& residency, const std::vector<BufferId>& scalars) {
     const Buffer& home = schedule_.buffers[residency.home];
-    for (const Buffer& buffer : schedule_.buffers) {
-      if (!buffer.persistent || buffer.role != BufferRole::kScalar || buffer.rank != home.rank) {
-        continue;
-      }
-      const Content& clip = held_[buffer.id].spans.first().content;
+    for (const BufferId scalar : scalars) {
+      if (schedule_.buffers[scalar].rank != home.rank) continue;
+      const Content& clip = held_[scalar].spans.first().content;
       if (clip.written && clip.version == residency.version) continue;
       problems_.add(describe(home) + " is left for a later update without its clip factor");
     }
