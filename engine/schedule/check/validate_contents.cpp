@@ -142,6 +142,8 @@ class ContentCheck {
     std::vector<std::vector<InstructionId>> lists(static_cast<std::size_t>(schedule_.ranks));
     for (const Instruction& instruction : schedule_.instructions) {
       lists[static_cast<std::size_t>(instruction.rank)].push_back(instruction.id);
+      if (instruction.op != Op::kAccumulateGrad) continue;
+      last_microbatch_ = std::max(last_microbatch_, instruction.microbatch);
     }
     std::vector<std::size_t> at(lists.size());
     std::vector<std::size_t> ready;
@@ -289,10 +291,6 @@ class ContentCheck {
       held_[residency.home].spans.first().content =
           Content{true, residency.version, kAllMicrobatches, 0, 0, false, kNoId};
       if (residency.kind == StateKind::kGradient) enter_pending(residency, scalars);
-    }
-    for (const Instruction& instruction : schedule_.instructions) {
-      if (instruction.op != Op::kAccumulateGrad) continue;
-      last_microbatch_ = std::max(last_microbatch_, instruction.microbatch);
     }
   }
 
@@ -731,6 +729,7 @@ class ContentCheck {
   }
 
   void write(const Instruction& instruction) {
+    if (is_copy(instruction.op)) return copy(instruction);
     Content content{true,
                     version_to_make(instruction),
                     instruction.microbatch,
@@ -742,9 +741,6 @@ class ContentCheck {
       content.version = state_version(instruction, false).value_or(0) + 1;
     } else if (is_sum(instruction.op)) {
       content = summed(instruction);
-    } else if (is_copy(instruction.op)) {
-      copy(instruction);
-      return;
     }
     for (const Use& use : instruction.writes) store(instruction, use, content);
   }
