@@ -154,7 +154,7 @@ std::optional<TierBytes> Feasibility::nearest_need(const TierBytes& need) {
   return planner::fits(nearest, budgets_) ? nearest : this->need(*fitting_);
 }
 
-// From the least floor on. No coarse need is below its floor.
+// Begins with the least floor, since no need is below its group's floor.
 TierBytes Feasibility::nearest_coarse_need(const TierBytes& need) {
   const Refuser refuser(need);
   std::vector<std::size_t> order;
@@ -167,9 +167,10 @@ TierBytes Feasibility::nearest_coarse_need(const TierBytes& need) {
   std::optional<TierBytes> nearest;
   for (const std::size_t group : order) {
     if (nearest && refuser.shortfall(floors_[group]) >= refuser.shortfall(*nearest)) break;
-    const TierBytes& coarse = coarse_need(group);
-    if (!planner::fits(coarse, budgets_)) continue;
-    if (!nearest || refuser.shortfall(coarse) < refuser.shortfall(*nearest)) nearest = coarse;
+    const bool is_long = step_size(model_, groups_[group].back()) > kSmallStepInstructions;
+    const TierBytes& bytes = is_long && !needs_[group] ? coarse_need(group) : this->need(group);
+    if (!planner::fits(bytes, budgets_)) continue;
+    if (!nearest || refuser.shortfall(bytes) < refuser.shortfall(*nearest)) nearest = bytes;
   }
   return nearest ? *nearest : this->need(*fitting_);
 }

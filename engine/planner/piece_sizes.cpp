@@ -42,9 +42,9 @@ std::uint64_t few_pieces(const schedule::StepModel& model, std::uint64_t piece,
   return piece;
 }
 
-// Pieces of an update that storage feeds: 2 MiB of fp32 state each if memory allows, the number of
-// them in its ring, and the most pieces of a model, which bounds the time to plan. Large pieces make
-// activations wait that pass through the same lanes.
+// Pieces of an update that storage feeds: at least 2 MiB of fp32 state each if memory allows, the
+// number of them in its ring, and the most pieces of a model, which bounds the time to plan.
+// Activations that pass through the same lanes wait behind large pieces.
 constexpr std::uint64_t kUpdatePieceElems = 8 * kLeastPieceElems;
 constexpr std::uint64_t kUpdateRingPieces = 12;
 constexpr std::uint64_t kMostUpdatePieces = 2048;
@@ -96,7 +96,7 @@ void make_staging_roomy(const schedule::StepModel& model, std::uint64_t pinned_b
     std::uint64_t times;  // the usual piece
     std::int32_t lookahead;
   };
-  constexpr std::array<Size, 6> kSizes{{{4, 8}, {2, 8}, {4, 4}, {2, 4}, {1, 8}, {1, 4}}};
+  constexpr std::array<Size, 5> kSizes{{{4, 8}, {2, 8}, {2, 4}, {1, 8}, {1, 4}}};
   constexpr std::uint64_t kRingBytesPerElem = 13;  // of all rings together, for each piece of depth
   constexpr std::uint64_t kShare = 64;
   constexpr std::uint64_t kLeastPiecesPerUnit = 4;

@@ -54,7 +54,7 @@ class Shortlist {
   const TierBytes& budgets_;
   TierBytes room_;
   Trials& trials_;
-  bool is_by_hand_;  // the configuration makes all choices that have a key
+  bool is_by_hand_;  // places, recomputation, order and update are set
   std::vector<Found> found_;
 };
 

@@ -9,7 +9,7 @@
 // missed. Each byte range also remembers its uses since the last write, which are checked for
 // races and for writes that nobody reads.
 //
-// The interval map of spans is this file's own. It shares no code with those of link and
+// The list of spans is this file's own. It shares no code with those of link and
 // symbolic_memory on purpose: a mistake of link must not hide here.
 #include <algorithm>
 #include <array>
@@ -48,7 +48,7 @@ struct Span {
 };
 
 // The spans of one buffer, which cover it without holes. Most buffers are only used whole, and have
-// one. Others have a sorted list, which is cut in turn from either end, so little of it moves.
+// one. Others have a sorted list. Pieces come in ascending order, so a cut moves little of it.
 class Spans {
  public:
   explicit Spans(const Span& whole) : whole_(whole) {}

@@ -42,9 +42,9 @@ struct Segment {
 };
 
 // All bytes of one buffer, without holes. Most buffers are only used whole and have one segment;
-// the others have a sorted list. Pieces are touched in turn from either end, so a cut moves little of
-// it. It shares no code with the interval maps of validate_contents and symbolic_memory on
-// purpose: a mistake here must not hide there.
+// the others have a sorted list. Pieces come in ascending order, so a cut moves little of it. It
+// shares no code with the spans of validate_contents and the map of symbolic_memory on purpose: a
+// mistake here must not hide there.
 class BufferHistory {
  public:
   explicit BufferHistory(std::uint64_t bytes) : whole_(0, bytes, kNoId) {}
