@@ -17,9 +17,8 @@ constexpr std::uint64_t kLeastPieceElems = 65536;
 constexpr std::uint64_t kLeastBlock8PieceElems = 131072;
 static_assert(bytes_of(DType::kBlock8, kLeastBlock8PieceElems) % 4096 == 0);
 // The most pieces of a model. Each makes about a dozen instructions of a step, and the time to plan
-// grows with them. Where memory is short there may be more.
-constexpr std::uint64_t kMostPieces = 8192;
-constexpr std::uint64_t kMostSmallPieces = 32768;
+// grows with them.
+constexpr std::uint64_t kMostPieces = 32768;
 
 // Sizes of the state that the rank updates.
 std::uint64_t total_elems(const schedule::StepModel& model) {
@@ -51,14 +50,6 @@ constexpr std::uint64_t kMostUpdatePieces = 2048;
 constexpr std::uint64_t kMostUpdatePiecesBesideSpills = 4096;
 constexpr std::uint64_t kMostSmallUpdatePieces = 8192;
 
-// By the largest unit alone: a sixteenth of it, 256 K to 1 M elements.
-std::uint64_t large_unit_piece(const schedule::StepModel& model) {
-  const std::uint64_t largest = largest_elems(model);
-  std::uint64_t piece = 4 * kLeastPieceElems;
-  while (piece < 16 * kLeastPieceElems && piece * 16 < largest) piece *= 2;
-  return piece;
-}
-
 bool spills_to_storage(const schedule::Placement& placement) {
   const auto holds = [](const std::vector<Tier>& tiers) {
     return std::find(tiers.begin(), tiers.end(), Tier::kStorage) != tiers.end();
@@ -70,14 +61,16 @@ bool spills_to_storage(const schedule::Placement& placement) {
 }  // namespace
 
 std::uint64_t usual_piece_elems(const schedule::StepModel& model) {
-  return few_pieces(model, large_unit_piece(model), kMostPieces);
+  const std::uint64_t largest = largest_elems(model);
+  std::uint64_t piece = 4 * kLeastPieceElems;
+  while (piece < 16 * kLeastPieceElems && piece * 16 < largest) piece *= 2;
+  return few_pieces(model, piece, kMostPieces);
 }
 
 std::uint64_t small_piece_elems(const schedule::StepModel& model) {
   const std::uint64_t least =
       model.optimizer.moments == DType::kBlock8 ? kLeastBlock8PieceElems : kLeastPieceElems;
-  const std::uint64_t quarter = few_pieces(model, large_unit_piece(model), kMostSmallPieces) / 4;
-  return few_pieces(model, std::max(least, quarter), kMostSmallPieces);
+  return few_pieces(model, std::max(least, usual_piece_elems(model) / 4), kMostPieces);
 }
 
 void grow_pieces(const schedule::StepModel& model, schedule::StepOptions& options) {
