@@ -105,10 +105,12 @@ bool is_spilled_piece(const schedule::Buffer& buffer) {
 // whole_tensors: of a rule that takes a unit's state as one piece, whatever the pieces of others are.
 void shrink_staging(const schedule::StepOptions& options, schedule::Schedule& training,
                     bool whole_tensors) {
+  const std::uint64_t of_update =
+      options.update_piece_elems > 0 ? options.update_piece_elems : options.piece_elems;
   for (schedule::Buffer& buffer : training.buffers) {
-    const std::uint64_t exact = bytes_of(buffer.dtype, options.piece_elems);
-    const bool whole =
-        whole_tensors && buffer.ring == static_cast<std::int32_t>(schedule::Ring::kUpdates);
+    const bool updates = buffer.ring == static_cast<std::int32_t>(schedule::Ring::kUpdates);
+    const std::uint64_t exact = bytes_of(buffer.dtype, updates ? of_update : options.piece_elems);
+    const bool whole = whole_tensors && updates;
     if (is_staging(options, buffer) && !whole) buffer.bytes = std::min(buffer.bytes, exact);
     // A spilled value is often one coarse piece, and as many exact ones as its ring is deep.
     if (is_spilled_piece(buffer)) {
