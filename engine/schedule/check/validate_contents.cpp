@@ -13,6 +13,7 @@
 // symbolic_memory on purpose: a mistake of link must not hide here.
 #include <algorithm>
 #include <array>
+#include <deque>
 #include <map>
 #include <optional>
 #include <tuple>
@@ -48,25 +49,26 @@ struct Span {
 };
 
 // The spans of one buffer, which cover it without holes. Most buffers are only used whole, and have
-// one. Others have a sorted list. Pieces come in ascending order, so a cut moves little of it.
+// one. Others have a sorted list. Units come in ascending or in descending order, so a cut is near
+// one of its ends, and a deque moves little.
 class Spans {
  public:
   explicit Spans(const Span& whole) : whole_(whole) {}
 
   // The span at the buffer's begin.
-  Span& first() { return cut_.empty() ? whole_ : cut_.front(); }
+  Span& first() { return !cut_ ? whole_ : cut_->front(); }
   // Calls f(span) for all of them.
   template <typename F>
   void each(const F& f) {
-    if (cut_.empty()) f(whole_);
-    for (Span& span : cut_) f(span);
+    if (!cut_) return f(whole_);
+    for (Span& span : *cut_) f(span);
   }
   // Calls f(begin, end, span) for the parts of the range, split at its borders where `cut`.
   template <typename F>
   void for_parts(const ByteRange& range, bool cut, const F& f) {
     if (cut) cut_at(range);
-    if (cut_.empty()) return f(range.begin, std::min(whole_.end, range.end), whole_);
-    for (auto at = holding(range.begin); at != cut_.end() && at->begin < range.end; ++at) {
+    if (!cut_) return f(range.begin, std::min(whole_.end, range.end), whole_);
+    for (auto at = holding(range.begin); at != cut_->end() && at->begin < range.end; ++at) {
       f(std::max(at->begin, range.begin), std::min(at->end, range.end), *at);
     }
   }
@@ -74,54 +76,54 @@ class Spans {
   void replace(const Span& span) {
     if (span.begin == 0 && span.end >= whole_.end) {
       whole_ = span;
-      cut_.clear();
+      cut_.reset();
       return;
     }
     cut_at({span.begin, span.end});
     const auto first = holding(span.begin);
     *first = span;
     const auto next = std::next(first);
-    cut_.erase(next, std::find_if(next, cut_.end(),
-                                  [&](const Span& other) { return other.begin >= span.end; }));
+    cut_->erase(next, std::find_if(next, cut_->end(),
+                                   [&](const Span& other) { return other.begin >= span.end; }));
   }
 
  private:
-  using List = std::vector<Span>;
+  using List = std::deque<Span>;
 
   // The span with this byte. Uses walk along a buffer, so it is often the one found last or the
-  // next. Preconditions: the list is not empty, the byte is inside the buffer.
+  // next. Preconditions: there is a list, the byte is inside the buffer.
   List::iterator holding(std::uint64_t byte) {
     const auto has = [&](std::size_t i) {
-      return i < cut_.size() && cut_[i].begin <= byte && byte < cut_[i].end;
+      return i < cut_->size() && (*cut_)[i].begin <= byte && byte < (*cut_)[i].end;
     };
     if (!has(found_) && !has(++found_)) {
       const auto behind =
-          std::upper_bound(cut_.begin(), cut_.end(), byte,
+          std::upper_bound(cut_->begin(), cut_->end(), byte,
                            [](std::uint64_t at, const Span& span) { return at < span.begin; });
-      found_ = static_cast<std::size_t>(behind - cut_.begin()) - 1;
+      found_ = static_cast<std::size_t>(behind - cut_->begin()) - 1;
     }
-    return cut_.begin() + static_cast<std::ptrdiff_t>(found_);
+    return cut_->begin() + static_cast<std::ptrdiff_t>(found_);
   }
   void cut_at(const ByteRange& range) {
-    if (cut_.empty()) {
+    if (!cut_) {
       if (range.begin == 0 && range.end >= whole_.end) return;
-      cut_.push_back(whole_);
+      cut_.emplace(1, whole_);
     }
     split(range.begin);
     if (holding(range.begin)->end != range.end) split(range.end);
   }
   void split(std::uint64_t where) {
-    if (where >= cut_.back().end) return;
+    if (where >= cut_->back().end) return;
     const auto at = holding(where);
     if (at->begin == where) return;
     Span tail = *at;
     at->end = tail.begin = where;
-    cut_.insert(std::next(at), tail);
+    cut_->insert(std::next(at), tail);
   }
 
-  Span whole_;             // while cut_ is empty
-  List cut_;               // by begin
-  std::size_t found_ = 0;  // the index in cut_ that holding() returned last
+  Span whole_;               // while there is no cut_
+  std::optional<List> cut_;  // by begin
+  std::size_t found_ = 0;    // the index in cut_ that holding() returned last
 };
 
 class ContentCheck {

@@ -9,7 +9,9 @@
 
 #include <algorithm>
 #include <array>
+#include <deque>
 #include <iterator>
+#include <optional>
 #include <vector>
 
 #include "base/error.hpp"
@@ -42,9 +44,9 @@ struct Segment {
 };
 
 // All bytes of one buffer, without holes. Most buffers are only used whole and have one segment;
-// the others have a sorted list. Pieces come in ascending order, so a cut moves little of it. It
-// shares no code with the spans of validate_contents and the map of symbolic_memory on purpose: a
-// mistake here must not hide there.
+// the others have a sorted list. Units come in ascending or in descending order, so a cut is near one
+// of its ends, and a deque moves little. It shares no code with the spans of validate_contents and
+// the map of symbolic_memory on purpose: a mistake here must not hide there.
 class BufferHistory {
  public:
   explicit BufferHistory(std::uint64_t bytes) : whole_(0, bytes, kNoId) {}
@@ -52,15 +54,15 @@ class BufferHistory {
   // The last writers of the range: the hazards of a read.
   void collect_writers(std::uint64_t begin, std::uint64_t end,
                        std::vector<InstructionId>& out) const {
-    if (segments_.empty()) return whole_.collect_writer(out);
-    for (auto it = holding(begin); it != segments_.end() && it->begin < end; ++it) {
+    if (!segments_) return whole_.collect_writer(out);
+    for (auto it = holding(begin); it != segments_->end() && it->begin < end; ++it) {
       it->collect_writer(out);
     }
   }
   // The last writers and the readers since: the hazards of a write or a Release.
   void collect_all(std::uint64_t begin, std::uint64_t end, std::vector<InstructionId>& out) const {
-    if (segments_.empty()) return whole_.collect_all(out);
-    for (auto it = holding(begin); it != segments_.end() && it->begin < end; ++it) {
+    if (!segments_) return whole_.collect_all(out);
+    for (auto it = holding(begin); it != segments_->end() && it->begin < end; ++it) {
       it->collect_all(out);
     }
   }
@@ -73,7 +75,7 @@ class BufferHistory {
     }
     cut();
     split(end);
-    for (auto it = split(begin); it != segments_.end() && it->begin < end; ++it) {
+    for (auto it = split(begin); it != segments_->end() && it->begin < end; ++it) {
       it->readers[lane] = reader.id;
     }
   }
@@ -81,7 +83,7 @@ class BufferHistory {
   void write(std::uint64_t begin, std::uint64_t end, InstructionId writer) {
     if (begin == 0 && end == whole_.end) {
       whole_ = Segment(begin, end, writer);
-      segments_.clear();
+      segments_.reset();
       return;
     }
     cut();
@@ -89,37 +91,37 @@ class BufferHistory {
     const auto first = split(begin);
     *first = Segment(begin, end, writer);
     const auto next = std::next(first);
-    segments_.erase(next, std::find_if(next, segments_.end(),
-                                       [&](const Segment& of) { return of.begin >= end; }));
+    segments_->erase(next, std::find_if(next, segments_->end(),
+                                        [&](const Segment& of) { return of.begin >= end; }));
   }
 
  private:
-  using Segments = std::vector<Segment>;
+  using Segments = std::deque<Segment>;
 
   bool is_whole(std::uint64_t begin, std::uint64_t end) const {
-    return segments_.empty() && begin == 0 && end == whole_.end;
+    return !segments_ && begin == 0 && end == whole_.end;
   }
   void cut() {
-    if (segments_.empty()) segments_.push_back(whole_);
+    if (!segments_) segments_.emplace(1, whole_);
   }
   // The segment that holds byte `at`.
   Segments::const_iterator holding(std::uint64_t at) const {
     return std::prev(std::upper_bound(
-        segments_.begin(), segments_.end(), at,
+        segments_->begin(), segments_->end(), at,
         [](std::uint64_t byte, const Segment& segment) { return byte < segment.begin; }));
   }
   // The segment that begins at `at`; splits one if needed. Returns the end past the last byte.
   Segments::iterator split(std::uint64_t at) {
-    const auto it = segments_.begin() + (holding(at) - segments_.cbegin());
+    const auto it = segments_->begin() + (holding(at) - segments_->cbegin());
     if (it->begin == at) return it;
-    if (at >= it->end) return segments_.end();
+    if (at >= it->end) return segments_->end();
     Segment tail = *it;
     it->end = tail.begin = at;
-    return segments_.insert(std::next(it), tail);
+    return segments_->insert(std::next(it), tail);
   }
 
-  Segment whole_;  // while segments_ is empty
-  Segments segments_;
+  Segment whole_;  // while there are no segments_
+  std::optional<Segments> segments_;
 };
 
 class Linker {
