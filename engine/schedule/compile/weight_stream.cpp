@@ -15,8 +15,9 @@
 // the window, and a Gather completes the window. So the same rules decide whether a gathered unit is
 // kept for its backward pass or gathered again.
 //
-// From pinned memory a unit is uploaded chunk by chunk. From storage it goes through staged pieces
-// in pinned memory, with the read of the next pieces ahead of the upload of the current one.
+// From pinned memory a unit is uploaded in a few dozen parts, each of whole chunks. From storage it
+// goes through staged pieces in pinned memory, with the read of the next pieces ahead of the upload
+// of the current one.
 #include "engine/schedule/compile/weight_stream.hpp"
 
 #include <algorithm>
@@ -30,7 +31,10 @@
 namespace sluice::schedule {
 namespace {
 constexpr std::size_t kNever = std::numeric_limits<std::size_t>::max();
-}
+// Copies of a unit from pinned memory. An update hands on that many parts of the unit while it goes
+// on, and more instructions only lengthen the time to plan.
+constexpr std::uint64_t kMostUploads = 64;
+}  // namespace
 
 WeightStream::WeightStream(StepBuilder& builder, const WeightVersions& versions,
                            const std::vector<std::vector<WeightUse>>& uses,
@@ -172,10 +176,11 @@ void WeightStream::bring_home(Value value, BufferId window) {
   const BufferId home = versions_.place(weights_of(value));
   if (builder_.home_tier(StateKind::kWeight, unit) == Tier::kPinned) {
     const std::uint64_t chunk_elems = builder_.options().chunk_bytes / dtype_bytes(model.dtype);
-    std::int32_t chunk = 0;
-    for (std::uint64_t begin = own.begin; begin < own.end; begin += chunk_elems, ++chunk) {
-      const ElemRange range{begin, std::min(begin + chunk_elems, own.end)};
-      builder_.move(Op::kUpload, Lane::kH2D, unit, -1, chunk, builder_.part(home, range),
+    const std::uint64_t copied = round_up(ceil_div(own.elems(), kMostUploads), chunk_elems);
+    std::int32_t piece = 0;
+    for (std::uint64_t begin = own.begin; begin < own.end; begin += copied, ++piece) {
+      const ElemRange range{begin, std::min(begin + copied, own.end)};
+      builder_.move(Op::kUpload, Lane::kH2D, unit, -1, piece, builder_.part(home, range),
                     builder_.part(window, range), range.elems() * dtype_bytes(model.dtype));
     }
     return;
