@@ -34,10 +34,14 @@ namespace {
 constexpr std::uint64_t kSharedSlack = 256;
 // Rings: it stops at the bound plus 1/1024 of it.
 constexpr std::uint64_t kRingSlack = 1024;
-// The most pieces that are packed one by one if packings are only compared, and otherwise. It
-// takes the time of comparing each with all that live beside it.
+// Where there are many pieces, no smaller boxes are tried from the bound plus 1/256 on.
+constexpr std::uint64_t kManyPiecesSlack = 256;
+constexpr std::size_t kManyPieces = 8192;
+// The most boxes of single places, and the most single pieces where packings are only compared, and
+// otherwise. Packing them takes the time of comparing each with all that live beside it.
+constexpr std::size_t kMostPlaces = 8192;
 constexpr std::size_t kMostSinglePieces = 8192;
-constexpr std::size_t kMostPlaces = 32768;
+constexpr std::size_t kMostExactPieces = 32768;
 // Rings that pack itself makes have numbers from here on.
 constexpr std::int32_t kFirstGroup = 1 << 16;
 
@@ -254,7 +258,7 @@ class Packer {
   }
 
   std::size_t most_single_pieces() const {
-    return effort_ == packing::PackingEffort::kCoarse ? kMostSinglePieces : kMostPlaces;
+    return effort_ == packing::PackingEffort::kCoarse ? kMostSinglePieces : kMostExactPieces;
   }
 
   // The transients with their rings. Where they are too many to be packed one by one, all
@@ -292,14 +296,18 @@ class Packer {
                                std::uint64_t slack, std::uint64_t base_bytes) const {
     packing::Packing best;
     best.capacity_bytes = std::numeric_limits<std::uint64_t>::max();
+    const bool many = pieces.size() > kManyPieces;
     std::uint64_t enough = 0;
+    std::uint64_t enough_of_many = 0;
     for (const MergedUnit unit : {MergedUnit::kEpisode, MergedUnit::kPlace, MergedUnit::kPiece}) {
       if (unit == MergedUnit::kPiece && pieces.size() > most_single_pieces()) break;
+      if (many && best.capacity_bytes <= enough_of_many) break;
       RingBoxes rings = merge_rings(pieces, alignment_bytes, unit);
       if (unit == MergedUnit::kPlace && rings.boxes.size() > kMostPlaces) continue;
       if (enough == 0) {
         const std::uint64_t bound = packing::peak_live(rings.boxes);  // the same for all units
         enough = bound + bound / slack;
+        enough_of_many = bound + bound / kManyPiecesSlack;
       }
       const packing::Packing packing =
           packing::pack_lifetimes(rings.boxes, alignment_bytes, effort_, enough, base_bytes, memo_);
