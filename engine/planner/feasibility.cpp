@@ -20,9 +20,9 @@ namespace {
 
 // Exact needs exceed coarse ones by a few percent at most; this is much room.
 constexpr std::uint64_t kRoomyDivisor = 4;
-// And this is so much that the exact need is not asked for: room for this many times the bytes above
+// And this is so much that the exact need is not asked for: room for half as many bytes again above
 // the floor, which is exact, and for a little of all.
-constexpr std::uint64_t kAmpleTimes = 2;
+constexpr std::uint64_t kAmpleMoreDivisor = 2;
 constexpr std::uint64_t kAmpleDivisor = 64;
 constexpr std::size_t kMostAmple = 2;  // groups that are looked at for it
 
@@ -62,7 +62,7 @@ bool Feasibility::fits_amply(std::size_t group) {
   TierBytes enough = coarse_need(group);
   for (std::size_t tier = 0; tier < kTierCount; ++tier) {
     const std::uint64_t moving = enough[tier] - std::min(enough[tier], floors_[group][tier]);
-    enough[tier] += (kAmpleTimes - 1) * moving + enough[tier] / kAmpleDivisor;
+    enough[tier] += moving / kAmpleMoreDivisor + enough[tier] / kAmpleDivisor;
   }
   return planner::fits(enough, budgets_);
 }

@@ -317,6 +317,13 @@ std::optional<Shortlist::Found> Search::try_shape(const Shape& shape) {
       places.cached = 0;
     }
   }
+  // Rounds may go to and fro between many windows and fewer ones.
+  if (!best && options.weight_slots > 0 && step_size(model_, options) > kSmallStepInstructions) {
+    places.cached = 0;
+    options = placed(shape, places, extra);
+    const std::optional<double> seconds = found_.consider(options);
+    if (seconds) best = {options, *seconds};
+  }
   // Windows that keep weights may have taken the room of activations.
   const bool spills = best && schedule::spills_activations(best->options.placement);
   if (spills && best->options.weight_slots > 0 && !shape.shape.recompute_is_free) {
