@@ -21,13 +21,14 @@ struct Mesh {
 config::Config config_of_run(const TrainingBench& bench, const std::string& run, const Mesh& mesh,
                              const Overrides& settings) {
   return bench.config(
-      run, Overrides{"model.layers=4", "model.hidden=32", "model.heads=2", "train.seq=16",
-                     "train.micro_batch=1", "train.steps=4", "train.threads=1",
-                     "train.accumulate=4", "data.eval_fraction=0.2", "train.eval_every=2",
-                     "memory.backend=host", "parallel.data=" + std::to_string(mesh.data),
-                     "parallel.pipeline=" + std::to_string(mesh.pipeline),
-                     std::string("parallel.schedule=") + mesh.order,
-                     "parallel.zero=" + std::to_string(mesh.data > 1 ? 3 : 0)} +
+      run, kChosenByHand +
+               Overrides{"model.layers=4", "model.hidden=32", "model.heads=2", "train.seq=16",
+                         "train.micro_batch=1", "train.steps=4", "train.threads=1",
+                         "train.accumulate=4", "data.eval_fraction=0.2", "train.eval_every=2",
+                         "memory.backend=host", "parallel.data=" + std::to_string(mesh.data),
+                         "parallel.pipeline=" + std::to_string(mesh.pipeline),
+                         std::string("parallel.schedule=") + mesh.order,
+                         "parallel.zero=" + std::to_string(mesh.data > 1 ? 3 : 0)} +
                settings);
 }
 

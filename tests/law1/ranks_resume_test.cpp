@@ -13,12 +13,12 @@ using namespace testing;
 config::Config config_of(const TrainingBench& bench, const std::string& run, int ranks,
                          const Overrides& settings) {
   return bench.config(
-      run, Overrides{"model.layers=1", "model.hidden=32", "model.heads=2", "train.seq=16",
-                     "train.micro_batch=1", "train.steps=4", "train.threads=1",
-                     "data.eval_fraction=0.2", "train.eval_every=2", "memory.backend=host",
-                     "memory.prefetch=1", "recompute.policy=none", "train.order=microbatch",
-                     "parallel.data=" + std::to_string(ranks),
-                     "parallel.zero=" + std::to_string(ranks > 1 ? 3 : 0)} +
+      run, kChosenByHand +
+               Overrides{"model.layers=1", "model.hidden=32", "model.heads=2", "train.seq=16",
+                         "train.micro_batch=1", "train.steps=4", "train.threads=1",
+                         "data.eval_fraction=0.2", "train.eval_every=2", "memory.backend=host",
+                         "parallel.data=" + std::to_string(ranks),
+                         "parallel.zero=" + std::to_string(ranks > 1 ? 3 : 0)} +
                settings);
 }
 

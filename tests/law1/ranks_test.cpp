@@ -31,8 +31,9 @@ struct RanksCase {
 };
 
 Overrides small_model() {
-  return {"model.layers=2",      "model.hidden=64", "model.heads=4",  "train.seq=16",
-          "train.micro_batch=2", "train.steps=3",   "model.vocab=256"};
+  return kChosenByHand + Overrides{"model.layers=2", "model.hidden=64",     "model.heads=4",
+                                   "train.seq=16",   "train.micro_batch=2", "train.steps=3",
+                                   "model.vocab=256"};
 }
 
 config::Config config_of(const TrainingBench& bench, const RanksCase& at, int ranks) {

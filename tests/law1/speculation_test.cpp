@@ -20,7 +20,8 @@ using namespace testing;
 
 constexpr std::size_t kSteps = 12;
 
-const Overrides kSpeculativeModel = small_gpt2(2, 12) + kLearning + Overrides{"train.threads=1"};
+const Overrides kSpeculativeModel =
+    small_gpt2(2, 12) + kLearning + kChosenByHand + Overrides{"train.threads=1"};
 
 Overrides clipped_at(double clip) {
   return {"train.clip=" + std::to_string(clip)};

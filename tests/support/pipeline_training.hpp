@@ -30,13 +30,13 @@ struct PipelineCase {
 };
 
 inline Overrides pipeline_model() {
-  return {"model.layers=" + std::to_string(kPipelineLayers),
-          "model.hidden=64",
-          "model.heads=4",
-          "train.seq=16",
-          "train.micro_batch=2",
-          "train.steps=3",
-          "model.vocab=256"};
+  return kChosenByHand + Overrides{"model.layers=" + std::to_string(kPipelineLayers),
+                                   "model.hidden=64",
+                                   "model.heads=4",
+                                   "train.seq=16",
+                                   "train.micro_batch=2",
+                                   "train.steps=3",
+                                   "model.vocab=256"};
 }
 
 inline config::Config config_of_case(const TrainingBench& bench, const PipelineCase& at,
