@@ -223,6 +223,17 @@ std::vector<schedule::StepOptions> update_variants(const config::Config& config,
   return variants;
 }
 
+bool makes_all_choices(const config::Config& config) {
+  using config::Config;
+  const Config::Places& places = config.memory.place;
+  const std::array<Config::Place, 4> of_kinds{places.weight, places.gradient, places.optimizer,
+                                              places.activation};
+  return std::find(of_kinds.begin(), of_kinds.end(), Config::Place::kAuto) == of_kinds.end() &&
+         config.recompute.policy != Config::Recompute::kAuto &&
+         config.train.order != Config::Order::kAuto &&
+         config.optimizer.placement != Config::OptimizerPlacement::kAuto;
+}
+
 std::vector<schedule::StepOptions> carried_variants(const config::Config& config,
                                                     const schedule::StepOptions& options) {
   const bool in_backward = options.update == schedule::UpdatePlacement::kInBackward ||

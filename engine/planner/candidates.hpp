@@ -33,6 +33,9 @@ bool shares_device(const CandidateGroup& group);
 std::vector<schedule::StepOptions> update_variants(const config::Config& config,
                                                    const schedule::StepOptions& options);
 
+// Whether the places, the recomputation, the order and the update are all set.
+bool makes_all_choices(const config::Config& config);
+
 // The same options with other numbers of carried units, if the update is in the backward pass and
 // optimizer.carried_units leaves the choice.
 std::vector<schedule::StepOptions> carried_variants(const config::Config& config,

@@ -50,14 +50,6 @@ constexpr std::uint64_t kMostUpdatePieces = 2048;
 constexpr std::uint64_t kMostUpdatePiecesBesideSpills = 4096;
 constexpr std::uint64_t kMostSmallUpdatePieces = 8192;
 
-bool spills_to_storage(const schedule::Placement& placement) {
-  const auto holds = [](const std::vector<Tier>& tiers) {
-    return std::find(tiers.begin(), tiers.end(), Tier::kStorage) != tiers.end();
-  };
-  return holds(placement.activation) ||
-         std::any_of(placement.saved.begin(), placement.saved.end(), holds);
-}
-
 }  // namespace
 
 std::uint64_t usual_piece_elems(const schedule::StepModel& model) {
@@ -65,6 +57,14 @@ std::uint64_t usual_piece_elems(const schedule::StepModel& model) {
   std::uint64_t piece = 4 * kLeastPieceElems;
   while (piece < 16 * kLeastPieceElems && piece * 16 < largest) piece *= 2;
   return few_pieces(model, piece, kMostPieces);
+}
+
+bool spills_to_storage(const schedule::Placement& placement) {
+  const auto holds = [](const std::vector<Tier>& tiers) {
+    return std::find(tiers.begin(), tiers.end(), Tier::kStorage) != tiers.end();
+  };
+  return holds(placement.activation) ||
+         std::any_of(placement.saved.begin(), placement.saved.end(), holds);
 }
 
 std::uint64_t small_piece_elems(const schedule::StepModel& model) {

@@ -10,6 +10,7 @@
 
 #include "base/units.hpp"
 #include "engine/planner/candidates.hpp"
+#include "engine/planner/piece_sizes.hpp"
 #include "engine/planner/step_size.hpp"
 
 namespace sluice::planner {
@@ -19,6 +20,8 @@ namespace {
 constexpr double kAsFast = 0.995;
 // Shares of the spare memory that a ring takes: one part of so many.
 constexpr std::uint64_t kManyPieces = 256;
+// Instructions of a step whose settings are all made by hand. Each ring costs a tenth of a second.
+constexpr std::size_t kLongByHand = 80'000;
 constexpr std::array<std::uint64_t, 3> kSharesOfFew{1, 3, 9};
 constexpr std::array<std::uint64_t, 3> kSharesOfMany{1, 3, 12};
 
@@ -55,9 +58,9 @@ class UpdateChoice {
         seconds_(from.simulation.total_s) {}
 
   // Tries a few shares of the spare memory, from the largest on, and takes the least that is
-  // as fast as the first one that fits. Returns whether the step gets shorter. A ring changes
-  // the order of the work, not the work.
-  bool deepen(std::uint64_t spare_bytes) {
+  // as fast as the first one that fits, or that one if `is_first_enough`. Returns whether the step gets
+  // shorter. A ring changes the order of the work, not the work.
+  bool deepen(std::uint64_t spare_bytes, bool is_first_enough) {
     const std::uint64_t most =
         pieces_within(std::min(spare_bytes, config_.memory.update_ring_bytes), model_, options_);
     const schedule::StepOptions shallow = options_;
@@ -72,6 +75,7 @@ class UpdateChoice {
       const bool first = seconds_ == shallow_s;
       const Outcome outcome = take(options, longest_s);
       if (outcome == Outcome::kSlow) break;
+      if (outcome == Outcome::kTaken && is_first_enough) break;
       if (outcome == Outcome::kTaken && first) longest_s = seconds_ / kAsFast;
     }
     return seconds_ < shallow_s;
@@ -136,8 +140,11 @@ void settle_update(const config::Config& config, const schedule::StepModel& mode
   if (is_coarse && size <= kSmallStepInstructions) choice.choose_prefetch();
   choice.choose_carried();
   // Without pieces of its own an update is not fed by storage, or memory is short.
-  const bool has_ring = best.options.update_piece_elems > 0 && used < budgets[pinned];
-  if (has_ring && choice.deepen(budgets[pinned] - used)) choice.choose_carried();
+  const bool is_long_by_hand = size > kLongByHand && makes_all_choices(config);
+  // Storage that activations wait for has little time left for state in the backward pass.
+  const bool is_spent = is_long_by_hand && spills_to_storage(best.options.placement);
+  const bool has_ring = best.options.update_piece_elems > 0 && used < budgets[pinned] && !is_spent;
+  if (has_ring && choice.deepen(budgets[pinned] - used, is_long_by_hand)) choice.choose_carried();
   if (!choice.step()) return;
   trials.complete(*choice.step(), &best);
   if (fits(choice.step()->most_bytes, budgets)) best = std::move(*choice.step());

@@ -35,18 +35,6 @@ bool same_passes(const schedule::StepOptions& a, const schedule::StepOptions& b)
   return a.order == b.order && a.update == b.update && a.recompute == b.recompute;
 }
 
-// Whether the places, the recomputation, the order and the update are all set.
-bool makes_all_choices(const config::Config& config) {
-  using config::Config;
-  const Config::Places& places = config.memory.place;
-  const std::array<Config::Place, 4> of_kinds{places.weight, places.gradient, places.optimizer,
-                                              places.activation};
-  return std::find(of_kinds.begin(), of_kinds.end(), Config::Place::kAuto) == of_kinds.end() &&
-         config.recompute.policy != Config::Recompute::kAuto &&
-         config.train.order != Config::Order::kAuto &&
-         config.optimizer.placement != Config::OptimizerPlacement::kAuto;
-}
-
 }  // namespace
 
 Shortlist::Shortlist(const config::Config& config, const schedule::StepModel& model,
@@ -138,13 +126,13 @@ schedule::StepOptions Shortlist::refined(schedule::StepOptions options) {
 // The exact plan, with refined pieces if these fit exactly too. Nothing: neither fits.
 std::optional<Compiled> Shortlist::compile(const Found& found) {
   const schedule::StepOptions fine = refined(found.options);
-  Compiled compiled = trials_.place_all(fine);
+  Compiled compiled = trials_.place_all(fine, budgets_);
   if (!planner::fits(compiled.most_bytes, budgets_)) {
     if (fine == found.options) {
       shrink_room(fine, compiled.most_bytes);
       return std::nullopt;
     }
-    compiled = trials_.place_all(found.options);
+    compiled = trials_.place_all(found.options, budgets_);
     if (!planner::fits(compiled.most_bytes, budgets_)) {
       shrink_room(found.options, compiled.most_bytes);
       return std::nullopt;

@@ -424,10 +424,9 @@ void Trials::complete(Compiled& compiled, const Compiled* alike) const {
   compiled.most_bytes = with_other_ranks(compiled.need.peak_bytes(), compiled.options);
 }
 
-Compiled Trials::place_all(const schedule::StepOptions& options) const {
-  Compiled compiled;
-  compiled.options = options;
-  complete(compiled);
+Compiled Trials::place_all(const schedule::StepOptions& options, const TierBytes& budgets) const {
+  Compiled compiled = place_training(options);
+  if (fits(compiled.most_bytes, budgets)) complete(compiled);
   return compiled;
 }
 

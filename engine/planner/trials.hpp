@@ -87,8 +87,9 @@ class Trials {
                                          const TierBytes& budgets) const;
   // And simulated.
   Compiled training(const schedule::StepOptions& options) const;
-  // All steps of a run, with the exact need of all. None is linked.
-  Compiled place_all(const schedule::StepOptions& options) const;
+  // All steps of a run, with the exact need of all. None is linked. Where the training step alone does
+  // not fit, the others are missing.
+  Compiled place_all(const schedule::StepOptions& options, const TierBytes& budgets) const;
   // Places the other steps of a run whose training step is there, and sums up the need of all.
   // alike, if not null: all steps of a run that may differ in the ring of update pieces. Those
   // that have none are taken from it.
