@@ -13,6 +13,8 @@
 namespace sluice::testing {
 namespace {
 
+constexpr planner::TierBytes kAnyBytes{1024 * kGiB, 1024 * kGiB, 1024 * kGiB};
+
 class TrialsTest : public ::testing::Test {
  protected:
   TrialsTest()
@@ -144,7 +146,10 @@ TEST_F(TrialsTest, AStepIsPlacedWithinItsNeedAndNotBelow) {
       planner::TierBytes less = placed.most_bytes;
       if (less[tier]-- == 0) continue;
       EXPECT_FALSE(trials_.place_training(options, less)) << tier;
+      EXPECT_FALSE(planner::fits(trials_.place_all(options, less).most_bytes, less)) << tier;
     }
+    const planner::Compiled all = trials_.place_all(options, kAnyBytes);
+    EXPECT_EQ(all.most_bytes, trials_.exact(options).most_bytes);
   }
 }
 
@@ -157,7 +162,7 @@ TEST_F(TrialsTest, StepsWithoutARingComeFromAPlanAlike) {
       options.update = update;
       options.carried_units = 1;
       options.update_piece_elems = options.piece_elems;
-      const planner::Compiled shallow = trials_.place_all(options);
+      const planner::Compiled shallow = trials_.place_all(options, kAnyBytes);
       options.update_lookahead += 3;
       options.keeps_update_ring = true;
       planner::Compiled deep = trials_.training(options);
