@@ -1,5 +1,5 @@
 // Needs cost a compiled schedule, and exact ones a long one, so a group is compiled only if the answer
-// hangs on it. A group that fits twice over by its coarse need fits. Next come groups whose coarse
+// hangs on it. A group whose coarse need leaves ample room fits. Next come groups whose coarse
 // need leaves much room, since their exact need is likely to fit.
 //
 // A refusal asks for the least need by several measures. By each of them a group's need is no smaller
@@ -58,7 +58,7 @@ bool Feasibility::may_fit(std::size_t group) {
 }
 
 bool Feasibility::fits_amply(std::size_t group) {
-  if (!may_fit(group)) return false;
+  if (trials_.ranks_differ() || !may_fit(group)) return false;
   TierBytes enough = coarse_need(group);
   for (std::size_t tier = 0; tier < kTierCount; ++tier) {
     const std::uint64_t moving = enough[tier] - std::min(enough[tier], floors_[group][tier]);
@@ -128,7 +128,7 @@ const schedule::StepOptions& Feasibility::frugal() const {
 }
 
 // A long step's exact need takes as long as the rest of its plan, and coarse needs are packed as exact
-// ones are.
+// ones are, but for 1/256 where these have many pieces.
 bool Feasibility::long_step_fits(std::size_t group, const TierBytes& budgets) {
   return step_size(model_, groups_[group].back()) > kSmallStepInstructions &&
          planner::fits(floors_[group], budgets) && planner::fits(coarse_need(group), budgets);

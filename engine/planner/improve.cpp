@@ -138,7 +138,7 @@ void Improver::improve(Shortlist::Found from) {
       change(options);
       if (options != from.options) changed |= take(options, from);
     }
-    changed = changed || promote_for_windows(from);
+    changed = changed || (!done() && promote_for_windows(from));
   }
 }
 

@@ -66,7 +66,8 @@ Compiled search_policies(Search& search, const Config& config, const schedule::S
   const bool chooses = config.recompute.policy == Config::Recompute::kAuto &&
                        config.memory.place.saved.empty() && search.is_cheap();
   for (const Config& named : chooses ? named_policies(config, model) : std::vector<Config>{}) {
-    if (trials.instructions() > kPolicySearchInstructions) break;
+    const bool is_segments = named.recompute.policy == Config::Recompute::kEvery;
+    if (is_segments && trials.instructions() > kPolicySearchInstructions) continue;
     std::vector<CandidateGroup> groups = plan_candidates(named, model);
     std::erase_if(groups, [&](const CandidateGroup& group) {
       return step_size(model, group.back()) > kMostStepInstructions;

@@ -4,7 +4,6 @@
 #include "engine/planner/shortlist.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <utility>
 

@@ -21,8 +21,7 @@ inline constexpr std::uint64_t kTinyStepInstructions = 10'000;
 // third of a second's worth. Starts beside one unit ahead are few and do without this limit.
 inline constexpr std::uint64_t kSearchInstructions = 350'000;
 
-// No search with a further policy by name, once trials have made so many: eight seconds' worth. These
-// are segments of different lengths then, of which a search has tried several.
+// No search with segments of a further length, once trials have made so many: eight seconds' worth.
 inline constexpr std::uint64_t kPolicySearchInstructions = 8'000'000;
 
 // An estimate that grows as the schedule does.

@@ -103,6 +103,8 @@ class Trials {
   static void link(Compiled& compiled);
   // All steps, linked.
   Compiled exact(const schedule::StepOptions& options) const;
+  // Whether ranks own whole tensors, and so may differ much. Coarse needs are those of the first.
+  bool ranks_differ() const { return !other_ranks_.empty() && takes_whole_tensors(); }
   // Trials made so far, without repeats.
   std::size_t count() const { return known_.trials.size(); }
   // And the instructions of their schedules, with those that were made for needs alone where a trial

@@ -43,6 +43,7 @@ PipelineCase pipeline_case(std::size_t i) {
            "optimizer.name=adafactor"});
   pick(6, {"model.family=gpt2", "model.family=llama"});
   pick(11, {"train.clip=1.0", "train.clip=0"});
+  pick(13, {"memory.prefetch=1", "memory.prefetch=2", "memory.prefetch=0"});
   at.settings = at.settings + places_in_turn(i);
   return at;
 }

@@ -106,6 +106,7 @@ RanksCase ranks_case(std::size_t i) {
     pick({"train.precision=bf16", "train.precision=fp32", "train.precision=fp16"});
   }
   at.settings = at.settings + places_in_turn(below(64));
+  pick({"memory.prefetch=0", "memory.prefetch=1", "memory.prefetch=2"});
   return at;
 }
 

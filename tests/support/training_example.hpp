@@ -121,7 +121,7 @@ inline Overrides places(const std::string& weight, const std::string& gradient,
           "memory.place.optimizer=" + optimizer};
 }
 
-// Choices that the planner does not then search for: on models this small a search takes longer than
+// Choices that the planner then hardly searches for: on models this small a search takes longer than
 // the steps. For runs that are not about plans; what follows them wins.
 inline const Overrides kChosenByHand{"recompute.policy=none", "memory.prefetch=1",
                                      "train.order=microbatch", "memory.place.activation=device"};

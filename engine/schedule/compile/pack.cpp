@@ -37,8 +37,9 @@ constexpr std::uint64_t kRingSlack = 1024;
 // Where there are many pieces, no smaller boxes are tried from the bound plus 1/256 on.
 constexpr std::uint64_t kManyPiecesSlack = 256;
 constexpr std::size_t kManyPieces = 8192;
-// The most boxes of single places, and the most single pieces where packings are only compared, and
-// otherwise. Packing them takes the time of comparing each with all that live beside it.
+// The most boxes of single places that single pieces follow, and the most single pieces where packings
+// are only compared, and otherwise. Packing them takes the time of comparing each with all that live
+// beside it.
 constexpr std::size_t kMostPlaces = 8192;
 constexpr std::size_t kMostSinglePieces = 8192;
 constexpr std::size_t kMostExactPieces = 32768;
@@ -297,13 +298,15 @@ class Packer {
     packing::Packing best;
     best.capacity_bytes = std::numeric_limits<std::uint64_t>::max();
     const bool many = pieces.size() > kManyPieces;
+    const bool may_be_single = pieces.size() <= most_single_pieces();
     std::uint64_t enough = 0;
     std::uint64_t enough_of_many = 0;
     for (const MergedUnit unit : {MergedUnit::kEpisode, MergedUnit::kPlace, MergedUnit::kPiece}) {
-      if (unit == MergedUnit::kPiece && pieces.size() > most_single_pieces()) break;
+      if (unit == MergedUnit::kPiece && !may_be_single) break;
       if (many && best.capacity_bytes <= enough_of_many) break;
       RingBoxes rings = merge_rings(pieces, alignment_bytes, unit);
-      if (unit == MergedUnit::kPlace && rings.boxes.size() > kMostPlaces) continue;
+      const std::size_t most_places = may_be_single ? kMostPlaces : most_single_pieces();
+      if (unit == MergedUnit::kPlace && rings.boxes.size() > most_places) continue;
       if (enough == 0) {
         const std::uint64_t bound = packing::peak_live(rings.boxes);  // the same for all units
         enough = bound + bound / slack;

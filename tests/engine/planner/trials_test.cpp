@@ -146,7 +146,9 @@ TEST_F(TrialsTest, AStepIsPlacedWithinItsNeedAndNotBelow) {
       planner::TierBytes less = placed.most_bytes;
       if (less[tier]-- == 0) continue;
       EXPECT_FALSE(trials_.place_training(options, less)) << tier;
-      EXPECT_FALSE(planner::fits(trials_.place_all(options, less).most_bytes, less)) << tier;
+      const planner::Compiled part = trials_.place_all(options, less);
+      EXPECT_FALSE(planner::fits(part.most_bytes, less)) << tier;
+      EXPECT_TRUE(part.schedules[schedule::StepKind::kEvaluation].instructions.empty());
     }
     const planner::Compiled all = trials_.place_all(options, kAnyBytes);
     EXPECT_EQ(all.most_bytes, trials_.exact(options).most_bytes);

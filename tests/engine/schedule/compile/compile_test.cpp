@@ -1,6 +1,9 @@
 // Generated steps: validate accepts them, and they compute the same as the plain step.
 #include <gtest/gtest.h>
 
+#include <map>
+#include <numeric>
+
 #include "engine/schedule/check/interpret.hpp"
 #include "engine/schedule/check/validate.hpp"
 #include "tests/support/step_chain.hpp"
@@ -68,6 +71,37 @@ TEST(Compile, EvaluationReadsTheWeightsAndChangesNothing) {
     const Interpretation values = interpret(schedule);
     ASSERT_EQ(joined(values.errors), "");
     EXPECT_TRUE(values.same_values(plain));
+  }
+}
+
+// A part is whole chunks, so that a unit of 101 comes in 51 parts of two.
+TEST(Compile, AUnitOfManyChunksIsUploadedInAtMost64Parts) {
+  StepModel model = example_model(2, false, DType::kBF16);
+  UnitFootprint& large = model.units[1];
+  constexpr std::uint64_t kChunk = 16384;
+  large.elems = 101 * kChunk - 4096;
+  large.norm_blocks_before = {};
+  for (std::uint64_t block = 0; block <= large.elems / 4096; ++block) {
+    large.norm_blocks_before.push_back(block);
+  }
+  const StepOptions options = example_options(model, Tier::kPinned, Tier::kDevice, Tier::kPinned);
+  ASSERT_EQ(options.chunk_bytes, kChunk * dtype_bytes(model.dtype));
+  const Schedule schedule = compile(model, options, StepKind::kTraining);
+  EXPECT_EQ(joined(validate(schedule)), "");
+  std::map<BufferId, std::vector<std::uint64_t>> sizes;
+  for (const Instruction& instruction : schedule.instructions) {
+    if (instruction.op != Op::kUpload || instruction.unit != 1) continue;
+    const Use& window = instruction.writes.front();
+    if (!schedule.buffers[window.buffer].window) continue;
+    std::vector<std::uint64_t>& of_window = sizes[window.buffer];
+    EXPECT_EQ(window.offset_bytes, of_window.size() * 2 * options.chunk_bytes);
+    of_window.push_back(instruction.bytes);
+  }
+  EXPECT_FALSE(sizes.empty());
+  for (const auto& [window, of_window] : sizes) {
+    EXPECT_EQ(of_window.size(), 51u);
+    EXPECT_EQ(std::accumulate(of_window.begin(), of_window.end(), std::uint64_t{0}),
+              large.elems * dtype_bytes(model.dtype));
   }
 }
 
