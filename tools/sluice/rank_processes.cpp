@@ -28,6 +28,7 @@ using collectives::Socket;
 
 constexpr std::size_t kLongestLine = 1 << 16;
 constexpr double kDrainSeconds = 2;  // for output after the last rank has ended
+constexpr int kMostLastReads = 64;   // 1 MiB, the most that a pipe holds by default limits
 
 // SIGHUP only where it was not ignored: under nohup the ranks outlive the terminal.
 sigset_t handled_signals() {
@@ -231,7 +232,22 @@ void RankJob::close_orphaned_streams() {
   if (!ended) return;
   if (!drained_at_) drained_at_ = Deadline::after_seconds(kDrainSeconds);
   if (!drained_at_->passed() && end_.stop_signal == 0) return;
-  for (Rank& rank : ranks_) rank.streams = {};
+  for (Rank& rank : ranks_) {
+    read_rest(rank);
+    rank.streams = {};
+  }
+}
+
+// Without waiting. The last poll may be older than a rank's last line.
+void RankJob::read_rest(Rank& rank) {
+  for (int stream = 0; stream < 2; ++stream) {
+    const Socket& pipe = rank.streams[static_cast<std::size_t>(stream)];
+    for (int reads = 0; reads < kMostLastReads && pipe; ++reads) {
+      pollfd polled{pipe.descriptor(), POLLIN, 0};
+      if (::poll(&polled, 1, 0) <= 0) break;
+      read_output(rank, stream);
+    }
+  }
 }
 
 bool RankJob::is_over() const {

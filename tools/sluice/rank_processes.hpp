@@ -74,6 +74,7 @@ class RankJob {
   std::vector<std::string> environment_of(int rank) const;
   void relay_and_reap();
   void read_output(Rank& rank, int stream);
+  void read_rest(Rank& rank);
   void handle_signals();
   void reap();
   void note_failure(int rank, int wait_status);
