@@ -25,15 +25,27 @@ constexpr std::size_t kLongByHand = 80'000;
 constexpr std::array<std::uint64_t, 3> kSharesOfFew{1, 3, 9};
 constexpr std::array<std::uint64_t, 3> kSharesOfMany{1, 3, 12};
 
-// The pieces of optimizer state that come from storage and fit into `bytes`.
+// Bytes of a unit's weights and gradients that are staged with its state, for they lie on storage too.
+std::uint64_t staged_bytes(const schedule::StepModel& model, const schedule::Placement& placement,
+                           std::size_t unit) {
+  const std::uint64_t elems = updated_elems(model, unit);
+  const std::uint64_t weight = elems * dtype_bytes(model.dtype);
+  const std::uint64_t gradient = elems * sizeof(float);
+  return (placement.weight[unit] == Tier::kStorage ? weight : 0) +
+         (placement.gradient[unit] == Tier::kStorage ? gradient : 0);
+}
+
+// The pieces of optimizer state that come from storage and fit into `bytes`, with all that is staged
+// beside them or alone.
 std::uint64_t pieces_within(std::uint64_t bytes, const schedule::StepModel& model,
-                            const schedule::StepOptions& options) {
+                            const schedule::StepOptions& options, bool counts_staged) {
   std::uint64_t state_bytes = 0;
   std::uint64_t elems = 0;
   std::uint64_t pieces = 0;
   for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
     if (options.placement.optimizer[unit] != Tier::kStorage) continue;
     state_bytes += optimizer_state_bytes(model, unit);
+    if (counts_staged) state_bytes += staged_bytes(model, options.placement, unit);
     elems += updated_elems(model, unit);
     pieces += ceil_div(updated_elems(model, unit), options.update_piece_elems);
   }
@@ -61,8 +73,8 @@ class UpdateChoice {
   // as fast as the first one that fits, or that one if `is_first_enough`. Returns whether the step gets
   // shorter. A ring changes the order of the work, not the work.
   bool deepen(std::uint64_t spare_bytes, bool is_first_enough) {
-    const std::uint64_t most =
-        pieces_within(std::min(spare_bytes, config_.memory.update_ring_bytes), model_, options_);
+    const std::uint64_t most = pieces_within(
+        std::min(spare_bytes, config_.memory.update_ring_bytes), model_, options_, is_first_enough);
     const schedule::StepOptions shallow = options_;
     const double shallow_s = seconds_;
     double longest_s = shallow_s * kAsFast;
