@@ -1,5 +1,5 @@
 // Needs cost a compiled schedule, and exact ones a long one, so a group is compiled only if the answer
-// hangs on it. A group whose coarse need leaves ample room fits. Next come groups whose coarse
+// hangs on it. A group fits if its coarse need leaves ample room. Next come groups whose coarse
 // need leaves much room, since their exact need is likely to fit.
 //
 // A refusal asks for the least need by several measures. By each of them a group's need is no smaller

@@ -59,14 +59,6 @@ std::uint64_t usual_piece_elems(const schedule::StepModel& model) {
   return few_pieces(model, piece, kMostPieces);
 }
 
-bool spills_to_storage(const schedule::Placement& placement) {
-  const auto holds = [](const std::vector<Tier>& tiers) {
-    return std::find(tiers.begin(), tiers.end(), Tier::kStorage) != tiers.end();
-  };
-  return holds(placement.activation) ||
-         std::any_of(placement.saved.begin(), placement.saved.end(), holds);
-}
-
 std::uint64_t small_piece_elems(const schedule::StepModel& model) {
   const std::uint64_t least =
       model.optimizer.moments == DType::kBlock8 ? kLeastBlock8PieceElems : kLeastPieceElems;
@@ -127,7 +119,7 @@ std::vector<schedule::StepOptions> update_piece_variants(const schedule::StepMod
       model.optimizer.moments == DType::kBlock8 ? kLeastBlock8PieceElems : kLeastPieceElems;
   const std::uint64_t small =
       std::min(few_pieces(model, least, kMostSmallUpdatePieces), options.piece_elems);
-  const bool spills = spills_to_storage(options.placement);
+  const bool spills = schedule::spills_activations(options.placement, Tier::kStorage);
   const std::uint64_t large = few_pieces(
       model, kUpdatePieceElems, spills ? kMostUpdatePiecesBesideSpills : kMostUpdatePieces);
   // First twice as many. Lanes retire in order, and on a disk of several GB/s a ring of twelve was

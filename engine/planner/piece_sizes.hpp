@@ -14,8 +14,6 @@ namespace sluice::planner {
 // the largest models. A unit then has enough pieces to overlap, and a transfer is long enough for a
 // storage device to approach its bandwidth with few transfers in flight.
 std::uint64_t usual_piece_elems(const schedule::StepModel& model);
-// Whether activations of some unit lie on storage.
-bool spills_to_storage(const schedule::Placement& placement);
 // The piece for plans that are short of memory.
 std::uint64_t small_piece_elems(const schedule::StepModel& model);
 // Doubles the pieces until the step has few enough instructions, or until each unit is one piece.

@@ -10,7 +10,6 @@
 
 #include "base/units.hpp"
 #include "engine/planner/candidates.hpp"
-#include "engine/planner/piece_sizes.hpp"
 #include "engine/planner/step_size.hpp"
 
 namespace sluice::planner {
@@ -20,10 +19,11 @@ namespace {
 constexpr double kAsFast = 0.995;
 // Shares of the spare memory that a ring takes: one part of so many.
 constexpr std::uint64_t kManyPieces = 256;
-// Instructions of a step whose settings are all made by hand. Each ring costs a tenth of a second.
-constexpr std::size_t kLongByHand = 80'000;
 constexpr std::array<std::uint64_t, 3> kSharesOfFew{1, 3, 9};
 constexpr std::array<std::uint64_t, 3> kSharesOfMany{1, 3, 12};
+// With all settings made by hand, steps of more instructions try fewer rings. Each costs a tenth of a
+// second there.
+constexpr std::size_t kLongByHand = 80'000;
 
 // Bytes of a unit's weights and gradients that are staged with its state, for they lie on storage too.
 std::uint64_t staged_bytes(const schedule::StepModel& model, const schedule::Placement& placement,
@@ -151,10 +151,11 @@ void settle_update(const config::Config& config, const schedule::StepModel& mode
   const bool is_coarse = step_size(model, best.options) > kTinyStepInstructions;
   if (is_coarse && size <= kSmallStepInstructions) choice.choose_prefetch();
   choice.choose_carried();
-  // Without pieces of its own an update is not fed by storage, or memory is short.
   const bool is_long_by_hand = size > kLongByHand && makes_all_choices(config);
   // Storage that activations wait for has little time left for state in the backward pass.
-  const bool is_spent = is_long_by_hand && spills_to_storage(best.options.placement);
+  const bool is_spent =
+      is_long_by_hand && schedule::spills_activations(best.options.placement, Tier::kStorage);
+  // Without pieces of its own an update is not fed by storage, or memory is short.
   const bool has_ring = best.options.update_piece_elems > 0 && used < budgets[pinned] && !is_spent;
   if (has_ring && choice.deepen(budgets[pinned] - used, is_long_by_hand)) choice.choose_carried();
   if (!choice.step()) return;

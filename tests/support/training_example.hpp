@@ -122,7 +122,7 @@ inline Overrides places(const std::string& weight, const std::string& gradient,
 }
 
 // Choices that the planner then hardly searches for: on models this small a search takes longer than
-// the steps. For runs that are not about plans; what follows them wins.
+// the steps. For runs that are not about plans; later settings win.
 inline const Overrides kChosenByHand{"recompute.policy=none", "memory.prefetch=1",
                                      "train.order=microbatch", "memory.place.activation=device"};
 

@@ -101,9 +101,9 @@ struct Placement {
   }
 };
 
-// Whether any activation waits off the device.
-inline bool spills_activations(const Placement& placement) {
-  const auto leaves = [](Tier tier) { return tier != Tier::kDevice; };
+// Whether any activation waits on this tier or on one below it.
+inline bool spills_activations(const Placement& placement, Tier highest = Tier::kPinned) {
+  const auto leaves = [highest](Tier tier) { return tier >= highest; };
   return std::any_of(placement.activation.begin(), placement.activation.end(), leaves) ||
          std::any_of(placement.saved.begin(), placement.saved.end(), [&](const auto& tiers) {
            return std::any_of(tiers.begin(), tiers.end(), leaves);
