@@ -4,7 +4,6 @@
 // shows the bench's defaults. Byte counts pass through text: "1GiB".
 #include <CLI/CLI.hpp>
 #include <chrono>
-#include <cstdio>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -30,6 +29,7 @@
 #include "tools/sluice/arguments.hpp"
 #include "tools/sluice/commands.hpp"
 #include "tools/sluice/kept_heap.hpp"
+#include "tools/sluice/terminal.hpp"
 #include "tools/sluice/waiting_notice.hpp"
 
 namespace sluice::cli {
@@ -237,17 +237,16 @@ class Notices {
  public:
   void begin(const std::string& text) {
     now_.reset();
-    std::fprintf(stderr, "bench: %s\n", text.c_str());
+    print_to_stderr("bench: " + text + "\n");
     now_.emplace(
         [text](double seconds) {
-          std::fprintf(stderr, "bench: %s: %s so far\n", text.c_str(),
-                       format_seconds(seconds).c_str());
+          print_to_stderr("bench: " + text + ": " + format_seconds(seconds) + " so far\n");
         },
         kInterval, kInterval);
   }
   void end(const std::string& text) {
     now_.reset();
-    std::fprintf(stderr, "bench: %s\n", text.c_str());
+    print_to_stderr("bench: " + text + "\n");
   }
 
  private:

@@ -27,6 +27,10 @@ void add_json(CLI::App& command, bool& json) {
   command.add_flag("--json", json, "Events on stdout, one JSON object per line");
 }
 
+void add_quiet(CLI::App& command, bool& quiet, const char* meaning) {
+  command.add_flag("-q,--quiet", quiet, meaning);
+}
+
 // `chosen` becomes run(*arguments) when the subcommand is on the command line.
 template <class Arguments>
 void choose(CLI::App& command, Command& chosen, std::shared_ptr<Arguments> arguments,
@@ -68,6 +72,7 @@ void add_train(CLI::App& app, Command& chosen) {
   command->add_flag("--accept-arithmetic", train->accept_arithmetic,
                     "Resume although this machine rounds matrix products differently");
   add_json(*command, train->json);
+  add_quiet(*command, train->quiet, "No progress and no notices: the plan and the summary alone");
   command->callback([&chosen, train, resume] {
     train->resumes = resume->count() > 0;
     // An option with several values takes the word behind them, too. A setting has an equals sign.
@@ -104,6 +109,8 @@ void add_launch(CLI::App& app, Command& chosen, std::span<char* const> rank_word
       ->capture_default_str()
       ->check(seconds_between(0, 86400));
   command->add_flag("!--no-pin", launch->pins, "Do not bind each rank to cores of its own");
+  add_quiet(*command, launch->quiet,
+            "No notices of the launcher; ranks have a --quiet of their own");
   choose(*command, chosen, launch, launch_command);
 }
 
@@ -134,6 +141,7 @@ void add_plan(CLI::App& app, Command& chosen) {
                     "moments, and print the gain of each");
   command->add_flag("--explain", plan->explain, "Also print what the search found");
   add_json(*command, plan->json);
+  add_quiet(*command, plan->quiet, "No notices: the plan alone");
   choose_configured(*command, chosen, plan, plan_command);
 }
 
@@ -160,6 +168,7 @@ void add_verify(CLI::App& app, Command& chosen) {
       ->capture_default_str()
       ->check(whole_number(1, 1000));
   add_json(*command, verify->json);
+  add_quiet(*command, verify->quiet, "No notices: the table alone");
   choose_configured(*command, chosen, verify, verify_command);
 }
 

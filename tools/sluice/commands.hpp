@@ -30,6 +30,7 @@ struct TrainArguments {
   bool or_new = false;  // start a new run if there is no state to resume
   bool accept_arithmetic = false;
   bool json = false;
+  bool quiet = false;  // no progress and no notices
 };
 int train_command(const TrainArguments& arguments);
 
@@ -38,6 +39,7 @@ struct LaunchArguments {
   std::int64_t restarts = 0;  // after faults
   double grace_seconds = 15;  // for the other ranks once one has failed
   bool pins = true;           // each rank to cores of its own
+  bool quiet = false;         // no notices of the launcher
   std::vector<std::string> command;
 };
 int launch_command(const LaunchArguments& arguments);
@@ -52,6 +54,7 @@ struct PlanArguments {
   bool next = false;            // also plan single changes and give what each gains
   bool explain = false;         // also tell about the search
   bool json = false;
+  bool quiet = false;  // no notices
 };
 int plan_command(const PlanArguments& arguments);
 
@@ -67,6 +70,7 @@ struct VerifyArguments {
   ConfigArguments config;
   std::int64_t steps = 3;
   bool json = false;
+  bool quiet = false;  // no notices
 };
 int verify_command(const VerifyArguments& arguments);
 

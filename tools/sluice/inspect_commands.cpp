@@ -1,7 +1,6 @@
 // Commands that look: doctor, report.
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <filesystem>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -21,6 +20,7 @@
 #include "tools/sluice/arguments.hpp"
 #include "tools/sluice/commands.hpp"
 #include "tools/sluice/loopback_group.hpp"
+#include "tools/sluice/terminal.hpp"
 
 namespace sluice::cli {
 
@@ -111,7 +111,7 @@ int doctor_command(const DoctorArguments& arguments) {
   options.measure.rounds = static_cast<int>(
       std::clamp(std::round(arguments.seconds / kSecondsARound), 1.0, kMostRounds));
   options.measure.begins = [](const std::string& part) {
-    std::fprintf(stderr, "measure  %s\n", part.c_str());
+    print_to_stderr("measure  " + part + "\n");
   };
   options.json = arguments.json;
   options.replaces_better = arguments.replace;
@@ -150,7 +150,7 @@ int report_command(const ReportArguments& arguments) {
   } else {
     write_output("-o", output, text);
   }
-  std::cerr << output << '\n';
+  std::cout << output << '\n';
   return 0;
 }
 

@@ -3,13 +3,13 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
 #include <string>
 
 #include "base/core_shares.hpp"
 #include "base/error.hpp"
 #include "tools/sluice/commands.hpp"
 #include "tools/sluice/rank_processes.hpp"
+#include "tools/sluice/terminal.hpp"
 
 namespace sluice::cli {
 namespace {
@@ -39,14 +39,14 @@ std::vector<std::string> command_words(const std::vector<std::string>& command) 
   return words;
 }
 
-void print_start(const RankJob& job, const RankJobOptions& options) {
+std::string start_line(const RankJob& job, const RankJobOptions& options) {
   std::string cores;
   for (const cpu_set_t& share : options.cores) {
     cores += (cores.empty() ? " on processors " : " | ") + describe_cpus(share);
   }
   if (cores.empty()) cores = ", not pinned";
-  std::fprintf(stderr, "launch   %d ranks%s, port %d\n", options.ranks, cores.c_str(),
-               static_cast<int>(job.port()));
+  return "launch   " + std::to_string(options.ranks) + " ranks" + cores + ", port " +
+         std::to_string(job.port()) + "\n";
 }
 
 }  // namespace
@@ -60,6 +60,7 @@ int launch_command(const LaunchArguments& arguments) {
   if (name == "plan" || name == "verify") {
     throw InputError("'" + name + "' needs no launch: one process of it counts all ranks itself");
   }
+  const Console console{false, arguments.quiet};
   RankJobOptions options;
   options.ranks = static_cast<int>(arguments.ranks);
   options.command = command_words(arguments.command);
@@ -69,13 +70,14 @@ int launch_command(const LaunchArguments& arguments) {
   if (arguments.pins) options.cores = share_cores(options.ranks);
   for (std::int64_t restart = 0;; ++restart) {
     RankJob job(options);
-    print_start(job, options);
+    console.notice(start_line(job, options));
     const RankJobEnd end = job.run();
+    if (!options.bare_stdout) forget_lost_output();
     // A failed check and refused input stay so, and a person who stops a job wants no other.
     const bool is_fault = end.status > 2 && end.stop_signal == 0;
     if (!is_fault || restart == arguments.restarts) return end.status;
-    std::fprintf(stderr, "launch   restart %s of %s\n", std::to_string(restart + 1).c_str(),
-                 std::to_string(arguments.restarts).c_str());
+    console.notice("launch   restart " + std::to_string(restart + 1) + " of " +
+                   std::to_string(arguments.restarts) + "\n");
     // From the last commit of this launcher's runs; a fault may have come before the first.
     if (arguments.command.front() == "train" && !resumes(options.command)) {
       options.command.insert(options.command.end(), {"--resume", "--or-new"});

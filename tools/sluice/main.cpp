@@ -1,7 +1,8 @@
 // The sluice program: streams, one command, its errors.
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <iostream>
 #include <new>
 #include <nlohmann/json.hpp>
@@ -13,13 +14,14 @@
 #include "base/log.hpp"
 #include "tools/sluice/command_line.hpp"
 #include "tools/sluice/standard_streams.hpp"
+#include "tools/sluice/terminal.hpp"
 
 namespace sluice::cli {
 namespace {
 
 // One sentence on stderr, and as an event where --json was given.
 int report_error(const std::string& message, int status, std::string_view code, bool json) {
-  std::fprintf(stderr, "sluice: %s\n", message.c_str());
+  print_to_stderr("sluice: " + message + "\n");
   if (json) {
     const nlohmann::ordered_json event{
         {"event", "error"}, {"code", std::string(code)}, {"message", message}};
@@ -40,8 +42,13 @@ std::string message_of(const std::system_error& error) {
 int run(int argc, char** argv, bool json) {
   // Before parsing: errors of parsing are events too.
   std::optional<PrivateStdout> events;
+  std::optional<WrappedStdout> wrapped;
   try {
-    if (json) events.emplace();
+    if (json) {
+      events.emplace();
+    } else if (terminal_columns(STDOUT_FILENO) > 0) {
+      wrapped.emplace();
+    }
     const Command command = parse_command_line(argc, argv);
     const int status = command();
     if (!std::cout.flush()) throw Error("the output cannot be written to stdout");
@@ -69,7 +76,8 @@ int main(int argc, char** argv) {
     return sluice::cli::report_error(error.what(), error.exit_status(), error.code(), false);
   }
   sluice::set_log_sink([](sluice::LogLevel level, const std::string& message) {
-    if (level != sluice::LogLevel::kDebug) std::fprintf(stderr, "sluice: %s\n", message.c_str());
+    if (level != sluice::LogLevel::kDebug)
+      sluice::cli::print_to_stderr("sluice: " + message + "\n");
   });
   const bool json = std::any_of(
       argv + 1, argv + argc, [](const char* word) { return std::string_view(word) == "--json"; });

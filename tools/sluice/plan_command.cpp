@@ -1,4 +1,3 @@
-#include <cstdio>
 #include <fstream>
 #include <iostream>
 #include <optional>
@@ -17,6 +16,7 @@
 #include "tools/sluice/kept_heap.hpp"
 #include "tools/sluice/plan_text.hpp"
 #include "tools/sluice/progress.hpp"
+#include "tools/sluice/terminal.hpp"
 #include "tools/sluice/waiting_notice.hpp"
 
 namespace sluice::cli {
@@ -86,14 +86,14 @@ int plan_command(const PlanArguments& arguments) {
       this_machine
           ? planner::load_profile_or_default(planner::default_profile_path())
           : planner::load_named_profile(arguments.hardware, planner::bundled_profile_directory());
-  std::optional<WaitingNotice> waiting(kPlanningText);
+  std::optional<WaitingNotice> waiting;
+  if (!arguments.quiet) waiting.emplace(kPlanningText);
   std::vector<train::TriedMesh> tried;
   train::Prepared prepared = prepared_for(arguments, hardware, tried);
   if (const planner::Refusal* refusal = prepared.refusal()) {
     waiting.reset();
     if (arguments.json) std::cout << train::refused_event(*refusal).dump() << std::endl;
-    std::fprintf(stderr, "sluice: %s: %s\n", arguments.config.path.c_str(),
-                 refusal->sentence().c_str());
+    print_to_stderr("sluice: " + arguments.config.path + ": " + refusal->sentence() + "\n");
     return 2;
   }
   const config::Config& config = prepared.config;
@@ -113,9 +113,10 @@ int plan_command(const PlanArguments& arguments) {
   if (arguments.json) {
     std::cout << event.dump() << std::endl;
   } else {
-    Progress(config).plan(event);
-    std::fputs(outlook_text(event["outlook"]).c_str(), stderr);
-    if (!tried.empty()) std::fputs(meshes_text(event["meshes"]).c_str(), stderr);
+    const Console console;
+    Progress(config, console).plan(event);
+    console.answer(outlook_text(event["outlook"]));
+    if (!tried.empty()) console.answer(meshes_text(event["meshes"]));
   }
   if (!arguments.trace.empty()) {
     TraceRecorder trace;

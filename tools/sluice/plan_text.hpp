@@ -1,4 +1,4 @@
-// The outlook of a plan for people, on stderr, below the lines of Progress.
+// The outlook of a plan for people, below the lines of Progress.
 #pragma once
 
 #include <string>

@@ -63,20 +63,20 @@ std::string moved_line(const train::RunEvent& bytes) {
 }
 
 // A redo costs one more update than the plain order. If most updates are redone, speculation loses.
-void print_speculation(const train::RunEvent& speculation) {
+void add_speculation(std::string& text, const train::RunEvent& speculation) {
   const auto steps = speculation["steps"].get<std::int64_t>();
   const auto redone = speculation["redone_steps"].get<std::int64_t>();
-  std::fprintf(stderr, "redone   %lld of %lld updates, %s%s\n", static_cast<long long>(redone),
-               static_cast<long long>(steps),
-               format_seconds(speculation["redo_time_s"].get<double>()).c_str(),
-               2 * redone > steps
-                   ? ": clipping is mostly active, another optimizer.placement would be faster"
-                   : "");
+  append_format(text, "redone   %lld of %lld updates, %s%s\n", static_cast<long long>(redone),
+                static_cast<long long>(steps),
+                format_seconds(speculation["redo_time_s"].get<double>()).c_str(),
+                2 * redone > steps
+                    ? ": clipping is mostly active, another optimizer.placement would be faster"
+                    : "");
 }
 
 // Only for a plan that spills: "activations of units: 5 device, 9 pinned; up 1.0 MiB, down …", and
 // the saved parts that lie elsewhere, "qkv 1.0 MiB pinned, …".
-void print_activations(const train::RunEvent& plan) {
+void add_activations(std::string& text, const train::RunEvent& plan) {
   const train::RunEvent& units = plan["units_by_tier"]["activation"];
   const train::RunEvent& moved = plan["activation_bytes_moved"];
   if (moved["download"] == 0) return;
@@ -84,8 +84,8 @@ void print_activations(const train::RunEvent& plan) {
   for (const auto& [tier, count] : units.items()) {
     places += (places.empty() ? "" : ", ") + std::to_string(count.get<int>()) + " " + tier;
   }
-  std::fprintf(stderr, "spilled  activations of units: %s; %s\n", places.c_str(),
-               moved_line(moved).c_str());
+  append_format(text, "spilled  activations of units: %s; %s\n", places.c_str(),
+                moved_line(moved).c_str());
   std::string parts;
   for (const auto& [part, tiers] : plan["saved_by_tier"].items()) {
     for (const auto& [tier, bytes] : tiers.items()) {
@@ -94,7 +94,7 @@ void print_activations(const train::RunEvent& plan) {
                " " + tier;
     }
   }
-  if (!parts.empty()) std::fprintf(stderr, "saved    %s\n", parts.c_str());
+  if (!parts.empty()) append_format(text, "saved    %s\n", parts.c_str());
 }
 
 // "device 2.0 MiB, storage 93.1 MiB": the tiers in which a verb uses less than the plan's peak.
@@ -140,7 +140,7 @@ std::string verbs_line(const train::RunEvent& plan) {
 }
 
 // Only for a batch that the planner divided.
-void print_split(const train::RunEvent& batch) {
+void add_split(std::string& text, const train::RunEvent& batch) {
   if (!batch.contains("tried")) return;
   std::string others;  // that were planned
   for (const train::RunEvent& split : batch["tried"]) {
@@ -150,10 +150,10 @@ void print_split(const train::RunEvent& batch) {
   }
   if (!others.empty()) others += ")";
   const auto count = batch["accumulate"].get<std::int64_t>();
-  std::fprintf(stderr, "batch    %lld samples a step: %lld micro-batch%s of %lld%s\n",
-               static_cast<long long>(batch["samples"].get<std::int64_t>()),
-               static_cast<long long>(count), count == 1 ? "" : "es",
-               static_cast<long long>(batch["micro_batch"].get<std::int64_t>()), others.c_str());
+  append_format(text, "batch    %lld samples a step: %lld micro-batch%s of %lld%s\n",
+                static_cast<long long>(batch["samples"].get<std::int64_t>()),
+                static_cast<long long>(count), count == 1 ? "" : "es",
+                static_cast<long long>(batch["micro_batch"].get<std::int64_t>()), others.c_str());
 }
 
 // "1.0 MiB", or "1.0 MiB to 1.1 MiB" where ranks differ.
@@ -198,41 +198,40 @@ std::vector<train::RunEvent> shown_ranks(const train::RunEvent& all) {
 }
 
 // Only for plans on paper: the classes of ranks, and the bytes of a step over all ranks.
-void print_world(const train::RunEvent& plan) {
+void add_world(std::string& text, const train::RunEvent& plan) {
   if (!plan.contains("world")) return;
   const train::RunEvent& world = plan["world"];
   const auto bytes = [&](const char* link) {
     return format_bytes(world["bytes_moved"][link].get<std::uint64_t>());
   };
-  std::fprintf(stderr, "world    %d ranks in %d classes of ranks that are alike; the fullest %s\n",
-               plan["ranks"].get<int>(), world["classes"].get<int>(),
-               tier_line(world["peak_bytes"]).c_str());
-  std::fprintf(stderr,
-               "moved    by all ranks a step: %s inside nodes, %s between nodes; up %s, down %s; "
-               "storage read %s, written %s\n",
-               bytes("node").c_str(), bytes("network").c_str(), bytes("upload").c_str(),
-               bytes("download").c_str(), bytes("storage_read").c_str(),
-               bytes("storage_write").c_str());
+  append_format(text, "world    %d ranks in %d classes of ranks that are alike; the fullest %s\n",
+                plan["ranks"].get<int>(), world["classes"].get<int>(),
+                tier_line(world["peak_bytes"]).c_str());
+  append_format(text,
+                "moved    by all ranks a step: %s inside nodes, %s between nodes; up %s, down %s; "
+                "storage read %s, written %s\n",
+                bytes("node").c_str(), bytes("network").c_str(), bytes("upload").c_str(),
+                bytes("download").c_str(), bytes("storage_read").c_str(),
+                bytes("storage_write").c_str());
 }
 
 // Only for pipelines: the order and its bubble, and a line for each rank. Of the first rank alone the
 // plan knows the simulated step of all.
-void print_pipeline(const train::RunEvent& plan) {
+void add_pipeline(std::string& text, const train::RunEvent& plan) {
   if (!plan.contains("pipeline")) return;
   const train::RunEvent& pipeline = plan["pipeline"];
   const auto ranks = pipeline["ranks"].get<int>();
-  std::fprintf(stderr, "pipeline %s on %d ranks, %zu stages; bubble %s, %.1f%% of a rank's span\n",
-               pipeline["order"].get<std::string>().c_str(), ranks, pipeline["stages"].size(),
-               format_seconds(pipeline["bubble_s"].get<double>()).c_str(),
-               100 * pipeline["bubble_share"].get<double>());
+  append_format(text, "pipeline %s on %d ranks, %zu stages; bubble %s, %.1f%% of a rank's span\n",
+                pipeline["order"].get<std::string>().c_str(), ranks, pipeline["stages"].size(),
+                format_seconds(pipeline["bubble_s"].get<double>()).c_str(),
+                100 * pipeline["bubble_share"].get<double>());
   const int data_ranks = plan["ranks"].get<int>() / ranks;
   for (const train::RunEvent& rank : shown_ranks(plan["per_rank"])) {
     const auto number = rank["rank"].get<int>();
     const auto alike = rank.value("alike", 1);
     const std::string others = alike == 1 ? "" : " (" + std::to_string(alike) + " alike)";
-    std::fprintf(
-        stderr,
-        "rank %-3d units %s%s; %s; sends %s of activations a step; computes %s, bubble %s\n",
+    append_format(
+        text, "rank %-3d units %s%s; %s; sends %s of activations a step; computes %s, bubble %s\n",
         number, units_text(pipeline, number / data_ranks).c_str(), others.c_str(),
         tier_line(rank["peak_bytes"]).c_str(),
         format_bytes(rank["sent"].value("activations", std::uint64_t{0})).c_str(),
@@ -242,7 +241,7 @@ void print_pipeline(const train::RunEvent& plan) {
 }
 
 // Only for several ranks: their number and stage, and the bytes that each keeps and sends.
-void print_ranks(const train::RunEvent& plan) {
+void add_ranks(std::string& text, const train::RunEvent& plan) {
   if (!plan.contains("ranks")) return;
   std::vector<std::uint64_t> state;
   std::map<std::string, std::vector<std::uint64_t>> sent;
@@ -252,37 +251,37 @@ void print_ranks(const train::RunEvent& plan) {
       sent[purpose].push_back(bytes.get<std::uint64_t>());
     }
   }
-  std::fprintf(stderr, "ranks    %d, ZeRO stage %d, fold groups %d; each keeps %s of state\n",
-               plan["ranks"].get<int>(), plan["zero"].get<int>(), plan["fold_groups"].get<int>(),
-               range_text(state).c_str());
-  std::fprintf(stderr, "sent     by each rank a step: gradients %s, weights %s, norm %s\n",
-               range_text(sent["gradients"]).c_str(), range_text(sent["weights"]).c_str(),
-               range_text(sent["norm"]).c_str());
+  append_format(text, "ranks    %d, ZeRO stage %d, fold groups %d; each keeps %s of state\n",
+                plan["ranks"].get<int>(), plan["zero"].get<int>(), plan["fold_groups"].get<int>(),
+                range_text(state).c_str());
+  append_format(text, "sent     by each rank a step: gradients %s, weights %s, norm %s\n",
+                range_text(sent["gradients"]).c_str(), range_text(sent["weights"]).c_str(),
+                range_text(sent["norm"]).c_str());
   const bool both = plan.contains("tensor") && plan.contains("context");
   for (const auto& [group, has] : {std::pair("tensor", "parts of each layer"),
                                    std::pair("context", "parts of each sequence")}) {
     if (!plan.contains(group)) continue;
-    std::fprintf(stderr, "%-8s groups of %d ranks, which have %s; each rank sends %s %s a step\n",
-                 group, plan[group].get<int>(), has, range_text(sent["inner"]).c_str(),
-                 both ? "in both" : "there");
+    append_format(text, "%-8s groups of %d ranks, which have %s; each rank sends %s %s a step\n",
+                  group, plan[group].get<int>(), has, range_text(sent["inner"]).c_str(),
+                  both ? "in both" : "there");
   }
   if (plan["server"].get<bool>()) {
     const std::string mode = plan["server_mode"];
-    std::fprintf(stderr, "server   %s\n",
-                 mode == "bsp" ? "rank 0 sums, keeps all optimizer state and updates for all"
-                 : mode == "asp"
-                     ? "rank 0 applies each micro-batch by itself; results are those of this order"
-                     : "each rank in turn sums, updates for all, and sends the state on");
+    append_format(text, "server   %s\n",
+                  mode == "bsp" ? "rank 0 sums, keeps all optimizer state and updates for all"
+                  : mode == "asp"
+                      ? "rank 0 applies each micro-batch by itself; results are those of this order"
+                      : "each rank in turn sums, updates for all, and sends the state on");
   }
   if (plan["reduction"] == "ring") {
-    std::fprintf(stderr,
-                 "sums     around the ring of ranks: reproducible, but with the bits of %d ranks "
-                 "and no other number\n",
-                 plan["ranks"].get<int>());
+    append_format(text,
+                  "sums     around the ring of ranks: reproducible, but with the bits of %d ranks "
+                  "and no other number\n",
+                  plan["ranks"].get<int>());
   }
   if (plan.contains("partial_sums") && plan["partial_sums"] != "device") {
-    std::fprintf(stderr, "partial  each rank's sums of micro-batches wait on: %s\n",
-                 plan["partial_sums"].get<std::string>().c_str());
+    append_format(text, "partial  each rank's sums of micro-batches wait on: %s\n",
+                  plan["partial_sums"].get<std::string>().c_str());
   }
   // A plan alone has no places.
   if (!plan.contains("places")) return;
@@ -294,7 +293,7 @@ void print_ranks(const train::RunEvent& plan) {
               rank["host"].get<std::string>() + ", processors " +
               rank["processors"].get<std::string>();
   }
-  std::fprintf(stderr, "places   %s\n", places.c_str());
+  append_format(text, "places   %s\n", places.c_str());
 }
 
 // "none", or "unit in 3 of 8 units".
@@ -310,15 +309,15 @@ std::string recompute_words(const train::RunEvent& plan) {
 }  // namespace
 
 void Progress::plan(const train::RunEvent& plan) {
-  device_ = device_line(plan);
   if (plan["peak_flops_per_s"].is_number()) {
     peak_flops_per_s_ = plan["peak_flops_per_s"].get<double>();
   }
-  std::fprintf(stderr, "device   %s\n", device_.c_str());
+  std::string text;
+  append_format(text, "device   %s\n", device_line(plan).c_str());
   const auto state = plan["state_bytes"].get<std::uint64_t>();
-  std::fprintf(stderr, "model    %.1f M parameters, %s of training state%s\n",
-               static_cast<double>(plan["parameters"].get<std::uint64_t>()) * 1e-6,
-               format_bytes(state).c_str(), plan.contains("ranks") ? " on a rank" : "");
+  append_format(text, "model    %.1f M parameters, %s of training state%s\n",
+                static_cast<double>(plan["parameters"].get<std::uint64_t>()) * 1e-6,
+                format_bytes(state).c_str(), plan.contains("ranks") ? " on a rank" : "");
   const bool shares = plan["shares_device"].get<bool>();
   std::string update = plan["optimizer_placement"].get<std::string>();
   const auto carried = plan["carried_units"].get<int>();
@@ -327,48 +326,50 @@ void Progress::plan(const train::RunEvent& plan) {
   }
   std::string order = plan["order"].get<std::string>();
   if (plan["turns"].get<int>() > 1) order += ", segments of two micro-batches in turn";
-  std::fprintf(stderr, "plan     %s (recompute: %s, order: %s, update: %s%s)\n",
-               tier_line(plan["peak_bytes"]).c_str(), recompute_words(plan).c_str(), order.c_str(),
-               update.c_str(), shares ? ", weights and activations share the device" : "");
-  print_ranks(plan);
-  print_world(plan);
-  print_pipeline(plan);
-  print_split(plan["batch"]);
+  append_format(text, "plan     %s (recompute: %s, order: %s, update: %s%s)\n",
+                tier_line(plan["peak_bytes"]).c_str(), recompute_words(plan).c_str(), order.c_str(),
+                update.c_str(), shares ? ", weights and activations share the device" : "");
+  add_ranks(text, plan);
+  add_world(text, plan);
+  add_pipeline(text, plan);
+  add_split(text, plan["batch"]);
   const std::string verbs = verbs_line(plan);
-  if (!verbs.empty()) std::fprintf(stderr, "verbs    %s\n", verbs.c_str());
-  std::fprintf(stderr, "homes    %s\n", homes_line(plan["state_by_tier"]).c_str());
-  std::fprintf(stderr, "a step   %s; about %s, bound by %s\n",
-               moved_line(plan["bytes_moved"]).c_str(),
-               format_seconds(plan["step_time_s"].get<double>()).c_str(),
-               plan["bound_by"].get<std::string>().c_str());
-  print_activations(plan);
+  if (!verbs.empty()) append_format(text, "verbs    %s\n", verbs.c_str());
+  append_format(text, "homes    %s\n", homes_line(plan["state_by_tier"]).c_str());
+  append_format(text, "a step   %s; about %s, bound by %s\n",
+                moved_line(plan["bytes_moved"]).c_str(),
+                format_seconds(plan["step_time_s"].get<double>()).c_str(),
+                plan["bound_by"].get<std::string>().c_str());
+  add_activations(text, plan);
   if (plan.contains("free_optimizer_step_time_s")) {
-    std::fprintf(stderr, "         about %s with an optimizer that takes no time\n",
-                 format_seconds(plan["free_optimizer_step_time_s"].get<double>()).c_str());
+    append_format(text, "         about %s with an optimizer that takes no time\n",
+                  format_seconds(plan["free_optimizer_step_time_s"].get<double>()).c_str());
   }
   if (plan.contains("speculation")) {
     const train::RunEvent& speculation = plan["speculation"];
-    std::fprintf(stderr, "a redo   %s; about %s; the second version of state takes %s\n",
-                 moved_line(speculation["redo_bytes_moved"]).c_str(),
-                 format_seconds(speculation["redo_time_s"].get<double>()).c_str(),
-                 tier_line(speculation["second_version_bytes"]).c_str());
+    append_format(text, "a redo   %s; about %s; the second version of state takes %s\n",
+                  moved_line(speculation["redo_bytes_moved"]).c_str(),
+                  format_seconds(speculation["redo_time_s"].get<double>()).c_str(),
+                  tier_line(speculation["second_version_bytes"]).c_str());
   }
   if (plan["profile"] == "unmeasured") {
-    std::fprintf(stderr,
-                 "         (times of a default machine: `sluice doctor` measures this one)\n");
+    append_format(text,
+                  "         (times of a default machine: `sluice doctor` measures this one)\n");
   }
+  console_.answer(text);
 }
 
 void Progress::explain() const {
-  std::fprintf(stderr,
-               "         (stalled: the share of a step in which products wait for transfers or "
-               "updates)\n");
-  if (!peak_flops_per_s_) return;
-  std::fprintf(
-      stderr,
-      "         (MFU: 6 x parameters in products + 12 x layers x hidden x seq operations a "
-      "token, of the %.3g TFLOP/s that doctor measured)\n",
-      *peak_flops_per_s_ * 1e-12);
+  std::string text =
+      "         (stalled: the share of a step in which products wait for transfers or updates)\n";
+  if (peak_flops_per_s_) {
+    append_format(
+        text,
+        "         (MFU: 6 x parameters in products + 12 x layers x hidden x seq operations "
+        "a token, of the %.3g TFLOP/s that doctor measured)\n",
+        *peak_flops_per_s_ * 1e-12);
+  }
+  console_.notice(text);
 }
 
 void Progress::end_line() {
@@ -389,24 +390,39 @@ void Progress::step(const train::StepReport& report) {
     first_loss_ = report.loss;
   }
   last_loss_ = report.loss;
-  const bool terminal = isatty(STDERR_FILENO) != 0;
+  if (console_.quiet) return;
+  const std::size_t columns = terminal_columns(STDERR_FILENO);
+  const bool terminal = columns > 0;
   const std::int64_t every = config_.log.every > 0 ? config_.log.every : report.last_step;
   const bool ends = first || report.step == report.last_step;
   if (!terminal && report.step % every != 0 && !ends) return;
-
-  const double left = time_left_.seconds_for(report.last_step - report.step);
-  std::fprintf(
-      stderr, "%sstep %lld/%lld (%lld%%)  loss %.4f  norm %.3f  lr %.3g  %s/step  %.0f tokens/s",
-      terminal ? "\r\033[K" : "", static_cast<long long>(report.step),
-      static_cast<long long>(report.last_step),
-      static_cast<long long>(100 * report.step / std::max<std::int64_t>(1, report.last_step)),
-      report.loss, report.grad_norm, report.lr, format_seconds(report.step_time_s).c_str(),
-      report.tokens_per_s);
-  if (report.mfu) std::fprintf(stderr, "  MFU %.1f%%", 100 * *report.mfu);
-  std::fprintf(stderr, "  stalled %.0f%%  ETA %s%s", 100.0 * report.stalled_fraction,
-               left > 0 ? format_seconds(left).c_str() : "-", terminal ? "" : "\n");
+  std::string line = fit_fields(step_fields(report), columns);
+  line = terminal ? "\r\033[K" + line : line + "\n";
+  std::fwrite(line.data(), 1, line.size(), stderr);
   std::fflush(stderr);
   line_open_ = terminal;
+}
+
+// On a narrow terminal the least important fields are left out.
+std::vector<StatusField> Progress::step_fields(const train::StepReport& report) const {
+  std::vector<StatusField> fields;
+  const auto add = [&](int importance) -> std::string& {
+    return fields.emplace_back(StatusField{{}, importance}).text;
+  };
+  append_format(
+      add(9), "step %lld/%lld (%lld%%)", static_cast<long long>(report.step),
+      static_cast<long long>(report.last_step),
+      static_cast<long long>(100 * report.step / std::max<std::int64_t>(1, report.last_step)));
+  append_format(add(8), "loss %.4f", report.loss);
+  append_format(add(4), "norm %.3f", report.grad_norm);
+  append_format(add(1), "lr %.3g", report.lr);
+  append_format(add(5), "%s/step", format_seconds(report.step_time_s).c_str());
+  append_format(add(6), "%.0f tokens/s", report.tokens_per_s);
+  if (report.mfu) append_format(add(2), "MFU %.1f%%", 100 * *report.mfu);
+  append_format(add(3), "stalled %.0f%%", 100.0 * report.stalled_fraction);
+  const double left = time_left_.seconds_for(report.last_step - report.step);
+  append_format(add(7), "ETA %s", left > 0 ? format_seconds(left).c_str() : "-");
+  return fields;
 }
 
 void Progress::done(const train::RunEvent& event) {
@@ -414,56 +430,57 @@ void Progress::done(const train::RunEvent& event) {
   const double elapsed =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
   const auto steps = event["steps"].get<std::int64_t>();
-  std::fprintf(stderr, "done     %lld steps", static_cast<long long>(steps));
+  std::string text;
+  append_format(text, "done     %lld steps", static_cast<long long>(steps));
   if (first_step_ > 1) {
-    std::fprintf(stderr, ", the last %lld of them",
-                 static_cast<long long>(steps - first_step_ + 1));
+    append_format(text, ", the last %lld of them", static_cast<long long>(steps - first_step_ + 1));
   }
   if (first_step_ >= 0) {
-    std::fprintf(stderr, " in %s, loss %.4f -> %.4f", format_seconds(elapsed).c_str(), first_loss_,
-                 last_loss_);
+    append_format(text, " in %s, loss %.4f -> %.4f", format_seconds(elapsed).c_str(), first_loss_,
+                  last_loss_);
   } else if (steps > 0) {
-    std::fputs("; no step was left to run", stderr);
+    text += "; no step was left to run";
   }
-  std::fputc('\n', stderr);
-  std::fprintf(stderr, "device   %s\n", device_.c_str());
-  if (event.contains("speculation")) print_speculation(event["speculation"]);
-  std::fprintf(stderr, "memory   %s (peak)\n", tier_line(event["peak_bytes"]).c_str());
-  std::fprintf(stderr, "moved    %s (%s)\n", moved_line(event["bytes_moved"]).c_str(),
-               event["storage_engine"].get<std::string>().c_str());
+  text += "\n";
+  if (event.contains("speculation")) add_speculation(text, event["speculation"]);
+  append_format(text, "memory   %s (peak)\n", tier_line(event["peak_bytes"]).c_str());
+  append_format(text, "moved    %s (%s)\n", moved_line(event["bytes_moved"]).c_str(),
+                event["storage_engine"].get<std::string>().c_str());
   const std::string weights =
       config_.checkpoint.final ? config_.log.dir + "/weights.safetensors" : "not saved";
-  std::fprintf(stderr, "weights  %s, hash %s\n", weights.c_str(),
-               event["weights_hash"].get<std::string>().c_str());
+  append_format(text, "weights  %s, hash %s\n", weights.c_str(),
+                event["weights_hash"].get<std::string>().c_str());
   if (event.contains("huggingface")) {
-    std::fprintf(stderr, "         %s, the same for transformers' from_pretrained\n",
-                 event["huggingface"].get<std::string>().c_str());
+    append_format(text, "         %s, the same for transformers' from_pretrained\n",
+                  event["huggingface"].get<std::string>().c_str());
   }
-  std::fprintf(stderr, "report   sluice report %s\n", config_.log.dir.c_str());
+  append_format(text, "report   sluice report %s\n", config_.log.dir.c_str());
+  console_.answer(text);
 }
 
 void Progress::event(const train::RunEvent& event) {
   const std::string kind = event["event"];
+  std::string text;
   if (kind == "step") {
     if (event.value("overflow", false)) end_line();  // a line about it follows
   } else if (kind == "resume") {
-    end_line();
-    std::fprintf(stderr, "resumed  from step %lld of %s\n",
-                 static_cast<long long>(event["step"].get<std::int64_t>()),
-                 event["dir"].get<std::string>().c_str());
+    append_format(text, "resumed  from step %lld of %s\n",
+                  static_cast<long long>(event["step"].get<std::int64_t>()),
+                  event["dir"].get<std::string>().c_str());
   } else if (kind == "eval") {
-    end_line();
-    std::fprintf(stderr, "eval     step %lld: loss %.4f\n",
-                 static_cast<long long>(event["step"].get<std::int64_t>()),
-                 event["loss"].get<double>());
+    append_format(text, "eval     step %lld: loss %.4f\n",
+                  static_cast<long long>(event["step"].get<std::int64_t>()),
+                  event["loss"].get<double>());
   } else if (kind == "checkpoint") {
-    end_line();
-    std::fprintf(stderr, "saved    step %lld in %s\n",
-                 static_cast<long long>(event["step"].get<std::int64_t>()),
-                 event["dir"].get<std::string>().c_str());
+    append_format(text, "saved    step %lld in %s\n",
+                  static_cast<long long>(event["step"].get<std::int64_t>()),
+                  event["dir"].get<std::string>().c_str());
   } else if (kind == "done") {
     done(event);
   }
+  if (text.empty()) return;
+  end_line();
+  console_.notice(text);
 }
 
 }  // namespace sluice::cli

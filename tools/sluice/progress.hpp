@@ -1,19 +1,22 @@
-// The progress of a training run for people, on stderr.
+// A training run for people: its plan and its summary are answers, the steps between are notices.
 #pragma once
 
 #include <chrono>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "engine/planner/plan.hpp"
 #include "engine/train/training_run.hpp"
+#include "tools/sluice/terminal.hpp"
 #include "tools/sluice/time_left.hpp"
 
 namespace sluice::cli {
 
 class Progress {
  public:
-  explicit Progress(const config::Config& config) : config_(config) {}
+  Progress(const config::Config& config, const Console& console)
+      : config_(config), console_(console) {}
   // Prints the constants of the run once: device, model, memory, and the bytes that a step moves.
   void plan(const train::RunEvent& plan);
   // Explains the figures of the step lines. Call before the first step.
@@ -26,9 +29,10 @@ class Progress {
   using Clock = std::chrono::steady_clock;
   void end_line();
   void done(const train::RunEvent& event);
+  std::vector<StatusField> step_fields(const train::StepReport& report) const;
 
   const config::Config& config_;
-  std::string device_;  // that runs
+  const Console console_;
   std::optional<double> peak_flops_per_s_;
   Clock::time_point begin_ = Clock::now();
   Clock::time_point last_step_end_;

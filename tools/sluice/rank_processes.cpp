@@ -14,12 +14,12 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <iostream>
 #include <string_view>
 
 #include "base/error.hpp"
+#include "tools/sluice/terminal.hpp"
 
 namespace sluice::cli {
 namespace {
@@ -126,7 +126,7 @@ void LineRelay::write_line() {
   if (to_stdout_) {
     std::cout << whole << std::flush;
   } else {
-    std::fwrite(whole.data(), 1, whole.size(), stderr);
+    print_to_stderr(whole);
   }
 }
 
@@ -273,8 +273,8 @@ void RankJob::relay_and_reap() {
     }
   }
   if (polled[0].revents != 0) handle_signals();
-  if (!std::cout && !output_lost_) {
-    // Nobody reads any more: the ranks save and stop.
+  if (options_.bare_stdout && !std::cout && !output_lost_) {
+    // Nobody reads the events any more: the ranks save and stop.
     output_lost_ = true;
     send_all(SIGTERM);
   }
@@ -337,7 +337,8 @@ void RankJob::note_failure(int rank, int wait_status) {
   if (stopped || (!killed && end_.stop_signal != 0)) return;
   const std::string how = killed ? "was killed by signal " + std::to_string(WTERMSIG(wait_status))
                                  : "ended with status " + std::to_string(WEXITSTATUS(wait_status));
-  std::fprintf(stderr, "launch   rank %d of %d %s\n", rank, options_.ranks, how.c_str());
+  print_to_stderr("launch   rank " + std::to_string(rank) + " of " +
+                  std::to_string(options_.ranks) + " " + how + "\n");
 }
 
 void RankJob::send_all(int signal) const {

@@ -1,6 +1,5 @@
 #include <atomic>
 #include <csignal>
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
@@ -17,6 +16,7 @@
 #include "engine/train/world.hpp"
 #include "tools/sluice/commands.hpp"
 #include "tools/sluice/progress.hpp"
+#include "tools/sluice/terminal.hpp"
 #include "tools/sluice/waiting_notice.hpp"
 
 namespace sluice::cli {
@@ -74,8 +74,13 @@ class TrainProcess {
  public:
   TrainProcess(const TrainArguments& arguments, const config::Config& config,
                const std::string& resumed, train::World& world)
-      : arguments_(arguments), config_(config), world_(world), shown_(config), progress_(shown_) {
-    if (!world.is_first()) waiting_.reset();
+      : arguments_(arguments),
+        config_(config),
+        world_(world),
+        shown_(config),
+        console_{arguments.json, arguments.quiet},
+        progress_(shown_, console_) {
+    if (world.is_first() && !arguments.quiet) waiting_.emplace(kPlanningText);
     options_.world = &world;
     options_.stop_at_step = arguments.steps;
     options_.resume = resumed;
@@ -91,11 +96,11 @@ class TrainProcess {
     if (!world_.is_first()) return end;
     if (output_failed_) throw Error("events cannot be written to stdout; the run is saved");
     if (end == train::TrainingEnd::kRefused) {
-      std::fprintf(stderr, "sluice: %s: %s\n", arguments_.config.path.c_str(), refusal_.c_str());
+      print_to_stderr("sluice: " + arguments_.config.path + ": " + refusal_ + "\n");
     }
     if (end == train::TrainingEnd::kInterrupted) {
-      std::fprintf(stderr, "stopped  by signal %d; continue with: sluice train %s\n",
-                   signal_that_stopped(world_), shown_.log.dir.c_str());
+      console_.notice("stopped  by signal " + std::to_string(signal_that_stopped(world_)) +
+                      "; continue with: sluice train " + shown_.log.dir + "\n");
     }
     return end;
   }
@@ -126,8 +131,9 @@ class TrainProcess {
   const config::Config& config_;
   train::World& world_;
   config::Config shown_;  // log.dir is the run's directory once that is known
+  const Console console_;
   Progress progress_;
-  std::optional<WaitingNotice> waiting_{std::in_place, kPlanningText};  // until the first event
+  std::optional<WaitingNotice> waiting_;  // until the first event
   train::TrainingOptions options_;
   std::string refusal_;
   bool output_failed_ = false;
@@ -190,10 +196,10 @@ train::WorldOptions world_options() {
 }
 
 // Until the ranks have met there is nothing to save, so a signal ends the process.
-void meet_ranks(std::optional<train::World>& world) {
+void meet_ranks(std::optional<train::World>& world, bool quiet) {
   const train::WorldOptions options = world_options();
   std::optional<WaitingNotice> waiting;
-  if (options.place.size > 1) waiting.emplace("waiting for the other ranks");
+  if (options.place.size > 1 && !quiet) waiting.emplace("waiting for the other ranks");
   world.emplace(options);
   catch_stop_signals();
 }
@@ -231,8 +237,9 @@ int train_command(const TrainArguments& arguments) {
   ignore_write_signals();
   std::optional<train::World> world;
   try {
-    meet_ranks(world);
+    meet_ranks(world, arguments.quiet);
     const train::TrainingEnd end = train_in_world(arguments, *world);
+    if (!arguments.json) forget_lost_output();
     if (end == train::TrainingEnd::kRefused) return 2;
     return end == train::TrainingEnd::kInterrupted ? 128 + signal_that_stopped(*world) : 0;
   } catch (const train::JobError& error) {

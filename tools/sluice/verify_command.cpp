@@ -1,6 +1,5 @@
 // `sluice verify`: prints one line for each way to run the configuration, and the first figure that
 // differs.
-#include <cstdio>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -8,6 +7,7 @@
 #include "base/error.hpp"
 #include "engine/config/config.hpp"
 #include "tools/sluice/commands.hpp"
+#include "tools/sluice/terminal.hpp"
 #include "tools/verify/verify.hpp"
 
 namespace sluice::cli {
@@ -23,10 +23,14 @@ config::Config load(const ConfigArguments& arguments, const std::vector<std::str
   return config::load_config(arguments.path, settings);
 }
 
-void tell(const char* result, const std::string& name, const std::string& detail, bool json) {
-  std::fprintf(stderr, "%-8s %s%s\n", result, name.c_str(),
-               detail.empty() ? "" : (": " + detail).c_str());
-  if (!json) return;
+void tell(const char* result, const std::string& name, const std::string& detail,
+          const VerifyArguments& arguments) {
+  const Console console{arguments.json, arguments.quiet};
+  std::string line;
+  append_format(line, "%-8s %s%s\n", result, name.c_str(),
+                detail.empty() ? "" : (": " + detail).c_str());
+  console.answer(line);
+  if (!arguments.json) return;
   const nlohmann::ordered_json event{
       {"event", "verify"}, {"variant", name}, {"result", result}, {"detail", detail}};
   std::cout << event.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace)
@@ -81,7 +85,7 @@ class Expected {
     tell("run", name,
          std::to_string(arguments_.steps) + (arguments_.steps == 1 ? " step" : " steps") +
              ", weights " + outcome.figures.weights_hash,
-         arguments_.json);
+         arguments_);
     return outcome;
   }
 
@@ -98,7 +102,7 @@ int verify_command(const VerifyArguments& arguments) {
   for (const verify::Variant& variant : verify::list_variants(expected.settled())) {
     if (variant.has_ranks && !expected.own_results().empty()) {
       ++skipped;
-      tell("skipped", variant.name, expected.own_results(), arguments.json);
+      tell("skipped", variant.name, expected.own_results(), arguments);
       continue;
     }
     try {
@@ -109,13 +113,15 @@ int verify_command(const VerifyArguments& arguments) {
           verify::find_difference(figures, verify::run_steps(config, arguments.steps).figures);
       ++compared;
       differing += difference.empty() ? 0 : 1;
-      tell(difference.empty() ? "same" : "DIFFERS", variant.name, difference, arguments.json);
+      tell(difference.empty() ? "same" : "DIFFERS", variant.name, difference, arguments);
     } catch (const InputError& error) {
       ++skipped;
-      tell("skipped", variant.name, error.what(), arguments.json);
+      tell("skipped", variant.name, error.what(), arguments);
     }
   }
-  std::fprintf(stderr, "verify   %d compared, %d skipped\n", compared, skipped);
+  Console{arguments.json, arguments.quiet}.answer("verify   " + std::to_string(compared) +
+                                                  " compared, " + std::to_string(skipped) +
+                                                  " skipped\n");
   // Without a comparison nothing is proved.
   return differing == 0 && compared > 0 ? 0 : 1;
 }

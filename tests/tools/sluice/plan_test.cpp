@@ -97,7 +97,7 @@ TEST_F(PlanCommand, PlansForAGpuOnPaperByName) {
   EXPECT_EQ(outlook.at("memory").size(), 5u);
 
   words.erase(words.begin() + 6);
-  const std::string text = succeed(words).err;
+  const std::string text = succeed(words).out;
   for (const char* word :
        {"speed ", "tokens/s", "MFU of 165", "(simulated)", "path ", "weights ", "gradients ",
         "optimizer ", "activations ", "staging ", "wear ", "next ", "tried "}) {
@@ -110,12 +110,12 @@ TEST_F(PlanCommand, AnUnknownMachineIsRefusedWithThoseThereAre) {
                  {"rtx9999", "rtx4090-64g-1nvme", "h200-128g-1nvme"});
 }
 
-TEST_F(PlanCommand, PrintsTheSamePlanForPeople) {
+TEST_F(PlanCommand, PrintsTheSamePlanForPeopleOnStdout) {
   const ChildOutcome outcome = succeed({"plan", "config.toml"});
-  EXPECT_EQ(outcome.out, "");
+  EXPECT_EQ(outcome.err, "");
   for (const char* word : {"model ", "parameters", "plan ", "device ", "pinned ", "storage ",
                            "a step ", "bound by "}) {
-    EXPECT_TRUE(holds(outcome.err, word));
+    EXPECT_TRUE(holds(outcome.out, word));
   }
 }
 
@@ -136,7 +136,7 @@ TEST_F(PlanCommand, ShowsTheTierOfActivationsAndTheBytesThatMove) {
     EXPECT_LE(moved.at(link), event.at("bytes_moved").at(link));
   }
   plan.erase(plan.begin() + 2);
-  EXPECT_TRUE(holds(succeed(plan).err, "spilled  activations of units: 4 storage; up "));
+  EXPECT_TRUE(holds(succeed(plan).out, "spilled  activations of units: 4 storage; up "));
 }
 
 TEST_F(PlanCommand, WritesTheTraceOfTheStep) {

@@ -92,12 +92,11 @@ TEST_F(Train, Fp16ThatAlwaysOverflowsEndsWithOneSentence) {
   EXPECT_TRUE(fs::is_regular_file(path("run/0001/checkpoints/step-00000002/manifest.json")));
 }
 
-TEST_F(Train, PeopleReadTheirLinesOnStderrAndNothingOnStdout) {
-  const ChildOutcome outcome = succeed({"train", "config.toml", "--steps", "2"});
-  EXPECT_EQ(outcome.out, "");
-  const std::vector<std::string> lines = lines_of(outcome.err);
+TEST_F(Train, ThePlanAndTheSummaryAreOnStdoutAndTheStepsOnStderr) {
+  const Words command{"train", "config.toml", "--steps", "2"};
+  const ChildOutcome outcome = succeed(command);
   std::size_t steps = 0;
-  for (const std::string& line : lines) {
+  for (const std::string& line : lines_of(outcome.err)) {
     if (!line.starts_with("step ")) continue;
     ++steps;
     for (const char* word :
@@ -106,11 +105,18 @@ TEST_F(Train, PeopleReadTheirLinesOnStderrAndNothingOnStdout) {
     }
   }
   EXPECT_EQ(steps, 2u);
-  EXPECT_EQ(lines.front(), "device   host device: CPU memory that obeys a GPU's laws");
-  for (const char* word :
-       {"\ndone ", "\ndevice   host device", "\nmemory ", "\nmoved ", "\nweights ", "hash "}) {
-    EXPECT_TRUE(holds(outcome.err, word));
-  }
+  EXPECT_TRUE(outcome.out.starts_with("device "));
+  const Words summary{"\ndone ", "\nmemory ", "\nmoved ", "\nweights ", "hash "};
+  for (const std::string& word : summary) EXPECT_TRUE(holds(outcome.out, word));
+  // Quiet: the same answers, and nothing else.
+  const ChildOutcome quiet = succeed(command + Words{"--quiet"});
+  EXPECT_EQ(quiet.err, "");
+  for (const std::string& word : summary) EXPECT_TRUE(holds(quiet.out, word));
+  // Beside events the answers are notices.
+  const ChildOutcome events = succeed(command + Words{"--json"});
+  EXPECT_EQ(events_of(events, "done").size(), 1u);
+  for (const std::string& word : summary) EXPECT_TRUE(holds(events.err, word));
+  EXPECT_EQ(succeed(command + Words{"--json", "--quiet"}).err, "");
 }
 
 // Step 3 is the traced one: its event has the engine's account of its stalls, which the report

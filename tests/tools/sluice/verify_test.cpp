@@ -29,8 +29,8 @@ TEST_F(Verify, AConfigurationHasOneResultOnAllTiersAndRanks) {
 TEST_F(Verify, WhatCannotRunIsSkippedWithItsReason) {
   const ChildOutcome outcome = succeed({"verify", "config.toml", "--steps", "1", "--set",
                                         "train.accumulate=3", "memory.device=12MiB"});
-  EXPECT_TRUE(holds(outcome.err, "skipped  2 ranks, ZeRO-3: "));
-  EXPECT_TRUE(holds(outcome.err, "train.accumulate is 3"));
+  EXPECT_TRUE(holds(outcome.out, "skipped  2 ranks, ZeRO-3: "));
+  EXPECT_TRUE(holds(outcome.out, "train.accumulate is 3"));
 }
 
 // The ring is outside law 1, and verify says so instead of comparing it with other numbers of ranks.
@@ -38,12 +38,12 @@ TEST_F(Verify, ARingIsNotComparedWithOtherNumbersOfRanks) {
   const ChildOutcome outcome =
       succeed({"verify", "config.toml", "--steps", "1", "--set", "parallel.data=3",
                "parallel.reduction=ring", "train.accumulate=3"});
-  EXPECT_TRUE(holds(outcome.err,
+  EXPECT_TRUE(holds(outcome.out,
                     "skipped  2 ranks, ZeRO-3: parallel.reduction = \"ring\" is "
                     "outside law 1: its bits are those of 3 ranks"))
       << outcome.err;
-  EXPECT_TRUE(holds(outcome.err, "same     every unit recomputed")) << outcome.err;
-  EXPECT_FALSE(holds(outcome.err, "DIFFERS")) << outcome.err;
+  EXPECT_TRUE(holds(outcome.out, "same     every unit recomputed")) << outcome.err;
+  EXPECT_FALSE(holds(outcome.out, "DIFFERS")) << outcome.err;
 }
 
 // A variant that planned its own micro-batches would round otherwise.
@@ -52,9 +52,9 @@ TEST_F(Verify, AllRunsHaveTheMicroBatchesOfTheFirst) {
       run({"verify", "config.toml", "--steps", "2", "--set", "train.micro_batch=auto",
            "train.batch=8", "memory.device=12MiB"});
   EXPECT_EQ(outcome.exit_status, 0) << outcome.err;
-  EXPECT_FALSE(holds(outcome.err, "DIFFERS")) << outcome.err;
-  EXPECT_TRUE(holds(outcome.err, "verify   ")) << outcome.err;
-  EXPECT_TRUE(holds(outcome.err, " compared, ")) << outcome.err;
+  EXPECT_FALSE(holds(outcome.out, "DIFFERS")) << outcome.err;
+  EXPECT_TRUE(holds(outcome.out, "verify   ")) << outcome.err;
+  EXPECT_TRUE(holds(outcome.out, " compared, ")) << outcome.err;
 }
 
 TEST_F(Verify, TheFirstFigureThatDiffersIsNamed) {
