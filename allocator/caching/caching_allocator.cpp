@@ -73,8 +73,7 @@ StreamId CachingAllocator::add_stream(device::Stream& stream, bool movable) {
 }
 
 // Finds the block of an address, without a lock. The caller must own the block.
-Block* CachingAllocator::find_block(const void* data) const {
-  const std::uint64_t address = address_of(data);
+const CachingAllocator::SegmentEntry* CachingAllocator::find_segment(std::uint64_t address) const {
   // The table was published before any address of its segments was allocated. Segments are few.
   const SegmentTable& table = *segments_.load(std::memory_order_acquire);
   auto entry = table.end();
@@ -85,8 +84,19 @@ Block* CachingAllocator::find_block(const void* data) const {
         table.begin(), table.end(), address,
         [](std::uint64_t value, const SegmentEntry& after) { return value < after.base; });
   }
-  if (entry != table.begin() && address - std::prev(entry)->base < std::prev(entry)->bytes) {
-    Block* const block = std::prev(entry)->segment->find_block(address);
+  if (entry == table.begin()) return nullptr;
+  --entry;
+  return address - entry->base < entry->bytes ? &*entry : nullptr;
+}
+
+bool CachingAllocator::holds(const void* data) const {
+  return find_segment(address_of(data)) != nullptr;
+}
+
+Block* CachingAllocator::find_block(const void* data) const {
+  const std::uint64_t address = address_of(data);
+  if (const SegmentEntry* const entry = find_segment(address)) {
+    Block* const block = entry->segment->find_block(address);
     if (block != nullptr) {
       SLUICE_CHECK_MSG(!block->cached && !block->pending, "freed twice");
       return block;

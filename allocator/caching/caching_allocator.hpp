@@ -122,6 +122,8 @@ class CachingAllocator {
   // Tells that `stream` uses the block too. After free() its memory is not reused before the work
   // then queued on `stream` is done.
   void record_use(std::byte* data, StreamId stream);
+  // Whether the address lies in one of the allocator's segments.
+  bool holds(const void* data) const;
   // The size of the block, up to 511 bytes more than requested.
   std::uint64_t block_bytes(const std::byte* data) const;
 
@@ -143,6 +145,13 @@ class CachingAllocator {
  private:
   friend class PageMover;
 
+  struct SegmentEntry {
+    std::uint64_t base;
+    std::uint64_t bytes;
+    const AddressSegment* segment;
+  };
+
+  const SegmentEntry* find_segment(std::uint64_t address) const;  // null: none
   Block* find_block(const void* data) const;
   Block* allocate_from(StreamPool& pool, const AllocationRequest& request, std::uint64_t bytes);
   [[noreturn, gnu::cold]] void refuse(const AllocationRequest& request);
@@ -207,11 +216,6 @@ class CachingAllocator {
 
   // All segments by address, for find_block(). The table is replaced as a whole; old tables are
   // kept until the end, because another thread may read them.
-  struct SegmentEntry {
-    std::uint64_t base;
-    std::uint64_t bytes;
-    const AddressSegment* segment;
-  };
   using SegmentTable = std::vector<SegmentEntry>;
   std::atomic<const SegmentTable*> segments_ = nullptr;
   std::vector<std::unique_ptr<SegmentTable>> segment_tables_ SLUICE_GUARDED_BY(growth_mutex_);

@@ -1,4 +1,4 @@
-// The two functions that PyTorch's CUDAPluggableAllocator calls. They have no handle, so a table of
+// The three functions that PyTorch's CUDAPluggableAllocator calls. They have no handle, so a table of
 // the process says which allocator serves a device. The table, with the log sink, is the library's
 // only global state that a program can change.
 #include <array>
@@ -33,6 +33,16 @@ std::shared_ptr<FrameworkAllocator> attached(int device) {
   TorchTable& of = table();
   const MutexLock lock(of.mutex);
   return of.attached[static_cast<std::size_t>(device)];
+}
+
+// The allocator of a block; null if no attached one has it.
+std::shared_ptr<FrameworkAllocator> holder_of(const void* data) {
+  TorchTable& of = table();
+  const MutexLock lock(of.mutex);
+  for (const std::shared_ptr<FrameworkAllocator>& entry : of.attached) {
+    if (entry != nullptr && entry->holds(data)) return entry;
+  }
+  return nullptr;
 }
 
 void attach(const std::shared_ptr<FrameworkAllocator>& allocator) {
@@ -79,6 +89,23 @@ void* sluice_torch_alloc(ptrdiff_t size, int device, void* stream) {
     data = allocator->allocate(static_cast<std::uint64_t>(size), stream, 0);
   });
   return status == SLUICE_OK ? data : nullptr;
+}
+
+// PyTorch cannot be told of a failure. Memory whose use was not recorded could be overwritten, so it
+// is never reused. A tensor may lie in memory of another library: PyTorch's own allocator, too,
+// records no use of that.
+void sluice_torch_record_stream(void* data, void* stream) {
+  std::shared_ptr<sluice::host::FrameworkAllocator> allocator;
+  const sluice_status status = run_call("sluice_torch_record_stream", [&] {
+    if (data != nullptr) allocator = sluice::capi::holder_of(data);
+    if (allocator != nullptr) allocator->record_use(data, stream);
+  });
+  if (status == SLUICE_OK || allocator == nullptr) return;
+  static_cast<void>(run_call("sluice_torch_record_stream", [&] {
+    allocator->withhold(data);
+    sluice::log(sluice::LogLevel::kWarning,
+                "a use of memory by another stream could not be recorded; it is not reused");
+  }));
 }
 
 // PyTorch cannot be told of a failure. A block is gone if its allocator is.

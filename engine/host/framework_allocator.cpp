@@ -116,7 +116,17 @@ std::byte* FrameworkAllocator::allocate(std::uint64_t bytes, void* native_stream
   }
 }
 
+void FrameworkAllocator::withhold(const void* data) {
+  const MutexLock lock(mutex_);
+  withheld_.insert(data);
+  has_withheld_ = true;
+}
+
 void FrameworkAllocator::free(void* data) {
+  if (has_withheld_) [[unlikely]] {
+    const MutexLock lock(mutex_);
+    if (withheld_.contains(data)) return;
+  }
   auto* const block = static_cast<std::byte*>(data);
   refuse_foreign_block(data, [&] { planning_ ? planning_->free(block) : caching_.free(block); });
 }

@@ -13,6 +13,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "allocator/caching/oom_report.hpp"
@@ -38,9 +39,13 @@ class FrameworkAllocator {
 
   // Throws OutOfMemoryReported, and InputError for a site that intern_site() has not returned.
   std::byte* allocate(std::uint64_t bytes, void* native_stream, std::uint32_t site);
+  // Whether the address lies in memory of this allocator.
+  bool holds(const void* data) const { return caching_.holds(data); }
   // Throw InputError for an address that is no block of this allocator.
   void free(void* data);
   void record_use(void* data, void* native_stream);
+  // Never reuses the block: a free of it does nothing. For a use that could not be recorded.
+  void withhold(const void* data);
   // Returns false if the stream is in use already.
   bool pin_stream(void* native_stream);
   void begin_step();
@@ -79,6 +84,8 @@ class FrameworkAllocator {
   Mutex mutex_;
   std::unordered_map<void*, allocator::StreamId> streams_ SLUICE_GUARDED_BY(mutex_);
   std::unordered_map<std::string, std::uint32_t> sites_ SLUICE_GUARDED_BY(mutex_);
+  std::unordered_set<const void*> withheld_ SLUICE_GUARDED_BY(mutex_);
+  std::atomic<bool> has_withheld_{false};
   std::atomic<std::uint32_t> last_site_{0};
   std::shared_ptr<const PressureCallback> pressure_ SLUICE_GUARDED_BY(mutex_);
   std::shared_ptr<const allocator::OomReport> last_report_ SLUICE_GUARDED_BY(mutex_);

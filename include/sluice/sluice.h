@@ -233,13 +233,17 @@ SLUICE_API sluice_status sluice_allocator_report(sluice_allocator* allocator, in
 
 /* For torch.cuda.memory.CUDAPluggableAllocator and MemPool. Their functions have no handle: they
  * use the allocator that is attached to their device. At most one for each device number (0 to 63);
- * destroying the allocator detaches it. */
+ * destroying the allocator detaches it. PyTorch drops tensor.record_stream() unless its allocator
+ * was given sluice_torch_record_stream by set_record_stream_fn(). */
 /* [any] */
 SLUICE_API sluice_status sluice_torch_attach(sluice_allocator* allocator);
 /* [any] [waits] NULL: no room, or none is attached; torch then raises. */
 SLUICE_API void* sluice_torch_alloc(ptrdiff_t size, int device, void* stream);
 /* [any] Data of a detached allocator are gone already; then this does nothing. */
 SLUICE_API_VOID void sluice_torch_free(void* data, ptrdiff_t size, int device, void* stream);
+/* [any] `stream` uses the data too: once freed, they are not reused before that work is done. Data
+ * of no attached allocator: nothing happens. */
+SLUICE_API_VOID void sluice_torch_record_stream(void* data, void* stream);
 
 /* ---- Session: gradients and optimizer state of a model, on the tiers ------------------------- */
 

@@ -27,6 +27,9 @@ def __getattr__(name):
     if name in ("offload", "restore", "status"):
         from . import _offload
         return getattr(_offload, name)
+    if name == "Allocator":
+        from ._allocator import Allocator
+        return Allocator
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -81,6 +81,16 @@ class Usage(Struct):
                 ("live_by_category", c_uint64 * 7)]
 
 
+class AllocatorOptions(Struct):
+    _fields_ = [("struct_size", c_uint32), ("planned", c_int32), ("recorded_events", c_uint64)]
+
+
+class AllocatorStats(Struct):
+    _fields_ = [("struct_size", c_uint32), ("reserved", c_uint32)] + [(name, c_uint64) for name in (
+        "live_bytes", "peak_live_bytes", "reserved_bytes", "peak_reserved_bytes", "allocations", "frees",
+        "planned_allocations", "remapped_pages")]
+
+
 class SessionOptions(Struct):
     _fields_ = [("struct_size", c_uint32), ("state", c_int32), ("commit_path", c_char_p)]
 
@@ -134,6 +144,10 @@ FUNCTIONS = {
     "sluice_error": [POINTER(ErrorInfo)],
     "sluice_engine_create": [POINTER(EngineOptions), POINTER(HANDLE)],
     "sluice_engine_usage": [HANDLE, c_int32, POINTER(Usage)],
+    "sluice_allocator_create": [HANDLE, POINTER(AllocatorOptions), POINTER(HANDLE)],
+    "sluice_allocator_step": [HANDLE],
+    "sluice_allocator_get_stats": [HANDLE, POINTER(AllocatorStats)],
+    "sluice_torch_attach": [HANDLE],
     "sluice_session_create": [HANDLE, POINTER(SessionOptions), POINTER(HANDLE)],
     "sluice_add_group": [HANDLE, POINTER(GroupOptions), POINTER(c_uint32)],
     "sluice_set_group": [HANDLE, c_uint32, POINTER(GroupOptions)],
@@ -170,7 +184,7 @@ FUNCTIONS = {
     "sluice_pager_write": [HANDLE, c_uint32, c_uint64, c_void_p, c_uint64],
     "sluice_pager_get_stats": [HANDLE, POINTER(PagerStats)],
 }
-DESTROYS = ("sluice_engine_destroy", "sluice_session_destroy", "sluice_pager_destroy")
+DESTROYS = ("sluice_engine_destroy", "sluice_allocator_destroy", "sluice_session_destroy", "sluice_pager_destroy")
 
 
 def load_vendored(folder):

@@ -8,6 +8,7 @@ autograd, optimizers and MemPool are real, so the calls are those of real steps.
     alone    a CUDAPluggableAllocator over Sluice's allocator
     planned  the same, with steps that are planned
     pool     PyTorch's allocator takes its segments from Sluice's, by a MemPool
+    late     tensors that a side stream still reads, by record_stream(), when they are freed
 
 Prints the bytes that each way reserved for the same steps. Nothing is claimed of a GPU. DIRECTORY keeps the counting
 libraries.
@@ -24,44 +25,16 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RECORDER = ROOT / "tests" / "support" / "record_snapshots"
-WAYS = ("native", "alone", "planned", "pool")
+WAYS = ("native", "alone", "planned", "pool", "late")
 STEPS = 8
 MIB = 1 << 20
-LIBRARY = os.environ.get("SLUICE_LIBRARY", "libsluice.so.1")
 
 
-class AllocatorOptions(ctypes.Structure):
-    _fields_ = [("struct_size", ctypes.c_uint32), ("planned", ctypes.c_int32), ("recorded_events", ctypes.c_uint64)]
-
-
-class AllocatorStats(ctypes.Structure):
-    _fields_ = [("struct_size", ctypes.c_uint32), ("reserved", ctypes.c_uint32)] + [
-        (name, ctypes.c_uint64) for name in (
-            "live_bytes", "peak_live_bytes", "reserved_bytes", "peak_reserved_bytes", "allocations", "frees",
-            "planned_allocations", "remapped_pages")]
-
-
-class Allocator:
-    """Sluice's allocator on the counting device, attached for PyTorch."""
-
-    def __init__(self, planned):
-        sys.path.insert(0, str(ROOT / "python"))
-        import sluice
-        from sluice import _library
-        self.call = _library.call
-        self.engine = sluice.Engine("cuda:0", device_bytes=1 << 30, pinned_bytes=MIB)
-        self.handle = ctypes.c_void_p()
-        options = AllocatorOptions(ctypes.sizeof(AllocatorOptions), planned, 0)
-        self.call("sluice_allocator_create", self.engine._handle, ctypes.byref(options), ctypes.byref(self.handle))
-        self.call("sluice_torch_attach", self.handle)
-
-    def step(self):
-        self.call("sluice_allocator_step", self.handle)
-
-    def stats(self):
-        stats = AllocatorStats(ctypes.sizeof(AllocatorStats))
-        self.call("sluice_allocator_get_stats", self.handle, ctypes.byref(stats))
-        return {name: getattr(stats, name) for name, _ in AllocatorStats._fields_[2:]}
+def make_allocator(planned):
+    """Sluice's allocator on the counting device."""
+    sys.path.insert(0, str(ROOT / "python"))
+    import sluice
+    return sluice.Allocator(sluice.Engine("cuda:0", device_bytes=1 << 30, pinned_bytes=MIB), planned=planned)
 
 
 def train(step_begins):
@@ -85,23 +58,52 @@ def native_figures(torch):
             "peak_live_bytes": stats["requested_bytes.all.peak"], "segments": stats["segment.all.allocated"]}
 
 
+def read_late(torch):
+    """Frees tensors of several sizes while a side stream still reads them, then allocates as much on the first stream.
+    Counts the new tensors over old bytes that do not wait for the side stream, and those over old bytes after it."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    driver.counting_hold.argtypes = [ctypes.c_void_p, ctypes.c_int]
+    side = torch.cuda.Stream()
+    torch.empty(1, device="cuda")
+    figures = {"too_early": 0, "afterwards": 0}
+    sizes = [512, 100_000, 3 * MIB, 70 * MIB]
+    for size in sizes:
+        tensor = torch.empty(size, dtype=torch.uint8, device="cuda")
+        address = tensor.data_ptr()
+        driver.counting_hold(side.cuda_stream, 1)
+        with torch.cuda.stream(side):
+            tensor.sum()
+        tensor.record_stream(side)
+        del tensor
+        waits = driver.counting_unfinished_waits()
+        meanwhile = torch.empty(size, dtype=torch.uint8, device="cuda")
+        waits = driver.counting_unfinished_waits() - waits
+        figures["too_early"] += meanwhile.data_ptr() == address and waits == 0
+        driver.counting_hold(side.cuda_stream, 0)
+        del meanwhile
+        found = [torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(4)]
+        figures["afterwards"] += address in [one.data_ptr() for one in found]
+    return figures | {"sizes": len(sizes)}
+
+
 def work(way):
     """A way's process: prints its figures."""
     sys.path.insert(0, str(RECORDER))
     import torch
-    allocator = None if way == "native" else Allocator(int(way == "planned"))
-    door = None if allocator is None else torch.cuda.memory.CUDAPluggableAllocator(
-        LIBRARY, "sluice_torch_alloc", "sluice_torch_free")
-    if way == "native":
+    allocator = None if way == "native" else make_allocator(way == "planned")
+    if way == "late":
+        torch.cuda.memory.change_current_allocator(allocator.pluggable)
+        figures = read_late(torch)
+    elif way == "native":
         train(lambda: None)
         figures = native_figures(torch)
     elif way == "pool":
-        pool = torch.cuda.MemPool(door.allocator())
+        pool = torch.cuda.MemPool(allocator.pluggable.allocator())
         with torch.cuda.use_mem_pool(pool):
             train(lambda: None)
             figures = allocator.stats() | {"torch": native_figures(torch)}
     else:
-        torch.cuda.memory.change_current_allocator(door)
+        torch.cuda.memory.change_current_allocator(allocator.pluggable)
         train(allocator.step)
         figures = allocator.stats()
     if torch.cuda.get_device_name() != "counting device":
@@ -156,6 +158,8 @@ class AllocatorDoor(unittest.TestCase):
         cls.found = run_ways(pathlib.Path(sys.argv[1]) / "allocator_door")
         print(f"{'way':<8} {'allocations':>11} {'planned':>8} {'peak live':>12} {'peak reserved':>13}")
         for way, figures in cls.found.items():
+            if way == "late":
+                continue
             print(f"{way:<8} {figures['allocations']:>11} {figures.get('planned_allocations', 0):>8} "
                   f"{figures['peak_live_bytes'] / MIB:>8.1f} MiB {figures['peak_reserved_bytes'] / MIB:>9.1f} MiB")
 
@@ -178,6 +182,11 @@ class AllocatorDoor(unittest.TestCase):
         # Backward passes have a thread of their own, which no MemPool reaches.
         self.assertGreater(pool["live_bytes"], self.found["native"]["peak_reserved_bytes"] // 2)
         self.assertEqual(pool["reserved_bytes"] - pool["live_bytes"], 0)
+
+    def test_a_block_waits_for_the_streams_that_record_stream_names(self):
+        late = self.found["late"]
+        self.assertEqual(late["too_early"], 0)
+        self.assertEqual(late["afterwards"], late["sizes"])
 
     def test_reserved_bytes_are_as_few(self):
         self.assertLess(self.found["alone"]["peak_reserved_bytes"], 1.05 * self.found["native"]["peak_reserved_bytes"])

@@ -199,26 +199,45 @@ static void test_wrong_use(const char* folder) {
   destroy_stream(queue);
 }
 
+/* The calls that PyTorch makes for a tensor, and those of a program with a handle. */
+static void* lend(sluice_allocator* allocator, uint64_t bytes, const sluice_stream* stream,
+                  int for_torch) {
+  void* data = NULL;
+  if (for_torch) return sluice_torch_alloc((ptrdiff_t)bytes, 0, stream->native);
+  EXPECT(SLUICE_OK, sluice_alloc(allocator, bytes, stream, 0, &data));
+  return data;
+}
+static void record_use(sluice_allocator* allocator, void* data, const sluice_stream* stream,
+                       int for_torch) {
+  if (for_torch) {
+    sluice_torch_record_stream(data, stream->native);
+  } else {
+    EXPECT(SLUICE_OK, sluice_record_use(allocator, data, stream));
+  }
+}
+
 /* A block that another stream of the program still reads is not overwritten: the next request has no
  * other memory, so work on it waits for that stream, though the block is freed and belongs to the
  * stream that asks. */
-static void test_streams(void) {
+static void test_streams(int for_torch) {
   enum { BYTES = 3 << 20, ROUNDS = 8 };
   const sluice_stream first = make_stream(), second = make_stream();
   sluice_engine* engine = make_engine(4 * MIB);
   sluice_allocator* allocator = make_allocator(engine, 0, 0);
   unsigned char* seen = make_results(BYTES);
   int round, i;
+  if (for_torch) EXPECT(SLUICE_OK, sluice_torch_attach(allocator));
   for (round = 0; round < ROUNDS; ++round) {
-    void* data = NULL;
+    void* data = lend(allocator, BYTES, &first, for_torch);
     int wrong = 0;
-    EXPECT(SLUICE_OK, sluice_alloc(allocator, BYTES, &first, 0, &data));
+    CHECK(data != NULL);
     queue_fill(data, round + 1, BYTES, first);
     finish_stream(first);
     queue_read(seen, data, BYTES, second);
-    EXPECT(SLUICE_OK, sluice_record_use(allocator, data, &second));
+    record_use(allocator, data, &second, for_torch);
     EXPECT(SLUICE_OK, sluice_free(allocator, data));
-    EXPECT(SLUICE_OK, sluice_alloc(allocator, BYTES, &first, 0, &data));
+    data = lend(allocator, BYTES, &first, for_torch);
+    CHECK(data != NULL);
     queue_fill(data, 0xee, BYTES, first);
     finish_stream(second);
     for (i = 0; i < BYTES; ++i) wrong += seen[i] != round + 1;
@@ -364,6 +383,9 @@ static void test_torch(void) {
   CHECK(sluice_torch_alloc(1024, -1, NULL) == NULL);
   CHECK(sluice_torch_alloc(-1, 0, NULL) == NULL);
   CHECK(sluice_torch_alloc(1 << 30, 0, NULL) == NULL);
+  sluice_torch_record_stream(data, NULL);
+  sluice_torch_record_stream(&stats, NULL); /* memory of another library */
+  sluice_torch_record_stream(NULL, NULL);
   EXPECT(SLUICE_OK, sluice_allocator_get_stats(allocator, &stats));
   CHECK(stats.allocations == 1);
   sluice_torch_free(data, 1024, 0, NULL);
@@ -415,7 +437,8 @@ int main(int argc, char** argv) {
   test_null();
   test_wrong_options();
   test_wrong_use(folder);
-  test_streams();
+  test_streams(0);
+  test_streams(1);
   test_order();
   test_out_of_memory();
   test_usage();

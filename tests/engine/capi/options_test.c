@@ -85,7 +85,7 @@ static void test_streams(void) {
   sluice_error_info info = SLUICE_ERROR_INFO_INIT;
   sluice_allocator* allocator = NULL;
   sluice_stream stream = {SLUICE_DEVICE_CPU, 0, NULL};
-  void* data = NULL;
+  void *data = NULL, *other = NULL;
   uintptr_t i;
   EXPECT(SLUICE_OK, sluice_allocator_create(engine, &options, &allocator));
   EXPECT(SLUICE_OK, sluice_alloc(allocator, 512, NULL, 0, &data));
@@ -97,6 +97,12 @@ static void test_streams(void) {
   EXPECT(SLUICE_E_LIMIT, sluice_record_use(allocator, data, &stream));
   EXPECT(SLUICE_OK, sluice_error(&info));
   CHECK(strstr(info.message, "1024 streams") != NULL);
+  /* PyTorch cannot be refused: memory whose use is not recorded is never reused. */
+  EXPECT(SLUICE_OK, sluice_torch_attach(allocator));
+  other = sluice_torch_alloc(512, 0, NULL);
+  sluice_torch_record_stream(other, stream.native);
+  sluice_torch_free(other, 512, 0, NULL);
+  for (i = 0; i < 64; ++i) CHECK(sluice_torch_alloc(512, 0, NULL) != other);
   stream.native = (void*)(uintptr_t)7;
   EXPECT(SLUICE_OK, sluice_record_use(allocator, data, &stream));
   EXPECT(SLUICE_OK, sluice_free(allocator, data));

@@ -162,7 +162,7 @@ static sluice_status call_report(void** a) {
 static sluice_status call_attach(void** a) {
   return sluice_torch_attach(a[0]);
 }
-/* Both have no status of their own. */
+/* The three have no status of their own. */
 static sluice_status call_torch(void** a) {
   sluice_error_info info = SLUICE_ERROR_INFO_INIT;
   void* data = sluice_torch_alloc(512, 0, NULL);
@@ -171,6 +171,7 @@ static sluice_status call_torch(void** a) {
     EXPECT(SLUICE_OK, sluice_error(&info));
     return info.status;
   }
+  sluice_torch_record_stream(data, NULL);
   sluice_torch_free(data, 512, 0, NULL);
   return SLUICE_OK;
 }
@@ -395,6 +396,7 @@ static const struct row rows[] = {
     PLAIN(sluice_torch_attach, "A", call_attach),
     PLAIN(sluice_torch_alloc, "", call_torch),
     PLAIN(sluice_torch_free, "", call_torch),
+    PLAIN(sluice_torch_record_stream, "", call_torch),
     STRUCT(sluice_session_create, "Eio", call_session_create, session_options),
     PLAIN(sluice_session_destroy, "", call_destroys),
     STRUCT(sluice_add_group, "Oio", call_add_group, group_options),

@@ -8,7 +8,8 @@
 //   The lowest range of addresses that fits is taken, by 2 MiB, or the highest with
 //   COUNTING_PLACE=descending. There is one device, of compute capability 8.0.
 // - Reads from the device give zeros. Copies between host buffers copy.
-// - Streams and events are names; an event has passed as soon as it is recorded.
+// - Streams and events are names; an event has passed as soon as it is recorded, unless a test holds
+//   the work of its stream back (counting_hold, which the driver's library has).
 // - build_libraries.py makes every other function that PyTorch needs to find: it succeeds where it
 //   has nothing to do (SUCCEED there), or fails with "not supported".
 //

@@ -2,7 +2,10 @@
 // the device does.
 #include <cuda.h>
 
+#include <atomic>
 #include <cstdio>
+#include <mutex>
+#include <set>
 #include <type_traits>
 
 #include "tests/support/record_snapshots/counting_memory.hpp"
@@ -18,9 +21,36 @@ CUresult answer(T* result, std::type_identity_t<T> value) {
   return CUDA_SUCCESS;
 }
 
+// Streams whose work does not end for now, and the events that were recorded on them meanwhile.
+std::mutex held_mutex;
+std::set<CUstream> held_streams;
+std::set<CUevent> unfinished_events;
+std::atomic<int> unfinished_waits{0};
+
+bool is_unfinished(CUevent event) {
+  const std::lock_guard lock(held_mutex);
+  return unfinished_events.contains(event);
+}
+
 }  // namespace
 
 extern "C" {
+
+// For tests, beside the driver's own functions. held: 1 or 0. When no stream is held, all work is
+// done.
+void counting_hold(CUstream stream, int held) {
+  const std::lock_guard lock(held_mutex);
+  if (held == 1) {
+    held_streams.insert(stream);
+  } else {
+    held_streams.erase(stream);
+  }
+  if (held_streams.empty()) unfinished_events.clear();
+}
+// Calls that made a stream wait for an event that had not passed.
+int counting_unfinished_waits() {
+  return unfinished_waits;
+}
 
 // Memory. Mappings need no account: addresses and blocks have theirs.
 CUresult cuMemAddressReserve(CUdeviceptr* address, std::size_t bytes, std::size_t, CUdeviceptr,
@@ -174,7 +204,8 @@ CUresult cuStreamDestroy(CUstream) {
 CUresult cuStreamQuery(CUstream) {
   return CUDA_SUCCESS;
 }
-CUresult cuStreamWaitEvent(CUstream, CUevent, unsigned) {
+CUresult cuStreamWaitEvent(CUstream, CUevent event, unsigned) {
+  if (is_unfinished(event)) ++unfinished_waits;
   return CUDA_SUCCESS;
 }
 CUresult cuEventCreate(CUevent* event, unsigned) {
@@ -183,11 +214,17 @@ CUresult cuEventCreate(CUevent* event, unsigned) {
 CUresult cuEventDestroy(CUevent) {
   return CUDA_SUCCESS;
 }
-CUresult cuEventRecord(CUevent, CUstream) {
+CUresult cuEventRecord(CUevent event, CUstream stream) {
+  const std::lock_guard lock(held_mutex);
+  if (held_streams.contains(stream)) {
+    unfinished_events.insert(event);
+  } else {
+    unfinished_events.erase(event);
+  }
   return CUDA_SUCCESS;
 }
-CUresult cuEventQuery(CUevent) {
-  return CUDA_SUCCESS;
+CUresult cuEventQuery(CUevent event) {
+  return is_unfinished(event) ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
 }
 // Sluice asks for the first version, which <cuda.h> of CUDA 13 no longer declares.
 #undef cuEventElapsedTime
