@@ -65,20 +65,20 @@ FrameworkAllocator::FrameworkAllocator(std::shared_ptr<HostEngine> engine,
 // Streams are few and rarely new, so one lock serves all threads.
 allocator::StreamId FrameworkAllocator::stream_id(void* native, bool movable, bool* is_new) {
   const MutexLock lock(mutex_);
-  const auto found = streams_.find(native);
-  if (is_new != nullptr) *is_new = found == streams_.end();
-  if (found != streams_.end()) return found->second;
-  if (streams_.size() == allocator::CachingAllocator::kMaxStreams) {
+  const auto found = streams_.ids.find(native);
+  if (is_new != nullptr) *is_new = found == streams_.ids.end();
+  if (found != streams_.ids.end()) return found->second;
+  if (streams_.ids.size() == allocator::CachingAllocator::kMaxStreams) {
     throw LimitReached("an allocator serves at most " +
                        std::to_string(allocator::CachingAllocator::kMaxStreams) +
                        " streams, and it has been given as many");
   }
-  wrappers_.push_back(engine_->device().wrap_stream(
-      native, "host program's stream " + std::to_string(wrappers_.size())));
-  device::Stream& stream = *wrappers_.back();
+  streams_.wrappers.push_back(engine_->device().wrap_stream(
+      native, "host program's stream " + std::to_string(streams_.wrappers.size())));
+  device::Stream& stream = *streams_.wrappers.back();
   const allocator::StreamId id =
       planning_ ? planning_->add_stream(stream, movable) : caching_.add_stream(stream, movable);
-  streams_.emplace(native, id);
+  streams_.ids.emplace(native, id);
   return id;
 }
 
@@ -116,17 +116,8 @@ std::byte* FrameworkAllocator::allocate(std::uint64_t bytes, void* native_stream
   }
 }
 
-void FrameworkAllocator::withhold(const void* data) {
-  const MutexLock lock(mutex_);
-  withheld_.insert(data);
-  has_withheld_ = true;
-}
-
 void FrameworkAllocator::free(void* data) {
-  if (has_withheld_) [[unlikely]] {
-    const MutexLock lock(mutex_);
-    if (withheld_.contains(data)) return;
-  }
+  if (withheld_.holds(data)) return;
   auto* const block = static_cast<std::byte*>(data);
   refuse_foreign_block(data, [&] { planning_ ? planning_->free(block) : caching_.free(block); });
 }

@@ -29,6 +29,28 @@ struct FrameworkAllocatorOptions {
   std::size_t recorded_events = 0;
 };
 
+// Blocks that are never reused, because a use of theirs is not known. Thread-safe; reading an empty
+// set takes no lock.
+class WithheldBlocks {
+ public:
+  void add(const void* block) {
+    const MutexLock lock(mutex_);
+    blocks_.insert(block);
+    is_empty_ = false;
+  }
+  bool holds(const void* block) {
+    if (is_empty_) [[likely]]
+      return false;
+    const MutexLock lock(mutex_);
+    return blocks_.contains(block);
+  }
+
+ private:
+  Mutex mutex_;
+  std::unordered_set<const void*> blocks_ SLUICE_GUARDED_BY(mutex_);
+  std::atomic<bool> is_empty_{true};
+};
+
 class FrameworkAllocator {
  public:
   // Called when a request finds no room; true: try again. No lock is held.
@@ -45,7 +67,7 @@ class FrameworkAllocator {
   void free(void* data);
   void record_use(void* data, void* native_stream);
   // Never reuses the block: a free of it does nothing. For a use that could not be recorded.
-  void withhold(const void* data);
+  void withhold(const void* data) { withheld_.add(data); }
   // Returns false if the stream is in use already.
   bool pin_stream(void* native_stream);
   void begin_step();
@@ -76,16 +98,17 @@ class FrameworkAllocator {
   const std::shared_ptr<HostEngine> engine_;
   allocator::PagePool pages_;
   std::unique_ptr<record::MemoryRecorder> recorder_;  // null: none
-  // Outlive the allocators.
-  std::vector<std::unique_ptr<device::Stream>> wrappers_ SLUICE_GUARDED_BY(mutex_);
+  struct NativeStreams {
+    std::vector<std::unique_ptr<device::Stream>> wrappers;
+    std::unordered_map<void*, allocator::StreamId> ids;
+  };
+  NativeStreams streams_ SLUICE_GUARDED_BY(mutex_);  // outlive the allocators
   allocator::CachingAllocator caching_;
   std::unique_ptr<allocator::PlanningAllocator> planning_;  // null: none
 
   Mutex mutex_;
-  std::unordered_map<void*, allocator::StreamId> streams_ SLUICE_GUARDED_BY(mutex_);
   std::unordered_map<std::string, std::uint32_t> sites_ SLUICE_GUARDED_BY(mutex_);
-  std::unordered_set<const void*> withheld_ SLUICE_GUARDED_BY(mutex_);
-  std::atomic<bool> has_withheld_{false};
+  WithheldBlocks withheld_;
   std::atomic<std::uint32_t> last_site_{0};
   std::shared_ptr<const PressureCallback> pressure_ SLUICE_GUARDED_BY(mutex_);
   std::shared_ptr<const allocator::OomReport> last_report_ SLUICE_GUARDED_BY(mutex_);
