@@ -91,7 +91,9 @@ void choose_slots(const std::vector<PagedUnit>& units, const PagerOptions& optio
                   std::uint64_t slot_bytes, std::uint64_t budget_bytes, PagerPlan& plan) {
   std::uint64_t all = 0, largest = 0;
   std::string name;
+  bool has_state = false;  // a pager may have state alone
   for (const PagedUnit& unit : units) {
+    has_state = has_state || unit.bytes_of(PagedPart::kState) > 0;
     const std::uint64_t slots = ceil_div(unit.bytes_of(PagedPart::kWeight), slot_bytes);
     all += slots;
     if (slots > largest) {
@@ -99,7 +101,7 @@ void choose_slots(const std::vector<PagedUnit>& units, const PagerOptions& optio
       name = unit.name;
     }
   }
-  if (all == 0) throw InputError("no unit has a weight: there is nothing to bring to the device");
+  if (all == 0 && !has_state) throw InputError("no unit has a tensor: there is nothing to move");
   const std::uint64_t budget =
       options.window_bytes == 0 ? budget_bytes : std::min(budget_bytes, options.window_bytes);
   if (largest * slot_bytes > budget) {

@@ -22,9 +22,12 @@ RULES = {"adamw": 0, "adam": 1, "sgd": 2, "lion": 3}
 KINDS = {"weight": 0, "gradient": 1, "master": 2, "moment1": 3, "moment2": 4, "moment1_scale": 5, "moment2_scale": 6}
 
 
+_OF_TORCH = ("offload", "restore", "status")
+
+
 def __getattr__(name):
     # These need PyTorch, so they are imported when somebody uses them.
-    if name in ("offload", "restore", "status"):
+    if name in _OF_TORCH:
         from . import _offload
         return getattr(_offload, name)
     if name == "Allocator":
@@ -33,10 +36,17 @@ def __getattr__(name):
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+def __dir__():
+    return sorted({*globals(), *_OF_TORCH})
+
+
 def version():
     """The version of the loaded library: "1.0.0"."""
     number = _library.LIBRARY.sluice_version()
     return f"{number >> 16}.{number >> 8 & 255}.{number & 255}"
+
+
+__version__ = version()
 
 
 class Engine(Handle):

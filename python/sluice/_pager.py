@@ -4,7 +4,7 @@ import ctypes
 from . import _library
 from ._library import call
 
-PLACES = {"auto": 0, "pinned": 1, "storage": 2}
+PLACES = {"auto": 0, "pinned": 1, "storage": 2, "cpu": 1, "nvme": 2}
 WEIGHT, STATE = 0, 1
 
 

@@ -6,16 +6,20 @@ is about to run, or a node reads a tensor that was saved over a window (_saved.p
 
 Autograd runs nodes in the reverse order of their making. A call of a unit is an interval of the forward pass, which
 has ended in backward when an earlier call begins there. Recomputation by torch.utils.checkpoint is a forward pass
-inside backward.
+inside backward, and so is the code of a custom Function that runs modules. A backward pass around it still holds the
+unit that it was at. If memory is short, that unit leaves and comes back before the outer pass goes on. So no nesting
+of recomputation needs more windows than the modules that are inside each other, which offload() has counted.
 """
+import collections
 import sys
 import threading
 import weakref
 
 import torch
 
-from ._library import InputError
+from ._library import InputError, OutOfMemory
 from ._saved import SavedTensors, tensors_of, with_copies
+from ._units import window_bytes
 
 _graph_task = torch._C._current_graph_task_id  # -1 outside of backward
 
@@ -42,6 +46,24 @@ class Hook:
         return _Idle, ()
 
 
+class _Uncounted(collections.OrderedDict):
+    """A module's hooks. Its length is the number of those that are not ours."""
+
+    def __len__(self):
+        return sum(not isinstance(hook, Hook) for hook in self.values())
+
+    def __bool__(self):
+        return any(True for _ in self)
+
+
+def _is_plain_embedding(module):
+    """Whether the module's backward pass surely does not read its weight. A hook may compute with the weight, as the
+    older spectral_norm() does."""
+    hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+    return (type(module) is torch.nn.Embedding and "forward" not in module.__dict__
+            and all(isinstance(hook, Hook) for hook in hooks))
+
+
 class _Call:
     """A forward pass of one unit: an interval of the count of such events."""
 
@@ -49,12 +71,33 @@ class _Call:
         self.unit, self.begin, self.end = unit, begin, None
 
 
+class _Held:
+    """Calls whose units a backward pass holds."""
+
+    def __init__(self):
+        self.calls, self.is_open = [], True
+        self.suspended = []  # (_Held, call) of backward passes around it
+
+
 class _Entry:
     """A module in its forward pass."""
 
     def __init__(self, module):
         self.module, self.calls, self.saved = module, [], None
+        self.suspended = []  # (_Held, call) of backward passes around it
         self.thread = threading.get_ident()
+        self._hooks = None
+
+    def hide_hooks(self):
+        """TransformerEncoderLayer counts hooks, and takes another path with other last bits if there are some."""
+        module = self.module
+        self._hooks = module._forward_pre_hooks, module._forward_hooks
+        module._forward_pre_hooks, module._forward_hooks = (_Uncounted(hooks) for hooks in self._hooks)
+
+    def show_hooks(self):
+        if self._hooks is not None:
+            self.module._forward_pre_hooks, self.module._forward_hooks = self._hooks
+            self._hooks = None
 
     def is_live(self, times=1):
         """Whether its call is on the thread's stack still: an interrupt leaves it without a sign. Names of compiled
@@ -91,7 +134,8 @@ class Passes:
         self.is_stale = False     # weights were written since the pass began
         self._stack = []          # entries, the innermost last
         self._inside = {}         # unit: its uses in progress, forward and backward
-        self._held = {}           # graph task: calls in their backward pass
+        self._held = {}           # graph task: _Held
+        self._window_bytes = [window_bytes(unit) for unit in found]
         self._handles = []
         of_module = {}
         for number, unit in enumerate(found):
@@ -103,17 +147,15 @@ class Passes:
         self._guard(model)
 
     def _add_hooks(self, module, numbers, places):
-        # The embedding's backward pass does not read its weight.
-        reads = bool(numbers) and type(module) is not torch.nn.Embedding
         spans = tuple(self._units[number].span for number in numbers)
 
         def enter(module, arguments):
             for unit, of_unit in places:
                 unit.check_places(of_unit)
-            self._enter(module, numbers, spans if reads else ())
+            self._enter(module, numbers, spans)
 
         def leave(module, arguments, output=None):
-            return self._leave(module, output, arguments, spans, reads)
+            return self._leave(module, output, arguments, spans, bool(numbers) and not _is_plain_embedding(module))
         self._handles += [
             module.register_forward_pre_hook(Hook(enter, module, self._owner), prepend=True),
             module.register_forward_hook(Hook(leave, module, self._owner), always_call=True)]
@@ -155,12 +197,14 @@ class Passes:
             self._end_entry(self._stack.pop())
 
     def _end_entry(self, entry):
+        entry.show_hooks()
         if entry.saved is not None:
             entry.saved.leave()
         for call in reversed(entry.calls):
             self._clock += 1
             call.end = self._clock
             self._end_use(call.unit)
+        self._resume(entry.suspended)
 
     def _check_stack(self, module):
         """Leftovers of an interrupted pass go; another thread's pass does not."""
@@ -182,8 +226,10 @@ class Passes:
                 self._begin_pass()
         entry = _Entry(module)
         self._stack.append(entry)
+        if isinstance(module, torch.nn.TransformerEncoderLayer):
+            entry.hide_hooks()
         for number in numbers:
-            self._acquire(number)
+            self._bring(number, self._held.values(), entry.suspended)
             self._clock += 1
             entry.calls.append(_Call(number, self._clock))
             self._begin_use(number, module.training)
@@ -198,6 +244,41 @@ class Passes:
         if self.is_stale:
             self._begin_pass()
         self._pager.acquire(number)
+
+    def _bring(self, number, around, suspended):
+        """Acquires a unit. If windows are short, the units of `around`, backward passes in which this recomputation
+        or backward pass runs, leave theirs until it ends: none of their code runs meanwhile."""
+        try:
+            return self._acquire(number)
+        except OutOfMemory as error:
+            for held in around:
+                for call in held.calls[:]:
+                    held.calls.remove(call)
+                    self._end_use(call.unit)
+                    suspended.append((held, call))
+            try:
+                return self._acquire(number)
+            except OutOfMemory:
+                raise self._too_small(number, error) from None
+
+    def _too_small(self, number, error):
+        used = dict.fromkeys([*self._inside, number])
+        names = ", ".join(f"'{self._units[unit].name}'" for unit in used)
+        needed = sum(self._window_bytes[unit] for unit in used)
+        refused = OutOfMemory(f"the units {names} are in use at once, though no module has another's inside, and their "
+                              f"windows have {needed} bytes; set device to {needed} or more")
+        refused.requested_bytes, refused.available_bytes, refused.tier = (
+            error.requested_bytes, error.available_bytes, error.tier)
+        return refused
+
+    def _resume(self, suspended):
+        """The windows that _bring() has taken, before code runs that may read them."""
+        while suspended:
+            held, call = suspended.pop()
+            if held.is_open:
+                self._acquire(call.unit)
+                held.calls.append(call)
+                self._begin_use(call.unit)
 
     def _begin_use(self, number, trains=True):
         self._inside[number] = self._inside.get(number, 0) + 1
@@ -250,17 +331,22 @@ class Passes:
         held = self._held.get(task)
         if held is None:
             torch.autograd.Variable._execution_engine.queue_callback(_Task(self, task))
-            held = self._held[task] = []
+            held = self._held[task] = _Held()
         for call in calls:
-            if call in held or call.end is None:
+            if call in held.calls or call.end is None:
                 continue
-            for other in [other for other in held if other.begin >= call.end]:
-                held.remove(other)
+            for other in [other for other in held.calls if other.begin >= call.end]:
+                held.calls.remove(other)
                 self._end_use(other.unit)
-            self._acquire(call.unit)
-            held.append(call)
+            self._bring(call.unit, [other for other in self._held.values() if other is not held], held.suspended)
+            held.calls.append(call)
             self._begin_use(call.unit)
 
     def _release_task(self, task):
-        for call in self._held.pop(task, ()):
+        held = self._held.pop(task, None)
+        if held is None:
+            return
+        held.is_open = False
+        for call in held.calls:
             self._end_use(call.unit)
+        self._resume(held.suspended)

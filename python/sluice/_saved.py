@@ -94,17 +94,28 @@ def with_copies(output, spans, name):
         return None
     copied = _copied(output, spans)
     if any(_is_window(tensor, spans) for tensor in tensors_of(copied)):
-        raise InputError(f"the forward pass of '{name}' returns a view of its weight, which leaves with the pass; "
-                         "return view.clone()")
+        raise InputError(f"the forward pass of '{name}' returns a view of its weight in an object, and the view leaves with "
+                         "the pass; return view.clone()")
     return copied
+
+
+class _CopyOfView(torch.autograd.Function):
+    """Clones the memory from the view's first element to its last, so that strides with gaps or of 0 stay."""
+
+    @staticmethod
+    def forward(context, view):
+        count = 1 + sum((size - 1) * stride for size, stride in zip(view.size(), view.stride())) if view.numel() else 0
+        memory = view.as_strided((count,), (1,)).clone()
+        return view.new_empty(0).set_(memory.untyped_storage(), 0, view.size(), view.stride())
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient
 
 
 def _copied(value, spans):
     if isinstance(value, torch.Tensor):
-        if not _is_window(value, spans):
-            return value
-        copy = value.clone()
-        return copy if copy.stride() == value.stride() else value
+        return _CopyOfView.apply(value) if _is_window(value, spans) else value
     if type(value) in (list, tuple):
         return type(value)(_copied(item, spans) for item in value)
     if type(value) is dict:

@@ -2,7 +2,8 @@
 
 Between passes such a parameter has no memory of its own. It keeps its identity, shape, dtype and gradient.
 Outside autograd every operation on it reads the true value, and an operation in place writes it back, through views,
-too; detach() gives a copy. Inside autograd a use outside its module's pass is refused: the gradient would be lost.
+too. Inside autograd a use outside its module's pass is refused: the gradient would be lost. detach(), and so
+state_dict(), gives a copy that is read and saved like any tensor. A write to the copy would be lost, so it raises.
 """
 import weakref
 
@@ -25,9 +26,13 @@ _PASSED = ({getattr(_TENSOR, name).__get__ for name in _PROPERTIES if hasattr(_T
            | {_TENSOR.grad.__set__, _TENSOR.grad.__delete__, _TENSOR.requires_grad.__set__, _TENSOR.__repr__,
               torch.is_floating_point, torch.is_complex, torch.numel, torch._has_compatible_shallow_copy_type,
               torch.autograd.grad, torch.autograd.backward, torch.autograd.graph.get_gradient_edge})
+# Named as if they wrote elements, but they do not.
+_WRITES_NOTHING = {_TENSOR.share_memory_, _TENSOR.detach_}
+_DETACHES = {_TENSOR.detach, torch.detach}
+_ARRAYS = {_TENSOR.numpy, _TENSOR.__array__}
 _CONVERSIONS = {getattr(_TENSOR, name) for name in ("to", "cpu", "float", "double", "half", "bfloat16", "contiguous")}
 # Autograd does not see through these.
-_PASSED_BY_AUTOGRAD = {_TENSOR.detach, _TENSOR.data.__set__, _TENSOR.tolist, _TENSOR.numpy, _TENSOR.item, torch.equal,
+_PASSED_BY_AUTOGRAD = {*_DETACHES, _TENSOR.data.__set__, _TENSOR.tolist, _TENSOR.numpy, _TENSOR.item, torch.equal,
                        _TENSOR.equal, _TENSOR.__reduce_ex__, _TENSOR.__format__}
 
 
@@ -67,20 +72,65 @@ class View(torch.Tensor):
         return repr(self._source.read(self))
 
 
+class Copy(torch.Tensor):
+    """A copy of a stored value for readers: a write in place raises `_sentence`. Results that share its memory are such
+    copies, too. It is saved and copied as a plain tensor."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return _call(func, args, kwargs or {})
+
+    @classmethod
+    def of(cls, value, sentence, is_state=False):
+        with torch._C.DisableTorchFunctionSubclass():
+            copy = torch.Tensor._make_subclass(cls, value, False)
+        copy._value, copy._sentence, copy._is_state = value, sentence, is_state
+        return copy
+
+    @classmethod
+    def of_parameter(cls, value, name):
+        return cls.of(value, f"this tensor is a copy of parameter '{name}', which rests on storage, so a write to it would "
+                             "be lost; write to the parameter itself under torch.no_grad(), or to a clone() of this")
+
+    def _plain(self):
+        with torch._C.DisableTorchFunctionSubclass():
+            return self.as_subclass(torch.Tensor)
+
+    def __copy__(self):
+        return self._plain().clone()
+
+    def __deepcopy__(self, memo):
+        return memo.setdefault(id(self), self._plain().clone())
+
+    def __reduce_ex__(self, protocol):
+        return self._plain().__reduce_ex__(protocol)
+
+    def __repr__(self, *, tensor_contents=None):
+        return repr(self._plain())
+
+
 def _call(func, args, kwargs):
     """The function with true values in the place of stand-ins and their views."""
     if func in _PASSED:
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
-    if func == _TENSOR.data.__get__:
-        return args[0]._source.data_of(args[0])
-    if func is _TENSOR.share_memory_:
-        raise InputError(f"parameter '{args[0]._source.name_of(args[0])}' rests on storage, which cannot be shared; "
-                         "call sluice.restore(model) first")
-    found = []
-    values = _replace(args, found), _replace(kwargs, found)
+    for copy in _written(func, args, kwargs, Copy):
+        if func not in _WRITES_NOTHING:
+            raise InputError(copy._sentence)
+    first = args[0] if args else None
+    if isinstance(first, (StandIn, View)):
+        if func == _TENSOR.data.__get__:
+            return first._source.data_of(first)
+        if func is _TENSOR.share_memory_:
+            raise InputError(f"parameter '{first._source.name_of(first)}' rests on storage, which cannot be shared; "
+                             "call sluice.restore(model) first")
+    found, copies = [], []
+    values = _replace(args, found, copies), _replace(kwargs, found, copies)
     if torch.is_grad_enabled() and func not in _PASSED_BY_AUTOGRAD:
         for parameter in found:
+            if parameter.requires_grad and torch._guards.TracingContext.try_get() is not None:
+                raise InputError(f"parameter '{parameter._source.name_of(parameter)}' rests on storage, and torch.compile "
+                                 "needs weights in pinned memory; set weights to 'pinned', or do without torch.compile")
             if parameter.requires_grad:
                 raise InputError(f"parameter '{parameter._source.name_of(parameter)}' rests on storage and is used "
                                  "outside its module's forward pass with gradients enabled; use it under "
@@ -89,13 +139,33 @@ def _call(func, args, kwargs):
         if args[0] is not args[1]:
             args[0]._source.write(args[0], values[0][1])
         return None
-    if func is _TENSOR.detach:
-        return values[0][0]  # a copy already; the same one for each owner of a tied weight
+    if func in _DETACHES and isinstance(first, (StandIn, View)):
+        # The same memory for each owner of a tied weight.
+        return Copy.of_parameter(values[0][0], first._source.name_of(first))
     with torch._C.DisableTorchFunctionSubclass():
         result = func(*values[0], **values[1])
+    if func in _ARRAYS and result.ctypes.data == values[0][0].data_ptr():
+        result.flags.writeable = False
     if func in _CONVERSIONS and result is values[0][0]:
-        return args[0]
-    return _with_views(_write_back(func, args, kwargs, values, result), found)
+        # Optimizers convert the state that they load, and then update it.
+        return first._plain().clone() if type(first) is Copy and first._is_state else first
+    return _guarded(_with_views(_write_back(func, args, kwargs, values, result), found), copies)
+
+
+def _guarded(result, copies):
+    """Results that share memory with copies raise on writes, too."""
+    if not copies:
+        return result
+    if type(result) in (list, tuple):
+        return type(result)(_guarded(item, copies) for item in result)
+    if type(result) is not torch.Tensor or result.requires_grad or result.layout != torch.strided:
+        return result
+    for copy in copies:
+        with torch._C.DisableTorchFunctionSubclass():
+            shares = result.untyped_storage()._cdata == copy.untyped_storage()._cdata
+        if shares:
+            return Copy.of(result, copy._sentence, copy._is_state)
+    return result
 
 
 def _with_views(result, found):
@@ -114,32 +184,34 @@ def _with_views(result, found):
     return result
 
 
-def _replace(value, found):
+def _replace(value, found, copies):
     """The arguments with true values in place of stand-ins."""
     if isinstance(value, (StandIn, View)):
         found.append(value)
         return value._source.read(value)
+    if isinstance(value, Copy):
+        copies.append(value)
     if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
-        replaced = [_replace(item, found) for item in value]
+        replaced = [_replace(item, found, copies) for item in value]
         return type(value)(replaced) if type(value) in (list, tuple) else tuple(replaced)
     if isinstance(value, dict):
-        return {key: _replace(item, found) for key, item in value.items()}
+        return {key: _replace(item, found, copies) for key, item in value.items()}
     return value
 
 
-def _written(func, args, kwargs):
-    """Arguments that the function writes."""
-    name = getattr(func, "__name__", "")
+def _written(func, args, kwargs, kinds):
+    """Arguments of these kinds whose elements the function writes."""
+    name = getattr(func, "__name__", "").split(".")[0]  # an operator's name has its overload
     in_place = name.endswith("_") and not name.endswith("__") or name in ("__setitem__", "__set__")
     in_place = in_place or name.startswith("__i") and name not in ("__index__", "__int__", "__invert__")
     first = args[0] if in_place and args else ()
     out = kwargs.get("out", ())
     return [item for value in (first, out)
-            for item in (value if isinstance(value, (list, tuple)) else (value,)) if isinstance(item, (StandIn, View))]
+            for item in (value if isinstance(value, (list, tuple)) else (value,)) if isinstance(item, kinds)]
 
 
 def _write_back(func, args, kwargs, values, result):
-    for parameter in _written(func, args, kwargs):
+    for parameter in _written(func, args, kwargs, (StandIn, View)):
         value = parameter._source.read(parameter)
         parameter._source.write(parameter, value)
         parameter._source.count(parameter)

@@ -14,65 +14,85 @@ import torch
 
 from ._library import InputError
 from ._memory import bytes_of, tensor_at
-from ._stand_in import StandIn
+from ._stored_state import StoredState
 
 # Each of these updates a parameter from nothing but its own gradient and state.
 SEPARABLE = ("ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Muon", "NAdam", "RAdam",
              "RMSprop", "Rprop", "SGD")
+_WAY_OUT = "; weights alone work with any optimizer: sluice.offload(model)"
 _STEPPER = "_sluice_stepper"  # the optimizer's attribute, which its copies and pickles do not have
 
 
 class Entry:
-    """One kind of state of one parameter in the pager."""
+    """One kind of state of one parameter in a pager."""
 
     def __init__(self, dtype):
-        self.dtype, self.number, self.tensor = dtype, None, None
+        self.dtype, self.pager, self.number, self.tensor = dtype, None, None, None
+
+    def is_stored(self):
+        return self.pager.home(self.number) is None
+
+    def read(self):
+        value = torch.empty_strided(self.tensor.size(), self.tensor.stride(), dtype=self.dtype)
+        self.pager.read(self.number, value.data_ptr(), bytes_of(value))
+        return value
+
+    def write(self, value):
+        own = torch.empty_strided(self.tensor.size(), self.tensor.stride(), dtype=self.dtype).copy_(value)
+        self.pager.write(self.number, own.data_ptr(), bytes_of(own))
 
 
-class _Away(dict):
-    """State of a parameter with tensors on storage."""
-
-    def __missing__(self, key):
-        raise InputError(f"the state {key!r} rests on storage; read it from optimizer.state_dict()")
-
-    def __deepcopy__(self, memo):
-        raise InputError("the optimizer's state rests on storage; copy optimizer.state_dict() instead")
+def plain_class(optimizer):
+    """The optimizer's class without ours."""
+    stepper = optimizer.__dict__.get(_STEPPER)
+    return type(optimizer) if stepper is None else stepper.plain_class
 
 
-def own_step(optimizer):
-    """The step function of the optimizer's class, without the hooks that PyTorch puts around it."""
-    step = type(optimizer).step
+def own_step(kind):
+    """The step function of an optimizer's class, without the hooks that PyTorch puts around it."""
+    step = kind.step
     return step.__wrapped__ if getattr(step, "hooked", False) else step
+
+
+def unwrapped(optimizer):
+    """The optimizer in the wrappers of accelerate, Lightning and the like."""
+    while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        optimizer = optimizer.optimizer
+    return optimizer
 
 
 def check_optimizer(optimizer):
     """Raises InputError for an optimizer that cannot be stepped unit by unit."""
-    name = type(optimizer).__name__
+    name = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise InputError(f"optimizer is a {name}, not a torch.optim.Optimizer")
+        raise InputError(f"optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer")
+    if _STEPPER in optimizer.__dict__:
+        raise InputError(f"this {type(optimizer).__name__} steps another offloaded model; make an optimizer for each model, "
+                         "or offload one module that holds both models" + _WAY_OUT)
     for known in SEPARABLE:
         kind = getattr(torch.optim, known, None)
         if isinstance(optimizer, kind or ()) and inspect.unwrap(type(optimizer).step) is inspect.unwrap(kind.step):
             break
     else:
-        raise InputError(f"the optimizer {type(optimizer).__module__}.{name} is not known to update each parameter from its own gradient and state; "
-                         f"offload() takes torch.optim's {', '.join(SEPARABLE)}")
+        raise InputError(f"the optimizer {name} is not known to update each parameter from its own gradient and state; "
+                         f"offload() takes these classes of torch.optim: {', '.join(SEPARABLE)}" + _WAY_OUT)
     for group in optimizer.param_groups:
         if group.get("differentiable"):
-            raise InputError("an optimizer with differentiable=True cannot be offloaded")
+            raise InputError("an optimizer with differentiable=True cannot be offloaded" + _WAY_OUT)
     step = optimizer.__dict__.get("step")
     if step is not None and not hasattr(step, "_wrapped_by_lr_sched"):
-        raise InputError("the optimizer's step() was replaced; offload() before you wrap it")
+        raise InputError("the optimizer's step() was replaced; offload() before you wrap it" + _WAY_OUT)
 
 
 def _probe(optimizer, group, dtype, dimensions):
     """{key: dtype} of the state with a parameter's shape, from one step on a small parameter."""
     small = torch.nn.Parameter(torch.zeros([3 + d for d in range(dimensions)], dtype=dtype))
     small.grad = torch.zeros_like(small)
-    trial = type(optimizer).__new__(type(optimizer))
-    trial.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
+    kind = plain_class(optimizer)
+    trial = kind.__new__(kind)
+    trial.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key not in ("step", _STEPPER)})
     trial.state, trial.param_groups = defaultdict(dict), [{**group, "params": [small]}]
-    own_step(optimizer)(trial)
+    own_step(kind)(trial)
     return _shaped(trial.state[small], small)
 
 
@@ -81,16 +101,12 @@ def _shaped(state, parameter):
             if isinstance(value, torch.Tensor) and value.shape == parameter.shape}
 
 
-def planned_state(optimizer, units):
-    """{parameter: {key: Entry}} of the state that the pager will hold."""
-    if optimizer is None:
-        return {}
-    check_optimizer(optimizer)
-    ours = {parameter for unit in units for parameter in unit.parameters.values()}
+def planned_state(optimizer, parameters):
+    """{parameter: {key: Entry}} of the state that a pager will hold, of those among these parameters."""
     planned, probes = {}, {}
     for number, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:
-            if parameter not in ours or parameter.dim() == 0 or not parameter.requires_grad:
+            if parameter not in parameters or parameter.dim() == 0 or not parameter.requires_grad:
                 continue
             found = _shaped(optimizer.state[parameter], parameter) if parameter in optimizer.state else {}
             if not found:
@@ -106,23 +122,39 @@ class Stepper:
     """The optimizer of an offloaded model."""
 
     def __init__(self, optimizer, offloaded, planned):
-        self.optimizer, self.offloaded, self.pager, self.planned = optimizer, offloaded, offloaded.pager, planned
+        self.optimizer, self.offloaded, self.pager, self.planned = optimizer, offloaded, offloaded.pager, {}
         self.plain_class = type(optimizer)
-        self.plain_step = own_step(optimizer)
+        self.plain_step = own_step(self.plain_class)
         self._known = set()  # parameters with state, at the last look
-        self._order = {}  # parameter: keys of its state in torch's order
-        self._away = set()  # parameters with state on storage
-        for parameter, entries in planned.items():
-            for entry in entries.values():
-                like = offloaded.units[offloaded.unit_of[parameter]].staged[parameter]
-                entry.tensor = tensor_at(self.pager.staged(entry.number), like, self.pager, entry.dtype)
-                if self.pager.home(entry.number) is None:
-                    self._away.add(parameter)
+        self._away = {}  # parameter: its entries that rest on storage
+        self._take(planned)
         self._change_class()
         self._hooks = [optimizer.register_load_state_dict_post_hook(lambda optimizer: self._adopt_all()),
-                       optimizer.register_state_dict_pre_hook(lambda optimizer: self._bring_all()),
+                       optimizer.register_state_dict_pre_hook(lambda optimizer: self._bring_all(None)),
                        optimizer.register_state_dict_post_hook(lambda optimizer, states: self._send_all())]
         self._adopt_all()
+
+    def _take(self, planned):
+        """Entries that are in a sealed pager."""
+        self.planned.update(planned)
+        for parameter, entries in planned.items():
+            like = self.offloaded.units[self.offloaded.unit_of[parameter]].staged[parameter]
+            for key, entry in entries.items():
+                entry.tensor = tensor_at(entry.pager.staged(entry.number), like, entry.pager, entry.dtype)
+                if entry.is_stored():
+                    self._away.setdefault(parameter, {})[key] = entry
+
+    def _plan_late(self):
+        """State of parameters that offload() did not see with this optimizer, of a later group or unfrozen, gets a place
+        within the budgets before it is made."""
+        late = planned_state(self.optimizer, {
+            parameter for group in self.optimizer.param_groups for parameter in group["params"]
+            if parameter.grad is not None and parameter in self.offloaded.unit_of and parameter not in self.planned})
+        if any(late.values()):
+            self.offloaded.add_late_state(late)
+        self._take(late)
+        for parameter, entries in late.items():
+            self._adopt_at_rest(parameter, entries)
 
     def _change_class(self):
         """A subclass of the same name has the streamed step; its instances are the optimizer's class still."""
@@ -135,7 +167,7 @@ class Stepper:
             """Copies and pickles are plain, with all state."""
             stepper = optimizer.__dict__.get(_STEPPER)
             if stepper is not None:
-                stepper._bring_all()
+                stepper._bring_all(Entry.read)
             state = {**optimizer.__getstate__(), "state": copy.copy(optimizer.state)}
             if stepper is not None:
                 stepper._send_all()
@@ -168,6 +200,7 @@ class Stepper:
         groups, lists = optimizer.param_groups, [group["params"] for group in optimizer.param_groups]
         if any(type(g) is torch.Tensor and g.is_sparse for ps in lists for g in (p.grad for p in ps)):
             raise InputError("a gradient is sparse; offload() takes dense gradients")
+        self._plan_late()
         self.offloaded.take_replaced()
         self.offloaded.passes.is_stale = True
         try:
@@ -218,81 +251,72 @@ class Stepper:
 
     def _step_unit(self, number, following, groups, lists, members):
         unit = self.offloaded.units[number]
-        self.pager.stage(number, following)
+        self.offloaded.stage(number, following)
         try:
             for parameter in members:
                 unit.unguard(parameter)
-                if parameter in self._away and parameter in self.optimizer.state:
-                    self._bring(parameter)
+                self._bring(parameter)
             self._step_members(groups, lists, members.__contains__)
         finally:
             for parameter in members:
                 self._adopt(parameter)
                 if unit.is_stored(parameter):
                     unit.guard(parameter)
-            self.pager.unstage(number)
+            self.offloaded.unstage(number)
 
     def _bring(self, parameter):
-        """The staged state, in the place of the one that is away, with torch's order of keys."""
-        state = self.optimizer.state[parameter]
-        if type(state) is _Away:
-            entries = self.planned[parameter]
-            self.optimizer.state[parameter] = {
-                key: entries[key].tensor if key in entries else state[key] for key in self._order[parameter]}
+        """The staged state, in the place of the one that is away."""
+        state = self.optimizer.state[parameter] if parameter in self.optimizer.state else None
+        if type(state) is StoredState:
+            self.optimizer.state[parameter] = state.with_tensors(lambda entry: entry.tensor)
 
     def _adopt(self, parameter):
         """State that torch has made or replaced goes to its place; the unit is staged."""
-        if parameter not in self.optimizer.state:
+        state = self.optimizer.state[parameter] if parameter in self.optimizer.state else None
+        if state is None or type(state) is StoredState:
             return
-        state, entries = self.optimizer.state[parameter], self.planned.get(parameter, {})
-        for key, entry in entries.items():
+        for key, entry in self.planned.get(parameter, {}).items():
             value = state.get(key)
             if isinstance(value, torch.Tensor) and value is not entry.tensor:
                 entry.tensor.copy_(value)
                 state[key] = entry.tensor
-        if parameter in self._away and type(state) is not _Away:
-            self._order[parameter] = [key for key in state]
-            self.optimizer.state[parameter] = _Away(
-                {key: value for key, value in state.items() if key not in entries})
+        self._send(parameter, state)
+
+    def _send(self, parameter, state):
+        """Tensors on storage are at home; the program sees them through a StoredState."""
+        if state and parameter in self._away:
+            self.optimizer.state[parameter] = StoredState(state, self._away[parameter])
 
     @torch.no_grad()
     def _adopt_all(self):
         """After load_state_dict(), and at the start: all state of the optimizer goes to its place."""
         self._known = set(self.optimizer.state)
         for parameter, entries in self.planned.items():
-            state = self.optimizer.state.get(parameter)
-            if state is None or type(state) is _Away:
+            self._adopt_at_rest(parameter, entries)
+
+    @torch.no_grad()
+    def _adopt_at_rest(self, parameter, entries):
+        state = self.optimizer.state.get(parameter)
+        if state is None or type(state) is StoredState:
+            return
+        for key, entry in entries.items():
+            value = state.get(key)
+            if not isinstance(value, torch.Tensor) or value is entry.tensor:
                 continue
-            for key, entry in entries.items():
-                value = state.get(key)
-                if not isinstance(value, torch.Tensor) or value is entry.tensor:
-                    continue
-                if self.pager.home(entry.number) is None:
-                    own = torch.empty_strided(value.size(), entry.tensor.stride(), dtype=entry.dtype).copy_(value)
-                    self.pager.write(entry.number, own.data_ptr(), bytes_of(own))
-                else:
-                    entry.tensor.copy_(value)
-                state[key] = entry.tensor
-            if parameter in self._away and state:
-                self._order[parameter] = [key for key in state]
-                self.optimizer.state[parameter] = _Away(
-                    {key: value for key, value in state.items() if key not in entries})
+            if entry.is_stored():
+                entry.write(value)
+            else:
+                entry.tensor.copy_(value)
+            state[key] = entry.tensor
+        self._send(parameter, state)
 
-    def _read(self, entry):
-        value = torch.empty_strided(entry.tensor.size(), entry.tensor.stride(), dtype=entry.dtype)
-        self.pager.read(entry.number, value.data_ptr(), bytes_of(value))
-        return value
-
-    def _bring_all(self):
-        """For state_dict(): copies of the state that rests on storage."""
-        self._before = {}
-        for parameter in self._away:
-            state = self.optimizer.state.get(parameter)
-            if type(state) is _Away:
-                self._before[parameter] = state
-                entries = self.planned[parameter]
-                self.optimizer.state[parameter] = {
-                    key: self._read(entries[key]) if key in entries else state[key] for key in self._order[parameter]}
+    def _bring_all(self, tensor_of):
+        """State on storage as plain dictionaries of tensor_of(entry), or of copies that raise on writes, until
+        _send_all()."""
+        self._before = {parameter: state for parameter, state in self.optimizer.state.items()
+                        if type(state) is StoredState}
+        for parameter, state in self._before.items():
+            self.optimizer.state[parameter] = state.with_copies() if tensor_of is None else state.with_tensors(tensor_of)
 
     def _send_all(self):
         for parameter, state in self._before.items():
@@ -302,7 +326,7 @@ class Stepper:
     def restore(self):
         for hook in self._hooks:
             hook.remove()
-        self._bring_all()
+        self._bring_all(Entry.read)
         for parameter, entries in self.planned.items():
             state = self.optimizer.state.get(parameter, {})
             for key, entry in entries.items():

@@ -6,7 +6,12 @@ first, and the other owner's pass brings that unit, too.
 import torch
 
 from ._library import InputError
+from ._memory import bytes_of
 from ._stand_in import StandIn
+
+_COMPUTE_FOR_CHILDREN = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)
+_PAGE = 2 << 20  # of windows
+_ALIGNMENT = 256  # of a tensor in a window
 
 
 class Unit:
@@ -35,7 +40,7 @@ def find_blocks(model):
     def take(name, module, is_item):
         if id(module) in seen:
             return
-        if has_forward(module) and (is_item or isinstance(module, torch.nn.MultiheadAttention)):
+        if has_forward(module) and (is_item or isinstance(module, _COMPUTE_FOR_CHILDREN)):
             found.append((name, module))
             seen.add(id(module))
             return
@@ -56,6 +61,10 @@ def _is_dense(tensor):
     return True
 
 
+def is_lazy(parameter):
+    return isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin)
+
+
 def check_parameter(name, parameter):
     """Raises InputError if the parameter cannot live in Sluice's memory."""
     if parameter.device.type != "cpu":
@@ -63,9 +72,12 @@ def check_parameter(name, parameter):
     if isinstance(parameter, StandIn):
         raise InputError(f"parameter '{name}' rests on storage with another offloaded model; call sluice.restore() of that "
                          "one first")
-    if parameter.layout != torch.strided or type(parameter) is not torch.nn.Parameter:
-        raise InputError(f"parameter '{name}' is a {type(parameter).__name__} of layout {parameter.layout}; offload() "
-                         "takes plain, dense parameters")
+    if is_lazy(parameter):
+        raise InputError(f"parameter '{name}' of a lazy module has no shape yet; call the model once before offload()")
+    if type(parameter) is not torch.nn.Parameter:
+        raise InputError(f"parameter '{name}' is a {type(parameter).__name__}; offload() takes torch.nn.Parameter alone")
+    if parameter.layout != torch.strided:
+        raise InputError(f"parameter '{name}' is of layout {parameter.layout}; offload() takes dense parameters")
     if not _is_dense(parameter):
         raise InputError(f"parameter '{name}' has strides {parameter.stride()} with gaps or overlaps; make it contiguous")
     if parameter.is_inference():
@@ -93,7 +105,7 @@ def find_units(model):
     for name, module in model.named_modules():
         unit = inside.get(id(module))
         for key, parameter in module._parameters.items():
-            if parameter is None or parameter.numel() == 0:
+            if parameter is None or not is_lazy(parameter) and parameter.numel() == 0:
                 continue
             if unit is None:
                 unit = Unit(name or "model")
@@ -110,6 +122,12 @@ def find_units(model):
         raise InputError("the model has no parameters")
     for unit in units:
         add_outside_owners(unit, inside, callers)
+    for module in model.modules():
+        # It looks at its first layer, and takes another path for tensors with a __torch_function__, as stand-ins are.
+        if isinstance(module, torch.nn.TransformerEncoder) and len(module.layers) > 0:
+            first = inside.get(id(module.layers[0]))
+            if first is not None and first is not inside.get(id(module)):
+                first.modules.append(module)
     check_sharing(units)
     return units
 
@@ -131,13 +149,20 @@ def check_sharing(units):
             raise InputError(f"parameters '{name}' and '{other}' share memory but are two objects; tie them as one")
 
 
-def nested_bytes(model, units, round_bytes):
-    """The largest sum of weights that are in use at once: a unit's and those of the modules around it."""
+def window_bytes(unit):
+    """Bytes of the windows of a unit's weights: pages, in which each tensor begins at a multiple of 256 bytes."""
+    end = 0
+    for parameter in unit.parameters.values():
+        end = -(-end // _ALIGNMENT) * _ALIGNMENT + bytes_of(parameter)
+    return -(-end // _PAGE) * _PAGE
+
+
+def nested_bytes(model, units):
+    """The largest sum of windows that are in use at once: a unit's and those of the modules around it."""
     sizes = {}
     for unit in units:
         for module in unit.modules:
-            size = sum(p.numel() * p.element_size() for p in unit.parameters.values())
-            sizes[id(module)] = sizes.get(id(module), 0) + round_bytes(size)
+            sizes[id(module)] = sizes.get(id(module), 0) + window_bytes(unit)
 
     def largest(module, seen):
         if id(module) in seen:
