@@ -1,6 +1,6 @@
 """sluice.offload(): a PyTorch model and its optimizer in less device memory, with the same bits.
 
-    model, optimizer = sluice.offload(model, optimizer, {"device": "64MiB", "state": "storage", "storage": "/nvme"})
+    model, optimizer = sluice.offload(model, optimizer, {"device": "64MiB", "state": "storage", "storage": "/tmp"})
 
 Weights rest in pinned memory or on storage, and come to windows on the device for each pass of a unit (_units.py,
 _passes.py). The optimizer is PyTorch's own, stepped unit by unit over staged state (_stepping.py). On the CPU the
