@@ -82,6 +82,15 @@ def _windows(settings, model, units):
     return _bytes(settings["device"], "device"), least
 
 
+def _seal(pager):
+    """Refusals name the keys of the configuration."""
+    try:
+        pager.seal()
+    except Refused as refused:
+        text = str(refused).removeprefix("sluice_pager_seal: ")
+        raise Refused(text.replace("pinned_bytes", "pinned").replace("device_bytes", "device")) from None
+
+
 class Offloaded:
     """A model under way: its units, pager, passes and optimizers."""
 
@@ -114,7 +123,7 @@ class Offloaded:
                 self._number_of[id(parameter)] = unit.numbers[parameter]
                 for state in states:
                     self._add_state(self.pager, number, parameter, state)
-        self.pager.seal()
+        _seal(self.pager)
         for unit in self.units:
             unit.move(self.values)
         self.passes = Passes(model, found, self.units, self.pager, self)
@@ -133,7 +142,7 @@ class Offloaded:
             if unit not in numbers:
                 numbers[unit] = pager.add_unit(self.units[unit].name)
             self._add_state(pager, numbers[unit], parameter, state)
-        pager.seal()
+        _seal(pager)
         self._late.append((pager, numbers))
 
     def pagers(self):

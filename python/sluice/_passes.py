@@ -265,8 +265,8 @@ class Passes:
         used = dict.fromkeys([*self._inside, number])
         names = ", ".join(f"'{self._units[unit].name}'" for unit in used)
         needed = sum(self._window_bytes[unit] for unit in used)
-        refused = OutOfMemory(f"the units {names} are in use at once, though no module has another's inside, and their "
-                              f"windows have {needed} bytes; set device to {needed} or more")
+        refused = OutOfMemory(f"the units {names} are in use at once, as when a module calls another that is not inside it, "
+                              f"and their windows have {needed} bytes; set device to {needed} or more")
         refused.requested_bytes, refused.available_bytes, refused.tier = (
             error.requested_bytes, error.available_bytes, error.tier)
         return refused

@@ -441,7 +441,7 @@ class Offload(unittest.TestCase):
         lbfgs = torch.optim.LBFGS(model.parameters())
         scaled = type("Mine", (torch.optim.AdamW,), {"step": lambda self: None})(model.parameters())
         cases = [(optimizer, {"device": 1 << 20}, sluice.Refused, "device larger by"),
-                 (optimizer, {"pinned": "2MiB"}, sluice.Refused, "pinned_bytes larger by"),
+                 (optimizer, {"pinned": "2MiB"}, sluice.Refused, "pinned larger by"),
                  (optimizer, {"storge": "/x"}, sluice.InputError, "unknown key 'storge'"),
                  (optimizer, {"pinned": "two"}, sluice.InputError, "pinned is 'two'"),
                  (optimizer, {"pinned": "0MiB"}, sluice.InputError, "pinned is '0MiB'; use a number of bytes above 0"),
