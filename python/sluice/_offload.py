@@ -178,9 +178,11 @@ class Offloaded:
         """Data that the program has put in the place of homes since the last pass are copied there."""
         for unit in self.units:
             unit.take_replaced()
+        self.values.settle()
 
     def restore(self):
         """Sluice's memory ends with the last tensor over it that the program has kept."""
+        self.values.settle()
         self.passes.remove()
         for stepper in self.steppers:
             stepper.restore()

@@ -84,13 +84,29 @@ class Copy(torch.Tensor):
     def of(cls, value, sentence, is_state=False):
         with torch._C.DisableTorchFunctionSubclass():
             copy = torch.Tensor._make_subclass(cls, value, False)
-        copy._value, copy._sentence, copy._is_state = value, sentence, is_state
+        copy._value, copy._sentence, copy._is_state, copy._origin = value, sentence, is_state, None
         return copy
 
     @classmethod
-    def of_parameter(cls, value, name):
-        return cls.of(value, f"this tensor is a copy of parameter '{name}', which rests on storage, so a write to it would "
-                             "be lost; write to the parameter itself under torch.no_grad(), or to a clone() of this")
+    def of_parameter(cls, value, base, parameter, values):
+        """A copy of base, the parameter's value, or of a part of it."""
+        copy = cls.of(value, f"this tensor is a copy of parameter '{values.name_of(parameter)}', which rests on storage, so "
+                             "a write to it would be lost; write to the parameter itself under torch.no_grad(), or to a "
+                             "clone() of this")
+        copy._origin, copy._seen = (values, parameter, base), base._version
+        return copy
+
+    def settle(self):
+        """Code that Python does not see may have written, such as the broadcast of DistributedDataParallel."""
+        values, parameter, base = self._origin
+        if base._version != self._seen:
+            self._seen = base._version
+            values.take_written(parameter, base)
+
+    def __del__(self):
+        if self._origin is not None:
+            self.settle()
+            self._origin[0].copies.pop(id(self), None)
 
     def _plain(self):
         with torch._C.DisableTorchFunctionSubclass():
@@ -141,7 +157,7 @@ def _call(func, args, kwargs):
         return None
     if func in _DETACHES and isinstance(first, (StandIn, View)):
         # The same memory for each owner of a tied weight.
-        return Copy.of_parameter(values[0][0], first._source.name_of(first))
+        return first._source.copy_of(first, values[0][0])
     with torch._C.DisableTorchFunctionSubclass():
         result = func(*values[0], **values[1])
     if func in _ARRAYS and result.ctypes.data == values[0][0].data_ptr():
@@ -227,6 +243,8 @@ class Values:
         self._read, self._write = read, write  # of (parameter, tensor)
         self._known = {}  # id of a parameter: (name, strides)
         self._alive = weakref.WeakValueDictionary()  # id of a parameter: its copy
+        self.copies = {}    # id: weak reference, of those that the program has
+        self._written = []  # (parameter, value) that has to go to storage
 
     def add(self, parameter, name, strides):
         self._known[id(parameter)] = name, strides
@@ -274,6 +292,25 @@ class Values:
         data._source = _DataOf(self, parameter)
         return data
 
+    def copy_of(self, parameter, value, base=None):
+        copy = Copy.of_parameter(value, value if base is None else base, parameter, self)
+        self.copies[id(copy)] = weakref.ref(copy)
+        return copy
+
+    def take_written(self, parameter, value):
+        """One that an update has followed is the program's own."""
+        if self._alive.get(id(parameter)) is value:
+            self._written.append((parameter, value))
+
+    def settle(self):
+        """Writes to copies by code that Python does not see reach storage."""
+        for known in list(self.copies.values()):
+            copy = known()
+            if copy is not None:
+                copy.settle()
+        while self._written:
+            self.write(*self._written.pop())
+
     def forget(self):
         """The values on storage have changed."""
         self._alive.clear()
@@ -292,6 +329,9 @@ class _DataOf:
         return self._values.read(self._parameter)
 
     base_of = read
+
+    def copy_of(self, data, value):
+        return self._values.copy_of(self._parameter, value)
 
     def alive(self, data):
         return self._values.alive(self._parameter)
@@ -328,6 +368,12 @@ class _ViewOf:
 
     def base_of(self, view):
         return self._base
+
+    def copy_of(self, view, value):
+        source, parameter = self._source(), self.parameter
+        if isinstance(source, _DataOf):
+            source, parameter = source._values, source._parameter
+        return source.copy_of(parameter, value, self._base)
 
     def alive(self, view):
         return self._base

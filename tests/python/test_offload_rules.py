@@ -313,7 +313,7 @@ class State(Case):
             found.append(([p.detach().clone() for p in model.parameters()], optimizer.state_dict()["state"]))
             if config is STORED:
                 weight_bytes = sum(p.nbytes for p in model.parameters())
-                self.assertEqual(sluice.status(model)["stored_state_bytes"] // 1024, 2 * weight_bytes // 1024)
+                self.assertGreaterEqual(sluice.status(model)["stored_state_bytes"], 2 * weight_bytes)
             if config is not None:
                 sluice.restore(model)
                 self.assert_same(found[-1][1], optimizer.state_dict()["state"])
@@ -569,7 +569,7 @@ def run_rank(rank, store):
     torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     found = []
     for config in (None, PINNED, STORED):
-        model = make()
+        model = make(seed=rank)  # the wrapper gives all ranks the weights of the first
         optimizer = adam(model)
         if config is not None:
             sluice.offload(model, optimizer, config)
