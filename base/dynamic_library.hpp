@@ -4,6 +4,7 @@
 #include <cstring>
 #include <initializer_list>
 #include <string>
+#include <vector>
 
 namespace sluice {
 
@@ -17,7 +18,8 @@ namespace sluice {
 //   if (!library.missing().empty()) …    // the name of the first function that it lacks
 class DynamicLibrary {
  public:
-  // Opens the first of `names` that the dynamic linker finds.
+  // Opens the first of `names` that the dynamic linker finds, or that NVIDIA's Python packages have
+  // where this code came in a wheel (nvidia_package_directories).
   static DynamicLibrary open(std::initializer_list<const char*> names);
 
   bool is_open() const { return handle_ != nullptr; }
@@ -44,5 +46,10 @@ class DynamicLibrary {
   std::string error_;
   std::string missing_;
 };
+
+// The directories of libraries of NVIDIA's Python packages (nvidia-cublas and others), for a file
+// of our wheel: SITE/nvidia/*/lib for SITE/sluice/bin/sluice or SITE/sluice/lib/libsluice.so.1.
+// Sorted; empty elsewhere.
+std::vector<std::string> nvidia_package_directories(const std::string& file);
 
 }  // namespace sluice

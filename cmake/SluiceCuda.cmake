@@ -1,10 +1,13 @@
 # SLUICE_CUDA: AUTO builds the CUDA backend where nvcc is found, ON demands it, OFF leaves it out.
 # Sets SLUICE_HAS_CUDA. Without nvcc nothing of CUDA is needed or looked for.
 #
-# nvcc is found as CMake finds it: CMAKE_CUDA_COMPILER, $CUDACXX, $PATH. CMAKE_CUDA_ARCHITECTURES is
-# 90 unless it is given; preset `cuda` builds every architecture that we ship.
+# nvcc is found as CMake finds it: CMAKE_CUDA_COMPILER, $CUDACXX, $PATH. CMAKE_CUDA_ARCHITECTURES, unless
+# it is given (or $CUDAARCHS), names the GPUs of this machine. Without a GPU it is SLUICE_CUDA_ABSENT_GPU:
+# A100 (8.0, whose code Ada's 8.9 runs too), H100 (9.0) and Blackwell's cards (12.0).
 set(SLUICE_CUDA AUTO CACHE STRING "Build the CUDA backend: AUTO (where nvcc is found), ON, OFF")
 set_property(CACHE SLUICE_CUDA PROPERTY STRINGS AUTO ON OFF)
+set(SLUICE_CUDA_ABSENT_GPU "80;90;120" CACHE STRING "GPU architectures where no GPU is found")
+include(SluiceArchitectures)
 
 # The driver API's header: all that device/cuda needs.
 if(SLUICE_CUDA)
@@ -28,18 +31,25 @@ endif()
 
 if(SLUICE_HAS_CUDA)
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-    set(CMAKE_CUDA_ARCHITECTURES 90 CACHE STRING "GPU architectures")
-  endif()
-  # The oldest GPU that works: 80 for bf16 products and asynchronous copies, or the oldest with code here.
-  string(REGEX MATCHALL "[0-9]+" numbers "${CMAKE_CUDA_ARCHITECTURES}")
-  list(APPEND numbers 999)  # "native" and the like say none
-  list(SORT numbers COMPARE NATURAL)
-  list(GET numbers 0 SLUICE_CUDA_OLDEST)
-  if(SLUICE_CUDA_OLDEST LESS 80 OR SLUICE_CUDA_OLDEST EQUAL 999)
-    set(SLUICE_CUDA_OLDEST 80)
+    if(DEFINED ENV{CUDAARCHS})
+      set(architectures "$ENV{CUDAARCHS}")
+    else()
+      sluice_architectures_here(architectures)
+      if(NOT architectures)
+        set(architectures ${SLUICE_CUDA_ABSENT_GPU})
+      endif()
+    endif()
+    set(CMAKE_CUDA_ARCHITECTURES "${architectures}" CACHE STRING "GPU architectures")
   endif()
   enable_language(CUDA)
   find_package(CUDAToolkit REQUIRED)
+  # The code that the kernels' factory compares with a GPU ("80,90-real"). Of `native`, `all` and `all-major`
+  # no numbers are known here: 8.0 and later count as built.
+  if(CMAKE_CUDA_ARCHITECTURES MATCHES "^[0-9]")
+    list(JOIN CMAKE_CUDA_ARCHITECTURES "," SLUICE_CUDA_CODE)
+  else()
+    set(SLUICE_CUDA_CODE 80)
+  endif()
   # CMake 3.25.1 does not know yet that nvcc has C++20.
   if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
     set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
@@ -62,4 +72,8 @@ if(SLUICE_HAS_CUDA)
       "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Werror all-warnings>")
   endif()
 endif()
-message(STATUS "CUDA backend: ${SLUICE_HAS_CUDA}")
+if(SLUICE_HAS_CUDA)
+  message(STATUS "CUDA backend: for ${CMAKE_CUDA_ARCHITECTURES}")
+else()
+  message(STATUS "CUDA backend: OFF")
+endif()

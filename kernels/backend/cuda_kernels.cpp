@@ -12,6 +12,7 @@
 #include "base/error.hpp"
 #include "device/cuda/cuda_context.hpp"
 #include "device/cuda/cuda_device.hpp"
+#include "kernels/backend/cuda_code.hpp"
 #include "kernels/cuda/activations.hpp"
 #include "kernels/cuda/attention.hpp"
 #include "kernels/cuda/attention_part.hpp"
@@ -282,13 +283,8 @@ class CudaKernels final : public Kernels {
 }  // namespace
 
 std::string cuda_kernels_missing(int compute_major, int compute_minor, int driver_version) {
-  const int capability = 10 * compute_major + compute_minor;
-  if (capability < SLUICE_CUDA_OLDEST) {
-    return "it has compute capability " + std::to_string(compute_major) + "." +
-           std::to_string(compute_minor) + ", but this build's kernels need " +
-           std::to_string(SLUICE_CUDA_OLDEST / 10) + "." + std::to_string(SLUICE_CUDA_OLDEST % 10) +
-           " or later";
-  }
+  const std::string missing = missing_cuda_code(SLUICE_CUDA_CODE, compute_major, compute_minor);
+  if (!missing.empty()) return missing;
   // A CUDA runtime works with drivers of its own major version and later ones.
   constexpr int kMajor = CUDART_VERSION / 1000 * 1000;
   if (driver_version < kMajor) {
@@ -296,6 +292,12 @@ std::string cuda_kernels_missing(int compute_major, int compute_minor, int drive
            ", but this build needs a driver for CUDA " + std::to_string(kMajor / 1000);
   }
   return {};
+}
+
+std::string describe_cuda_build() {
+  return "CUDA " + std::to_string(CUDART_VERSION / 1000) + "." +
+         std::to_string(CUDART_VERSION % 1000 / 10) + ", code for compute capability " +
+         list_cuda_code(SLUICE_CUDA_CODE);
 }
 
 std::unique_ptr<Kernels> make_cuda_kernels(const CudaKernelOptions& options) {

@@ -25,6 +25,10 @@ struct CudaKernelOptions {
 // driver (values of CudaDeviceInfo), as a sentence without a full stop. Empty if they can.
 std::string cuda_kernels_missing(int compute_major, int compute_minor, int driver_version);
 
+// The toolkit and the GPUs that this build has code for: "CUDA 13.0, code for compute capability
+// 8.0, 9.0 and 12.0". Empty if the build has no GPU kernels.
+std::string describe_cuda_build();
+
 // Throws DeviceError if there is no such GPU or this build has no GPU kernels.
 std::unique_ptr<Kernels> make_cuda_kernels(const CudaKernelOptions& options);
 

@@ -20,6 +20,7 @@ set(SLUICE_CUDA_SOURCES
   attention_part.cu
   attention_plain.cu
   cross_entropy.cu
+  ../backend/cuda_code.cpp
   ../backend/cuda_kernels.cpp
   cublaslt.cpp
   fused_attention.cpp

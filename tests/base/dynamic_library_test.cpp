@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
+#include "tests/support/temp_directory.hpp"
+
 namespace sluice {
 namespace {
 
@@ -34,6 +38,26 @@ TEST(DynamicLibrary, AnAbsentLibraryLeavesTheLinkersWords) {
   library.find("anything", function);
   EXPECT_EQ(function, nullptr);
   EXPECT_EQ(library.missing(), "anything");
+}
+
+// As CUDA 13's packages install them, and as those for CUDA 12 did.
+TEST(DynamicLibrary, AWheelFindsTheLibrariesOfNvidiasPackages) {
+  namespace fs = std::filesystem;
+  const testing::TempDirectory folder;
+  const fs::path site = fs::path(folder.path()) / "site-packages";
+  for (const char* package : {"cudnn", "cu13", "cublas"}) {
+    fs::create_directories(site / "nvidia" / package / "lib");
+  }
+  fs::create_directories(site / "nvidia" / "include");
+  const auto directory = [&](const char* package) {
+    return (site / "nvidia" / package / "lib").string();
+  };
+  const std::vector<std::string> all = {directory("cu13"), directory("cublas"), directory("cudnn")};
+  EXPECT_EQ(nvidia_package_directories((site / "sluice/bin/sluice").string()), all);
+  EXPECT_EQ(nvidia_package_directories((site / "sluice/lib/libsluice.so.1").string()), all);
+  EXPECT_TRUE(nvidia_package_directories((site / "other/lib/libsluice.so.1").string()).empty());
+  EXPECT_TRUE(nvidia_package_directories("/usr/bin/sluice").empty());
+  EXPECT_TRUE(nvidia_package_directories("").empty());
 }
 
 }  // namespace

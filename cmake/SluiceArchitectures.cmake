@@ -1,0 +1,21 @@
+# sluice_architectures_here(VARIABLE): the architectures of this machine's GPUs that Sluice can use; empty:
+# there are none. 8.0 has bf16 products and asynchronous copies; older GPUs lack them.
+function(sluice_architectures_here variable)
+  set(found)
+  find_program(SLUICE_NVIDIA_SMI nvidia-smi)
+  if(SLUICE_NVIDIA_SMI)
+    execute_process(COMMAND "${SLUICE_NVIDIA_SMI}" --query-gpu=compute_cap --format=csv,noheader
+      TIMEOUT 20 OUTPUT_VARIABLE answer RESULT_VARIABLE status ERROR_QUIET)
+    if(status EQUAL 0)
+      string(REGEX MATCHALL "[0-9]+\\.[0-9]" capabilities "${answer}")
+      foreach(capability ${capabilities})
+        string(REPLACE "." "" architecture "${capability}")
+        if(NOT architecture LESS 80)
+          list(APPEND found ${architecture})
+        endif()
+      endforeach()
+      list(REMOVE_DUPLICATES found)
+    endif()
+  endif()
+  set(${variable} "${found}" PARENT_SCOPE)
+endfunction()
