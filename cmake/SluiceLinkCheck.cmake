@@ -36,8 +36,13 @@ function(sluice_linked_targets list target)
   set(${list} ${seen} PARENT_SCOPE)
 endfunction()
 
-# The rooms of libsluice.so are position-independent, and the library exports nothing of them.
+# The rooms of libsluice.so and of Gloo's module are position-independent, and neither exports anything of them.
 sluice_linked_targets(linked sluice_c)
+if(TARGET sluice_gloo)
+  sluice_linked_targets(of_module sluice_gloo)
+  list(APPEND linked ${of_module})
+  list(REMOVE_DUPLICATES linked)
+endif()
 foreach(target ${linked})
   if(NOT target MATCHES "^sluice_" OR NOT TARGET ${target})
     continue()
@@ -51,7 +56,7 @@ endforeach()
 
 foreach(library sluice_train sluice_c)
   sluice_linked_targets(linked ${library})
-  foreach(target gloo sluice_collectives_gloo)
+  foreach(target gloo sluice_gloo sluice_collectives_gloo)
     if(target IN_LIST linked)
       message(FATAL_ERROR "${library} links ${target}, which belongs to the program alone")
     endif()

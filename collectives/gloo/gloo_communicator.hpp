@@ -37,8 +37,11 @@ struct GlooOptions {
 // else the one that leads to rank 0. The ranks meet at place.port.
 GlooOptions gloo_options_at(const RendezvousPlace& place);
 
-// Waits for all ranks. A group of one uses neither Gloo nor the network. Throws DeviceError if this
-// build has no Gloo, CommunicationError if a connection fails, and what `exchange` throws.
+// Why Gloo cannot be used here: its module or its libraries are missing. Empty if it can.
+std::string gloo_missing();
+
+// Waits for all ranks. A group of one uses neither Gloo nor the network. Throws DeviceError if
+// gloo_missing(), CommunicationError if a connection fails, and what `exchange` throws.
 std::unique_ptr<Communicator> make_gloo_communicator(const GlooOptions& options);
 
 }  // namespace sluice::collectives
