@@ -1,4 +1,4 @@
-# `cmake --install build/release --prefix DIR`: bin/sluice, the machines on paper and the documents.
+# `cmake --install build/release --prefix DIR`: bin/sluice, Gloo's module, the machines on paper and the documents.
 #
 # `cpack --config build/cuda/CPackConfig.cmake -B DIR`: a bundle besides, as one .tar.gz: bin/sluice, the GPU's
 # tests where they were built, and all shared libraries that they need but the C library's and CUDA's own, found
@@ -7,7 +7,8 @@ set(bundled)
 foreach(program sluice test_device_gpu test_kernels_gpu test_collectives_gpu)
   if(TARGET ${program})
     list(APPEND bundled ${program})
-    set_target_properties(${program} PROPERTIES INSTALL_RPATH "$ORIGIN/../lib")
+    set_target_properties(${program} PROPERTIES
+      INSTALL_RPATH "$ORIGIN/../lib" BUILD_WITH_INSTALL_RPATH ON)
     # DT_RPATH, which holds for the libraries' own libraries too.
     target_link_options(${program} PRIVATE -Wl,--disable-new-dtags)
   endif()
@@ -16,6 +17,10 @@ if(TARGET sluice)
   install(TARGETS sluice RUNTIME_DEPENDENCY_SET bundled_libraries
     RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
   list(REMOVE_ITEM bundled sluice)
+endif()
+# Not CMAKE_INSTALL_LIBDIR: where the program looks for it.
+if(TARGET sluice_gloo)
+  install(TARGETS sluice_gloo RUNTIME_DEPENDENCY_SET bundled_libraries LIBRARY DESTINATION lib)
 endif()
 if(bundled)
   install(TARGETS ${bundled} RUNTIME_DEPENDENCY_SET bundled_libraries
@@ -35,7 +40,7 @@ install(FILES share/examples/train_net.c DESTINATION share/sluice/examples COMPO
 install(EXPORT sluiceTargets NAMESPACE sluice:: FILE sluiceConfig.cmake
   DESTINATION "${CMAKE_INSTALL_LIBDIR}/cmake/sluice" COMPONENT dev)
 write_basic_package_version_file("${CMAKE_BINARY_DIR}/sluiceConfigVersion.cmake"
-  VERSION ${SLUICE_API_VERSION} COMPATIBILITY SameMajorVersion)
+  VERSION ${PROJECT_VERSION} COMPATIBILITY SameMajorVersion)
 configure_file(cmake/sluice.pc.in "${CMAKE_BINARY_DIR}/sluice.pc" @ONLY)
 install(FILES "${CMAKE_BINARY_DIR}/sluiceConfigVersion.cmake"
   DESTINATION "${CMAKE_INSTALL_LIBDIR}/cmake/sluice" COMPONENT dev)

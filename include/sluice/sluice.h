@@ -44,8 +44,8 @@ extern "C" {
 #define SLUICE_API
 #define SLUICE_API_VOID
 #endif
-#define SLUICE_VERSION_MAJOR 1
-#define SLUICE_VERSION_MINOR 0
+#define SLUICE_VERSION_MAJOR 0
+#define SLUICE_VERSION_MINOR 2
 #define SLUICE_VERSION_PATCH 0
 
 /* ---- Library: version, errors, log ----------------------------------------------------------- */

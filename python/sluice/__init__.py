@@ -41,7 +41,7 @@ def __dir__():
 
 
 def version():
-    """The version of the loaded library: "1.0.0"."""
+    """The version of the loaded library: "0.2.0"."""
     number = _library.LIBRARY.sluice_version()
     return f"{number >> 16}.{number >> 8 & 255}.{number & 255}"
 

@@ -70,7 +70,9 @@ void traffic_range(const TrafficStreams& streams, std::uint32_t mask, std::int64
 }
 
 const char* target_name() {
-  return hwy::TargetName(HWY_TARGET);
+  // Highway's AVX3 is Intel's AVX-512.
+  const std::string_view name = hwy::TargetName(HWY_TARGET);
+  return name.starts_with("AVX3") ? "AVX-512" : name.data();
 }
 
 }  // namespace sluice::bench::HWY_NAMESPACE

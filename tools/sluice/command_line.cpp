@@ -12,6 +12,7 @@
 #include "base/error.hpp"
 #include "engine/config/config.hpp"
 #include "tools/sluice/arguments.hpp"
+#include "tools/sluice/version_text.hpp"
 
 namespace sluice::cli {
 namespace {
@@ -285,7 +286,7 @@ Command parse_command_line(int argc, char** argv) {
     words = {words.begin(), end};
   }
   CLI::App app{"Sluice trains models larger than GPU memory.", "sluice"};
-  app.set_version_flag("--version", "sluice " SLUICE_VERSION);
+  app.set_version_flag("--version", version_text);
   app.require_subcommand(0, 1);
   bool help_config = false;
   app.add_flag("--help-config", help_config, "Print every configuration key and exit");

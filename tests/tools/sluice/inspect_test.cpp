@@ -12,6 +12,9 @@ class Help : public CliTest {};
 TEST_F(Help, VersionAndHelpEndWell) {
   const ChildOutcome version = succeed({"--version"});
   EXPECT_TRUE(version.out.starts_with("sluice 0.")) << version.out;
+  for (const char* fact : {"\ninstruction set ", "\nlibraries ", "oneDNN", "liburing", "\nGPUs "}) {
+    EXPECT_TRUE(holds(version.out, fact)) << version.out;
+  }
   const ChildOutcome help = succeed({"--help"});
   for (const char* command : {"train", "plan", "doctor", "bench", "report"}) {
     EXPECT_TRUE(holds(help.out, command)) << command;
