@@ -69,7 +69,6 @@ std::string profile_directory() {
   if (::dladdr(here, &found) == 0 || found.dli_fname == nullptr) return {};
   fs::path folder = fs::canonical(found.dli_fname, unknown).parent_path();
   if (unknown) return {};
-  if (fs::is_directory(folder / "hardware", unknown)) return (folder / "hardware").string();
   for (int levels = 0; levels < 2; ++levels) {
     folder = folder.parent_path();
     const fs::path shared = folder / "share" / "sluice" / "hardware";

@@ -187,26 +187,10 @@ FUNCTIONS = {
 DESTROYS = ("sluice_engine_destroy", "sluice_allocator_destroy", "sluice_session_destroy", "sluice_pager_destroy")
 
 
-def load_vendored(folder):
-    """Loads the libraries of a wheel, each after those that it needs. The loader then finds them by name."""
-    waiting = sorted(folder.glob("*.so*"))
-    while waiting:
-        failed = []
-        for path in waiting:
-            try:
-                ctypes.CDLL(str(path))
-            except OSError as error:
-                failed.append((path, error))
-        if len(failed) == len(waiting):
-            raise failed[0][1]
-        waiting = [path for path, _ in failed]
-
-
 def open_library():
-    """libsluice.so.1 with the types of its functions."""
-    beside = pathlib.Path(__file__).with_name("libsluice.so.1")
-    load_vendored(beside.with_name("libs"))
-    library = ctypes.CDLL(str(beside) if beside.exists() else os.environ.get("SLUICE_LIBRARY", "libsluice.so.1"))
+    """libsluice.so.1 with the types of its functions: the wheel's, or the one that SLUICE_LIBRARY names."""
+    own = pathlib.Path(__file__).with_name("lib") / "libsluice.so.1"
+    library = ctypes.CDLL(str(own) if own.exists() else os.environ.get("SLUICE_LIBRARY", "libsluice.so.1"))
     for name, arguments in FUNCTIONS.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, c_int32
