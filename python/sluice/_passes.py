@@ -89,8 +89,11 @@ class _Entry:
         self._hooks = None
 
     def hide_hooks(self):
-        """TransformerEncoderLayer counts hooks, and takes another path with other last bits if there are some."""
+        """TransformerEncoderLayer counts hooks, and takes another path with other last bits if there are some. Not in
+        compiled code, which takes the length for the truth value."""
         module = self.module
+        if torch._C._dynamo.eval_frame.get_eval_frame_callback() is not None:
+            return
         self._hooks = module._forward_pre_hooks, module._forward_hooks
         module._forward_pre_hooks, module._forward_hooks = (_Uncounted(hooks) for hooks in self._hooks)
 

@@ -18,9 +18,7 @@ class Callback(TrainerCallback):
     def on_train_begin(self, args, state, control, model=None, optimizer=None, **others):
         if args.n_gpu > 1:
             raise InputError("the Trainer would use torch.nn.DataParallel; offload() trains on one device")
-        # accelerate wraps the optimizer; each train() makes a new one.
-        while hasattr(optimizer, "optimizer"):
-            optimizer = optimizer.optimizer
+        # Each train() makes a new optimizer.
         if is_offloaded(model):
             restore(model)
         offload(model, optimizer, self._config)
