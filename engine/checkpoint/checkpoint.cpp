@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "base/directory.hpp"
@@ -68,20 +69,57 @@ CheckpointFound verified(const fs::path& path) {
   return found;
 }
 
-// Returns the value of the key `path`. A key that an older version did not know has its default
-// value.
-std::string value_in(const std::map<std::string, std::string>& settings, const std::string& path) {
-  const auto entry = settings.find(path);
-  if (entry != settings.end()) return entry->second;
+// The default value of the key `path`, as TOML.
+std::string default_of(const std::string& path) {
   const config::ConfigKey* key = config::find_config_key(path);
   if (key == nullptr) return "not set";
   return config::format_value(*key, key->read(config::Config{}));
 }
 
-// Throws InputError naming the first key, in alphabetical order, that has another value now. Data
-// are compared by fingerprint and not by path, and check_steps() compares the number of steps.
+std::string value_in(const std::map<std::string, std::string>& settings, const std::string& path) {
+  const auto entry = settings.find(path);
+  return entry != settings.end() ? entry->second : default_of(path);
+}
+
+// A key that determines the result of the run or of the configuration, with its values. Empty: it
+// does not stand in those settings.
+struct ChangedSetting {
+  std::string path;
+  std::optional<std::string> before, now;
+  bool is_choice = false;  // a choice decides whether other keys count, so it is named before them
+};
+
+// The sentence that names the change. Settings leave out keys without effect, and such a key may have
+// any value: no sentence claims one.
+std::string describe_change(const ChangedSetting& change, const config::Config& config) {
+  if (!change.before) {
+    return "does not name " + change.path + ", which determines the result and is " + *change.now +
+           " now";
+  }
+  const std::string made = "was made with " + change.path + " = " + *change.before + ", which ";
+  if (change.now) return made + "is " + *change.now + " now";
+  const config::ConfigKey* key = config::find_config_key(change.path);
+  const std::string given =
+      key == nullptr ? "not set" : config::format_value(*key, key->read(config));
+  return made + (given == *change.before ? "has no effect now" : "is " + given + " now");
+}
+
+// The lowest is named. A key that has the same value and no effect any more follows from another
+// change; so it comes last. Then choices go before other keys, and values that both settings have
+// before those that the run or the configuration alone has.
+std::tuple<bool, bool, int, std::string> order_of(const ChangedSetting& change,
+                                                  const config::Config& config) {
+  const bool follows =
+      change.before && !change.now && describe_change(change, config).ends_with("no effect now");
+  const int sides = change.before && change.now ? 0 : change.before ? 1 : 2;
+  return {follows, !change.is_choice, sides, change.path};
+}
+
+// Throws InputError naming a key that has another value now. Data are compared by fingerprint and not
+// by path, and check_steps() compares the number of steps.
 void check_settings(const CheckpointManifest& manifest, const std::string& where,
-                    const std::map<std::string, std::string>& now) {
+                    const config::Config& config) {
+  const std::map<std::string, std::string> now = config::result_settings(config);
   std::set<std::string> keys;
   for (const auto* settings : {&manifest.settings, &now}) {
     for (const auto& [key, value] : *settings) keys.insert(key);
@@ -89,19 +127,36 @@ void check_settings(const CheckpointManifest& manifest, const std::string& where
   keys.erase(kDataKey);
   keys.erase(kStepsKey);
   for (const char* key : config::kGroupKeys) keys.erase(key);
-  for (const std::string& key : keys) {
-    const std::string before = value_in(manifest.settings, key);
-    if (before == value_in(now, key)) continue;
-    if (key == config::kMatricesSetting) {
-      throw InputError(where +
-                       ": was made by a version whose optimizer updated attention.qkv and mlp.up "
-                       "as one matrix each; this version updates q, k, v, gate and up apart, so "
-                       "this run cannot go on; start a new run");
+  std::vector<ChangedSetting> changes;
+  for (const std::string& path : keys) {
+    ChangedSetting change;
+    change.path = path;
+    if (const auto at = manifest.settings.find(path); at != manifest.settings.end()) {
+      change.before = at->second;
     }
-    throw InputError(where + ": was made with " + key + " = " + before + ", which is " +
-                     value_in(now, key) +
-                     " now; resume with the configuration in the run directory's config.toml");
+    if (const auto at = now.find(path); at != now.end()) change.now = at->second;
+    const config::ConfigKey* key = config::find_config_key(path);
+    change.is_choice = key != nullptr && key->kind == config::ConfigKind::kChoice;
+    // A version that did not know the key had its default; a key that only some rules read is always
+    // written where it is read.
+    if (!change.before && key != nullptr && key->determines_result)
+      change.before = default_of(path);
+    if (change.before.value_or("") == change.now.value_or(default_of(path))) continue;
+    changes.push_back(std::move(change));
   }
+  if (changes.empty()) return;
+  const auto& first = *std::min_element(changes.begin(), changes.end(),
+                                        [&](const ChangedSetting& a, const ChangedSetting& b) {
+                                          return order_of(a, config) < order_of(b, config);
+                                        });
+  if (first.path == config::kMatricesSetting) {
+    throw InputError(where +
+                     ": was made by a version whose optimizer updated attention.qkv and mlp.up "
+                     "as one matrix each; this version updates q, k, v, gate and up apart, so "
+                     "this run cannot go on; start a new run");
+  }
+  throw InputError(where + ": " + describe_change(first, config) +
+                   "; resume with the configuration in the run directory's config.toml");
 }
 
 // The run may go on for longer, or end earlier, but not before the step that it has reached.
@@ -164,7 +219,7 @@ void check_checkpoint(const CheckpointFound& found, const config::Config& config
   const SafetensorsReader reader(found.directory + "/" + kStateFile);
   const model::ParameterTable table = config::parameter_table(config, model);
   ModelState::check_weights(reader, model, table);
-  check_settings(found.manifest, found.directory, config::result_settings(config));
+  check_settings(found.manifest, found.directory, config);
   ModelState::check(reader, model, table);
   check_manifest(found.manifest, found.directory, config, data_fingerprint);
   if (ModelState::weights_hash_in(reader, model, table) != found.manifest.weights_hash) {
@@ -175,7 +230,7 @@ void check_checkpoint(const CheckpointFound& found, const config::Config& config
 
 void check_manifest(const CheckpointManifest& manifest, const std::string& where,
                     const config::Config& config, const std::string& data_fingerprint) {
-  check_settings(manifest, where, config::result_settings(config));
+  check_settings(manifest, where, config);
   if (config::batch_shape(config).dtype == DType::kF16 && !manifest.loss_scale) {
     throw InputError(where + ": 'loss_scale' is missing, without which fp16 training cannot go on");
   }

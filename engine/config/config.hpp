@@ -242,7 +242,8 @@ struct RanksProblem {
 };
 std::optional<RanksProblem> ranks_problem(const Config& config);
 
-// The resolved configuration; parse_config reads the TOML back to an equal Config.
+// The resolved configuration with every key; parse_config reads the TOML back to an equal Config.
+// Derived values that do not determine the result stand in comments, so that they follow overrides.
 std::string config_to_toml(const Config& config);
 // One object, a member per section, on one line.
 std::string config_to_json(const Config& config);

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/digest.hpp"
+#include "engine/config/resolve.hpp"
 #include "engine/config/schema.hpp"
 
 namespace sluice::model {
@@ -26,7 +27,16 @@ std::pair<std::string, std::string> split_path(const std::string& path) {
 
 }  // namespace
 
+// A derived value follows the keys that it is derived from when one of them is changed later, so it
+// stands in a comment. One that determines the result is pinned: with another value a run could not
+// go on.
 std::string config_to_toml(const Config& config) {
+  const Config anew = derived_anew(config);
+  const std::map<std::string, std::string> decisive = result_settings(config);
+  const auto is_derived = [&](const ConfigKey& key) {
+    return !key.derived_default.empty() && !decisive.contains(key.path) &&
+           key.read(config) == key.read(anew);
+  };
   std::string text;
   std::string section;
   for (const ConfigKey& key : config_schema()) {
@@ -35,6 +45,7 @@ std::string config_to_toml(const Config& config) {
       text += (section.empty() ? "[" : "\n[") + top + "]\n";
       section = top;
     }
+    text += is_derived(key) ? "# derived: " : "";
     text += key.path.substr(top.size() + 1) + " = " + format_value(key, key.read(config)) + "\n";
   }
   return text;
@@ -106,8 +117,10 @@ bool updates_logical_matrices(const Config& config) {
 
 namespace {
 
-// Delayed updates depend on the weights that a micro-batch finds: on the rule, on the place where the
-// pipeline drains, and, but for 2BW, on the number of its ranks.
+// Delayed updates depend on the weights that a micro-batch reads: on the rule and on the place where
+// the pipeline drains. Under 2BW those are the weights of an update. Under PipeDream they follow the
+// passes of a pipeline: its ranks set how far a micro-batch runs ahead, and the number of pipelines
+// sets the micro-batches of each.
 void add_delays(const Config& config, std::map<std::string, std::string>& settings) {
   if (!config.parallel.delays_updates()) return;
   if (config.parallel.has_server_order()) {
@@ -122,7 +135,7 @@ void add_delays(const Config& config, std::map<std::string, std::string>& settin
     return;
   }
   for (const ConfigKey& key : config_schema()) {
-    const bool counts_ranks = key.path == "parallel.pipeline" &&
+    const bool counts_ranks = (key.path == "parallel.pipeline" || key.path == "parallel.data") &&
                               config.parallel.schedule != Config::PipelineSchedule::kTwoBw;
     if (key.path == "parallel.schedule" || key.path == "parallel.updates" || counts_ranks) {
       settings[key.path] = format_value(key, key.read(config));

@@ -315,7 +315,7 @@ void check_delays(const Config& config, const ConfigOrigins& origins) {
     throw InputError(origins.of("parallel.updates") + ": " + updates +
                      " has a meaning with parallel.schedule = \"pipedream\", "
                      "\"pipedream-vsync\" or \"2bw\", and with parallel.server_mode = \"asp\" or "
-                     "\"rotating\" alone; leave it out");
+                     "\"rotating\" alone; leave it out, or set it to 1");
   }
   const bool of_server = parallel.has_server_order();
   const std::string who = of_server ? "a server that makes several updates in one schedule "
@@ -427,6 +427,14 @@ void check_transport(const Config& config, const ConfigOrigins& origins) {
 
 std::string default_checkpoint_dir(const std::string& log_dir) {
   return log_dir + "/checkpoints";
+}
+
+Config derived_anew(const Config& config) {
+  Config anew = config;
+  anew.memory.storage_paths.clear();
+  anew.checkpoint.dir.clear();
+  derive_defaults(anew, ConfigOrigins(""));
+  return anew;
 }
 
 void resolve_config(Config& config, const ConfigOrigins& origins) {

@@ -32,4 +32,8 @@ class ConfigOrigins {
 // disagree.
 void resolve_config(Config& config, const ConfigOrigins& origins);
 
+// The configuration with all derived defaults derived once more from its other keys. train.accumulate
+// stays: it follows train.batch only where that is given.
+Config derived_anew(const Config& config);
+
 }  // namespace sluice::config

@@ -646,6 +646,59 @@ TEST(ResultSettings, AnAsynchronousServerBelongsToItsRanks) {
       with({"train.accumulate=4"}));
 }
 
+// PipeDream's versions follow the passes of a pipeline, 2BW's the updates.
+TEST(ResultSettings, PipeDreamBelongsToItsPipelines) {
+  const auto with = [&](const std::string& schedule, std::vector<std::string> more) {
+    for (const char* setting : {"train.clip=0", "model.tie_embeddings=false", "train.steps=12",
+                                "train.accumulate=8", "parallel.pipeline=2"}) {
+      more.emplace(more.begin(), setting);
+    }
+    more.push_back("parallel.schedule=" + schedule);
+    return result_settings(parse(kSmall, more));
+  };
+  for (const char* mesh : {"parallel.data=2", "parallel.pipeline=3"}) {
+    EXPECT_NE(with("pipedream", {mesh}), with("pipedream", {}));
+    EXPECT_NE(with("pipedream-vsync", {mesh}), with("pipedream-vsync", {}));
+    EXPECT_EQ(with("2bw", {mesh}), with("2bw", {}));
+  }
+}
+
+// A value that was derived follows the keys that it comes from, also where the dump is read with
+// overrides; one that determines the result stays.
+TEST(Config, DerivedValuesOfADumpFollowOverrides) {
+  const auto again = [](const std::vector<std::string>& first,
+                        const std::vector<std::string>& then) {
+    return parse(config_to_toml(parse(kSmall, first)), then);
+  };
+  const std::vector<std::string> v{"parallel.pipeline=2", "parallel.schedule=zb-v"};
+  EXPECT_EQ(again(v, {}).parallel.virtual_stages, 2);
+  for (const auto& [schedule, stages] :
+       {std::pair("1f1b", 1), {"gpipe", 1}, {"interleaved", 2}, {"zb-v", 2}}) {
+    EXPECT_EQ(again(v, {std::string("parallel.schedule=") + schedule}).parallel.virtual_stages,
+              stages);
+  }
+  std::vector<std::string> given = v;
+  given[1] = "parallel.schedule=interleaved";
+  given.emplace_back("parallel.virtual_stages=3");
+  EXPECT_EQ(again(given, {"parallel.schedule=vertical"}).parallel.virtual_stages, 3);
+  const std::vector<std::string> delays{"train.clip=0",         "model.tie_embeddings=false",
+                                        "train.steps=12",       "train.accumulate=12",
+                                        "parallel.server=true", "parallel.data=2"};
+  std::vector<std::string> rotating = delays;
+  rotating.emplace_back("parallel.server_mode=rotating");
+  EXPECT_EQ(again(rotating, {}).parallel.updates, 12);
+  EXPECT_EQ(again(rotating, {"parallel.data=4"}).parallel.updates, 12);
+  EXPECT_EQ(
+      again(rotating, {"parallel.data=1", "parallel.server=false", "parallel.server_mode=bsp"})
+          .parallel.updates,
+      1);
+  std::vector<std::string> pinned{"train.clip=0",       "model.tie_embeddings=false",
+                                  "train.steps=8",      "parallel.pipeline=2",
+                                  "train.accumulate=4", "parallel.schedule=2bw"};
+  EXPECT_EQ(again(pinned, {"train.steps=16"}).parallel.updates, 8);
+  EXPECT_EQ(again({"log.dir=a"}, {}).memory.storage_paths, std::vector<std::string>{"a/storage"});
+}
+
 // Sums around a ring have the bits of one number of ranks; all other ways to divide a step among ranks
 // have those of one.
 TEST(ResultSettings, OnlyARingBelongsToItsNumberOfRanks) {
