@@ -4,15 +4,17 @@
 //     heard   0 -> rank   magic
 //     answer  0 -> rank   magic, verdict, bytes of body, body
 //
-// "heard" comes at once. Without it another program listens at the port, and the rank refuses to
-// wait for it; where a launcher has bound the port, rank 0 may only be slow to start.
+// "heard" comes at once. Without it the rank refuses to wait, since another program may listen at
+// the port; where a launcher has bound the port, rank 0 may only be slow to start.
 //
 // Rank 0 polls its listener and all connections. A connection that sends a complete hello has
 // greeted; one that sends anything else, or nothing for kGreetingSeconds, is closed. Once all ranks
-// have greeted, rank 0 answers each with all messages in rank order. On a disagreement or a timeout
-// every rank that has greeted receives the text of the error. The other ranks repeat connect, hello
-// and answer until they have an answer or the deadline passes. Lengths from the network are checked
-// before memory is allocated, and at most kMostUngreeted connections may be pending.
+// have greeted, rank 0 answers each with all messages in rank order. On a disagreement, a timeout or
+// a rank that a launcher reports as lost (a hello with a magic number of its own) every rank that has
+// greeted receives the text of the error. The other ranks repeat connect, hello and answer until
+// they have an answer or the deadline passes. Lengths from the network are checked before memory is
+// allocated. A rank greets as soon as it has connected, so the oldest connection that has not greeted
+// gives way to a new one: silent connections neither keep ranks out nor take many descriptors.
 #include "collectives/rendezvous.hpp"
 
 #include <poll.h>
@@ -40,6 +42,7 @@ using Bytes = std::vector<std::byte>;
 // numbers differ: a socket that connects to an unused port of its own machine may connect to itself
 // and would read back its own greeting.
 constexpr std::string_view kHello = "SLUICEr2", kHeard = "SLUICEh2", kAnswer = "SLUICEa2";
+constexpr std::string_view kLostRank = "SLUICEg2";  // a launcher's, in the name of a rank
 constexpr std::size_t kMagicBytes = 8;
 constexpr std::size_t kHelloBytes = kMagicBytes + 4 * 4;   // rank, size, bytes of job, of message
 constexpr std::size_t kAnswerBytes = kMagicBytes + 2 * 4;  // verdict, bytes
@@ -53,7 +56,10 @@ constexpr double kHeardSeconds = 3;
 constexpr double kOccupantSeconds = 2;
 // Pause before the next attempt to connect.
 constexpr std::chrono::milliseconds kRetryPause{50};
-constexpr std::size_t kMostUngreeted = 256;
+// Connections that have not greeted, and those that are accepted between two looks at all: each is
+// looked at once at least before others can push it out.
+constexpr std::size_t kMostUngreeted = 32;
+constexpr std::size_t kMostAccepted = kMostUngreeted / 2;
 
 void put(Bytes& to, std::uint32_t number) {
   for (int shift = 0; shift < 32; shift += 8) to.push_back(std::byte(number >> shift & 0xffu));
@@ -82,6 +88,7 @@ std::string place_name(const RendezvousPlace& place) {
 struct Hello {
   std::uint32_t rank = 0, size = 0;
   std::string job, message;
+  bool is_lost = false;  // the message says that this rank has ended
 };
 
 // One connection at rank 0.
@@ -121,7 +128,8 @@ void Guest::read() {
 void Guest::take(std::span<const std::byte> bytes) {
   received.insert(received.end(), bytes.begin(), bytes.end());
   // A rank sends nothing after its greeting.
-  gone = greeted() || !begins_with(received, kHello);
+  const bool is_lost = begins_with(received, kLostRank);
+  gone = greeted() || (!begins_with(received, kHello) && !is_lost);
   if (gone || received.size() < kHelloBytes) return;
   const std::byte* const fields = received.data() + kMagicBytes;
   const std::uint32_t job_bytes = number_at(fields + 8), message_bytes = number_at(fields + 12);
@@ -130,14 +138,28 @@ void Guest::take(std::span<const std::byte> bytes) {
   if (gone || received.size() < wanted()) return;
   const std::byte* const texts = received.data() + kHelloBytes;
   hello = Hello{number_at(fields), number_at(fields + 4), text_at(texts, job_bytes),
-                text_at(texts + job_bytes, message_bytes)};
+                text_at(texts + job_bytes, message_bytes), is_lost};
   Bytes heard;
   put(heard, kHeard);
   // A rank that has died meanwhile is noticed by its connection.
   static_cast<void>(send_all(socket, heard, Deadline::after_seconds(1)));
 }
 
-enum class Verdict : std::uint32_t { kWelcome, kDisagrees, kTooLate, kOtherJob, kTaken };
+// Takes waiting connections.
+void admit(const Socket& listener, std::vector<Guest>& guests) {
+  for (std::size_t i = 0; i < kMostAccepted; ++i) {
+    Socket socket = accept_from(listener);
+    if (!socket) return;
+    const auto silent = [](const Guest& guest) { return !guest.greeted(); };
+    if (std::count_if(guests.begin(), guests.end(), silent) >=
+        static_cast<std::ptrdiff_t>(kMostUngreeted)) {
+      guests.erase(std::find_if(guests.begin(), guests.end(), silent));
+    }
+    guests.emplace_back().socket = std::move(socket);
+  }
+}
+
+enum class Verdict : std::uint32_t { kWelcome, kDisagrees, kTooLate, kOtherJob, kTaken, kLost };
 
 std::string describe_other_job(const RendezvousPlace& place) {
   return "rank 0 of another job listens at " + place_name(place) +
@@ -252,20 +274,16 @@ class Host {
     for (Guest& guest : guests_) {
       const bool greeted_before = guest.greeted();
       guest.read();
-      if (!guest.gone && guest.greeted() && !greeted_before) newcomers_.push_back(&guest);
+      // A launcher that reports a lost rank has gone by now.
+      const bool counts = guest.greeted() && (!guest.gone || guest.hello->is_lost);
+      if (counts && !greeted_before) newcomers_.push_back(&guest);
       if (!guest.greeted() && guest.greeting.passed()) guest.gone = true;
     }
     for (Guest* const guest : newcomers_) check(*guest);
     newcomers_.clear();
     std::erase_if(guests_, [](const Guest& guest) { return guest.gone; });
-    while (guests_.size() - greeted() < kMostUngreeted) {
-      Socket socket = accept_from(listener_);
-      if (!socket) break;
-      guests_.emplace_back().socket = std::move(socket);
-    }
+    admit(listener_, guests_);
   }
-
-  std::size_t greeted() const { return static_cast<std::size_t>(place_.size - 1) - missing(); }
 
   void check(Guest& guest) {
     const Hello& hello = *guest.hello;
@@ -274,6 +292,12 @@ class Host {
       guest.gone = true;
       guest.hello.reset();
       return;
+    }
+    if (hello.is_lost) {
+      const std::string why = shown(hello.message);
+      guest.hello.reset();
+      refuse_all(Verdict::kLost, why);
+      throw RankLost(why);
     }
     const auto size = static_cast<std::uint32_t>(place_.size);
     if (hello.size == size && hello.rank == 0) disagree(describe_twice(0, place_));
@@ -347,13 +371,30 @@ bool is_heard(const RendezvousPlace& place, const Socket& socket, Deadline deadl
       receive_all(socket, heard, waits || deadline.time() < limit.time() ? deadline : limit);
   if (answered && begins_with(heard, kHeard)) return true;
   // Its own hello: the socket has connected to itself, and nobody listens.
-  const bool is_stranger = answered && !begins_with(heard, kHello);
-  if (is_stranger || (!answered && !waits && limit.passed())) {
-    throw InputError("rank " + std::to_string(place.rank) + " reached " + place_name(place) +
-                     ", where another program listens and not rank 0; give the job a free "
-                     "MASTER_PORT");
+  const std::string reached =
+      "rank " + std::to_string(place.rank) + " reached " + place_name(place) + ", where ";
+  if (answered && !begins_with(heard, kHello)) {
+    throw InputError(reached +
+                     "another program listens and not rank 0; give the job a free MASTER_PORT");
+  }
+  if (!answered && !waits && limit.passed()) {
+    throw InputError(reached + "nothing has answered as rank 0 does within " +
+                     std::to_string(static_cast<int>(kHeardSeconds)) +
+                     " s; if another program listens there, give the job a free MASTER_PORT");
   }
   return false;
+}
+
+Bytes hello_of(const RendezvousPlace& place, std::string_view magic, const std::string& message) {
+  Bytes hello;
+  put(hello, magic);
+  put(hello, static_cast<std::uint32_t>(place.rank));
+  put(hello, static_cast<std::uint32_t>(place.size));
+  put(hello, static_cast<std::uint32_t>(place.job.size()));
+  put(hello, static_cast<std::uint32_t>(message.size()));
+  put(hello, place.job);
+  put(hello, message);
+  return hello;
 }
 
 // One attempt. Returns nothing if rank 0 was not there, or if another program answered.
@@ -361,15 +402,7 @@ std::optional<Meeting> ask(const RendezvousPlace& place, const std::string& mess
                            Deadline deadline) {
   Socket socket = connect_to(place.address, place.port, deadline);
   if (!socket) return std::nullopt;
-  Bytes hello;
-  put(hello, kHello);
-  put(hello, static_cast<std::uint32_t>(place.rank));
-  put(hello, static_cast<std::uint32_t>(place.size));
-  put(hello, static_cast<std::uint32_t>(place.job.size()));
-  put(hello, static_cast<std::uint32_t>(message.size()));
-  put(hello, place.job);
-  put(hello, message);
-  if (!send_all(socket, hello, deadline)) return std::nullopt;
+  if (!send_all(socket, hello_of(place, kHello, message), deadline)) return std::nullopt;
   if (!is_heard(place, socket, deadline)) return std::nullopt;
   Bytes head(kAnswerBytes);
   if (!receive_all(socket, head, deadline) || !begins_with(head, kAnswer)) return std::nullopt;
@@ -384,6 +417,7 @@ std::optional<Meeting> ask(const RendezvousPlace& place, const std::string& mess
   if (verdict == Verdict::kDisagrees) throw RanksDisagree(text, true);
   if (verdict == Verdict::kOtherJob || verdict == Verdict::kTaken) throw InputError(text);
   if (verdict == Verdict::kTooLate) throw TimeoutError(text);
+  if (verdict == Verdict::kLost) throw RankLost(text);
   Meeting meeting;
   meeting.messages = messages_in(body, place.size);
   meeting.sockets.push_back(std::move(socket));
@@ -408,10 +442,18 @@ Meeting meet_ranks(const RendezvousPlace& place, const std::string& message, Dea
   }
 }
 
-Door::Door(RendezvousPlace place, Socket listener, std::function<bool()> is_open)
+void report_lost_rank(const RendezvousPlace& place, const std::string& why) {
+  const Deadline deadline = Deadline::after_seconds(1);
+  const Socket socket = connect_to(place.address, place.port, deadline);
+  // A rank 0 that does not listen has met the others, or ends by itself.
+  if (socket) static_cast<void>(send_all(socket, hello_of(place, kLostRank, why), deadline));
+}
+
+Door::Door(RendezvousPlace place, Socket listener, std::function<bool()> is_open, std::string lost)
     : place_(std::move(place)),
       listener_(std::move(listener)),
       is_open_(std::move(is_open)),
+      lost_(std::move(lost)),
       thread_(start_thread("door", [this](const std::stop_token& stop) { serve(stop); })) {}
 
 void Door::serve(const std::stop_token& stop) noexcept {
@@ -428,10 +470,13 @@ void Door::serve(const std::stop_token& stop) noexcept {
         continue;
       }
       guest.gone = true;
-      if (!is_open_()) continue;
       const Hello& hello = *guest.hello;
+      // The control plane has noticed a rank that a launcher reports as lost.
+      if (hello.is_lost || !is_open_()) continue;
       if (hello.job != place_.job) {
         refuse(guest, Verdict::kOtherJob, describe_other_job(place_));
+      } else if (!lost_.empty()) {
+        refuse(guest, Verdict::kLost, lost_);
       } else if (hello.size != static_cast<std::uint32_t>(place_.size)) {
         refuse(guest, Verdict::kTaken, describe_other_size(hello, place_));
       } else {
@@ -439,8 +484,7 @@ void Door::serve(const std::stop_token& stop) noexcept {
       }
     }
     std::erase_if(guests, [](const Guest& guest) { return guest.gone; });
-    if (guests.size() == kMostUngreeted) continue;
-    if (Socket socket = accept_from(listener_)) guests.emplace_back().socket = std::move(socket);
+    admit(listener_, guests);
   }
 }
 

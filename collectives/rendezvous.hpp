@@ -59,18 +59,31 @@ class RanksDisagree : public InputError {
   bool told_elsewhere_;
 };
 
+// A rank's process ended before all ranks had met, and its launcher said so. The message names it.
+class RankLost : public Error {
+ public:
+  using Error::Error;
+};
+
 // Returns every rank's message in rank order, the same on all ranks. A group of one uses no
 // network. Throws TimeoutError, which names the missing ranks (on rank 0) or the awaited answer (on
-// others), RanksDisagree, and InputError on a rank that has reached another job.
+// others), RanksDisagree, RankLost, and InputError on a rank that has reached another job.
 Meeting meet_ranks(const RendezvousPlace& place, const std::string& message, Deadline deadline);
+
+// For a launcher: tells rank 0 that rank `place.rank` has ended. Ranks that have not all met then
+// throw RankLost with the sentence `why`; a group that has met notices by itself.
+void report_lost_rank(const RendezvousPlace& place, const std::string& why);
+
 // Rank 0's port behind the meeting. A thread tells a process that comes too late why it has no place:
 // its number is taken, or it counts other ranks, or belongs to another job. meet_ranks() throws
 // InputError there.
 class Door {
  public:
   // is_open: false from the first fault on, when a rank of the next attempt may be knocking; it is
-  // let go without an answer, and tries again.
-  Door(RendezvousPlace place, Socket listener, std::function<bool()> is_open);
+  // let go without an answer, and tries again. lost: a launcher answers in the place of a rank 0 that
+  // has ended, and every rank of the job throws RankLost with this text.
+  Door(RendezvousPlace place, Socket listener, std::function<bool()> is_open,
+       std::string lost = {});
 
  private:
   void serve(const std::stop_token& stop) noexcept;
@@ -78,6 +91,7 @@ class Door {
   const RendezvousPlace place_;
   const Socket listener_;
   const std::function<bool()> is_open_;
+  const std::string lost_;
   std::jthread thread_;
 };
 

@@ -1,6 +1,11 @@
 // Transfers over Gloo's unbound buffers. All receives of a call are posted, then all sends, then
 // each is waited for with what is left of the deadline. The buffer that fails names the peer.
 //
+// Gloo takes the first program that connects to a port of a pair as the peer. So the ranks exchange
+// secrets with their addresses, and each sends its peer that peer's secret over the new connection.
+// If one does not arrive, or a rank could not connect because its place was taken, all ranks close
+// their connections and make new ones at other ports.
+//
 // Gloo 0.5 has three habits that this file lives with. A wait that times out fails all pairs of its
 // context, so no wait here is shorter than the call's deadline. Closing a context's connections
 // does not wake its own waiters, so abort() wakes each buffer. And it writes to sockets without
@@ -14,8 +19,10 @@
 #include <gloo/transport/unbound_buffer.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/random.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <ctime>
 #include <map>
@@ -32,6 +39,9 @@ namespace {
 using Buffers = std::vector<std::unique_ptr<::gloo::transport::UnboundBuffer>>;
 // A connection to a rank that was stopped meanwhile ends no sooner.
 constexpr std::chrono::milliseconds kConnectTimeout{8000};
+// To connect to all ranks.
+constexpr int kMostAttempts = 5;
+constexpr std::string_view kConnected = "connected";
 
 using GlooDevice = std::shared_ptr<::gloo::transport::Device>;
 
@@ -78,7 +88,10 @@ class AddressStore final : public ::gloo::rendezvous::Store {
       if (end == std::string::npos) throw DeviceError("a rank sent malformed addresses to Gloo");
       values_[pair.substr(0, end)] = pair.substr(end + 1);
     }
+    ++rounds_;
   }
+  // How often the ranks have exchanged keys.
+  int rounds() const { return rounds_; }
   std::vector<char> get(const std::string& key) override {
     const auto found = values_.find(key);
     if (found == values_.end()) {
@@ -92,7 +105,18 @@ class AddressStore final : public ::gloo::rendezvous::Store {
   const MessageExchange exchange_;
   const Deadline deadline_;
   std::map<std::string, std::string> values_;
+  int rounds_ = 0;
 };
+constexpr int kAddressRounds = 2;
+
+// 128 bits that nobody guesses. IoError.
+std::string make_secret() {
+  std::string secret(16, '\0');
+  if (::getrandom(secret.data(), secret.size(), 0) != static_cast<ssize_t>(secret.size())) {
+    throw IoError("getrandom", "connections of a group", 0, secret.size(), errno);
+  }
+  return secret;
+}
 
 std::chrono::milliseconds time_left(Deadline deadline) {
   const auto left =
@@ -124,22 +148,20 @@ std::string text_of(const std::exception& error) {
 class GlooCommunicator final : public Communicator {
  public:
   GlooCommunicator(const GlooOptions& options, GlooDevice device)
-      : Communicator(options.rank, options.size),
-        options_(options),
-        device_(std::move(device)),
-        context_(std::make_shared<::gloo::rendezvous::Context>(options.rank, options.size)) {
+      : Communicator(options.rank, options.size), options_(options), device_(std::move(device)) {
     const BlockedSigpipe blocked;
     const Deadline deadline = Deadline::after_seconds(options.start_seconds);
-    AddressStore store(options.exchange, deadline);
-    // All ranks are there, for they exchange their addresses first. Gloo waits five times as long.
-    context_->setTimeout(std::clamp<std::chrono::milliseconds>(
-        time_left(deadline) / 5, std::chrono::milliseconds(100), kConnectTimeout / 5));
-    try {
-      context_->connectFullMesh(store, device_);
-    } catch (const Error&) {
-      throw;
-    } catch (const std::exception& error) {
-      throw CommunicationError(-1, "connect", describe_place() + ": " + text_of(error));
+    for (int attempt = 1;; ++attempt) {
+      const std::vector<std::string> problems = options.exchange(connect(deadline), deadline);
+      const auto problem = std::find_if(problems.begin(), problems.end(),
+                                        [](const std::string& text) { return text != kConnected; });
+      if (problem == problems.end()) return;
+      if (attempt == kMostAttempts || deadline.passed()) {
+        throw CommunicationError(-1, "connect",
+                                 *problem +
+                                     "; another program may have connected to a port of "
+                                     "this job");
+      }
     }
   }
   ~GlooCommunicator() override {
@@ -208,6 +230,60 @@ class GlooCommunicator final : public Communicator {
   }
 
  private:
+  // Makes connections to all ranks. Returns kConnected, or a sentence that names the rank with which
+  // there is none. Errors of the exchange pass.
+  std::string connect(Deadline deadline) {
+    const std::string secret = make_secret();
+    std::vector<std::string> secrets = options_.exchange(secret, deadline);
+    context_ = std::make_shared<::gloo::rendezvous::Context>(rank(), size());
+    AddressStore store(options_.exchange, deadline);
+    // All ranks are there, for they exchange their addresses first. Gloo waits five times as long.
+    context_->setTimeout(std::clamp<std::chrono::milliseconds>(
+        time_left(deadline) / 5, std::chrono::milliseconds(100), kConnectTimeout / 5));
+    try {
+      context_->connectFullMesh(store, device_);
+    } catch (const Error&) {
+      throw;
+    } catch (const std::exception& error) {
+      const std::string text = describe_place() + ": " + text_of(error);
+      // Others wait in an exchange that this rank has not come to.
+      if (store.rounds() < kAddressRounds) throw CommunicationError(-1, "connect", text);
+      return text;
+    }
+    const int stranger = find_stranger(secret, secrets);
+    if (stranger < 0) return std::string(kConnected);
+    // Ranks that wait for this one notice now.
+    context_->closeConnections();
+    return describe_place() + " has no connection to rank " + std::to_string(stranger);
+  }
+
+  // The first rank from which this rank's secret does not arrive; -1: there is none.
+  int find_stranger(const std::string& secret, std::vector<std::string>& secrets) {
+    std::vector<std::string> received(secrets.size(), std::string(secret.size(), '\0'));
+    Buffers buffers;
+    int peer = -1;
+    try {
+      for (peer = 0; peer < size(); ++peer) {
+        if (peer == rank()) continue;
+        const auto at = static_cast<std::size_t>(peer);
+        buffers.push_back(context_->createUnboundBuffer(received[at].data(), received[at].size()));
+        buffers.back()->recv(peer, slot_of("connect", 0, secret.size()));
+        buffers.push_back(context_->createUnboundBuffer(secrets[at].data(), secrets[at].size()));
+        buffers.back()->send(peer, slot_of("connect", 0, secrets[at].size()));
+      }
+      std::size_t next = 0;
+      for (peer = 0; peer < size(); ++peer) {
+        if (peer == rank()) continue;
+        const bool came = buffers[next++]->waitRecv(kConnectTimeout);
+        const bool left = buffers[next++]->waitSend(kConnectTimeout);
+        if (!came || !left || received[static_cast<std::size_t>(peer)] != secret) return peer;
+      }
+      return -1;
+    } catch (const std::exception&) {
+      return peer;
+    }
+  }
+
   // The buffers of a call under way, for abort(). One thread may send while another receives.
   class Waiting {
    public:

@@ -9,8 +9,11 @@
 // A killed peer fails the calls that wait for it within milliseconds. A stopped one shows up at the
 // deadline only, so the control plane watches for it and calls abort(). A message matches its
 // receive by call, tag and size: ranks whose calls disagree wait for each other until the deadline
-// and never read bytes of another call. Gloo does not authenticate the connections of its contexts:
-// the network is trusted, as for the rendezvous.
+// and never read bytes of another call.
+//
+// Each end of a connection proves to the other that it has a secret of the exchange. Another program
+// that connects to a port of Gloo's becomes no rank; the ranks connect anew, a few times. Nothing is
+// encrypted, and Gloo parses all bytes that arrive: the network is trusted, as for the rendezvous.
 #pragma once
 
 #include <memory>

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <filesystem>
 #include <functional>
 #include <string>
 #include <thread>
@@ -195,6 +196,78 @@ TEST(Rendezvous, UnexpectedConnectionsAreDropped) {
   host.join();
   EXPECT_EQ(second.messages, (std::vector<std::string>{"a", "b"}));
   EXPECT_EQ(first.messages, second.messages);
+}
+
+// A thousand connections that say nothing hold neither the ranks up nor the descriptors of rank 0.
+TEST(Rendezvous, SilentConnectionsGiveWayToRanks) {
+  const std::uint16_t port = free_port();
+  Outcome first;
+  std::jthread host([&] { first = join(place_of(0, 2, port), "a", 20); });
+  constexpr std::size_t kSilent = 300;
+  std::vector<Socket> silent;
+  for (std::size_t i = 0; i < kSilent; ++i) silent.push_back(connect_patiently(port));
+  const auto began = std::chrono::steady_clock::now();
+  const Outcome second = join(place_of(1, 2, port), "b", 20);
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(3));
+  host.join();
+  EXPECT_EQ(second.messages, (std::vector<std::string>{"a", "b"})) << second.input_error;
+  EXPECT_EQ(first.messages, second.messages);
+  std::size_t closed = 0;
+  for (const Socket& socket : silent) {
+    std::byte none{};
+    closed += receive_some(socket, {&none, 1}).ended ? 1 : 0;
+  }
+  EXPECT_GT(closed, kSilent / 2);
+}
+
+// The same for a job that trains: its port stays open.
+TEST(Rendezvous, SilentConnectionsTakeFewDescriptorsOfADoor) {
+  Socket listener = listen_at("127.0.0.1", 0);
+  const std::uint16_t port = port_of(listener);
+  const auto descriptors = [] {
+    const std::filesystem::directory_iterator open("/proc/self/fd");
+    return std::distance(begin(open), end(open));
+  };
+  const Door door(place_of(0, 2, port), std::move(listener), [] { return true; });
+  std::vector<Socket> silent;
+  const auto before = descriptors();
+  for (int i = 0; i < 200; ++i) silent.push_back(connect_patiently(port));
+  // A late rank is answered though they are silent.
+  EXPECT_TRUE(testing::mentions(join(place_of(1, 2, port), "", 20).input_error,
+                                "two processes are rank 1"));
+  EXPECT_LT(descriptors() - before, 200 + 64);
+}
+
+// A listener that says nothing may be anything.
+TEST(Rendezvous, SilenceAtThePortIsNotCalledAnotherProgram) {
+  const Socket listener = listen_at("127.0.0.1", 0);
+  const Outcome outcome = join(place_of(1, 2, port_of(listener)), "", 20);
+  EXPECT_TRUE(testing::mentions(outcome.input_error, "nothing has answered as rank 0 does"));
+}
+
+// A launcher names a rank that has ended, to rank 0 and to those that have joined it.
+TEST(Rendezvous, ALostRankIsNamedToAllThatWait) {
+  const std::uint16_t port = free_port();
+  const auto lost_at = [&](int rank) {
+    return testing::message_of<RankLost>(
+        [&] { meet_ranks(place_of(rank, 3, port), "", Deadline::after_seconds(20)); });
+  };
+  std::string first, second;
+  std::jthread host([&] { first = lost_at(0); }), other([&] { second = lost_at(1); });
+  connect_patiently(port);
+  const std::string why = "rank 2 of 3 was killed by signal 9 before the ranks had met";
+  RendezvousPlace stranger = place_of(2, 3, port);
+  stranger.job = "other";
+  report_lost_rank(stranger, "a lie");
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  report_lost_rank(place_of(2, 3, port), why);
+  host.join();
+  // Rank 1 may come so late that rank 0 has ended.
+  const Door door(
+      place_of(2, 3, port), listen_at("127.0.0.1", port), [] { return true; }, why);
+  other.join();
+  EXPECT_EQ(first, why);
+  EXPECT_EQ(second, why);
 }
 
 // A rank that has joined and dies is waited for again, and its successor is taken.

@@ -325,6 +325,18 @@ void RankJob::reap() {
     rank.pid = -1;
     if (status != 0) note_failure(static_cast<int>(i), status);
   }
+  tell_waiting_ranks();
+}
+
+// Rank 0 tells the ranks that have joined it, and ends. Once it has ended, and where it failed itself,
+// the launcher answers the ranks that come to the port.
+void RankJob::tell_waiting_ranks() {
+  if (lost_.empty() || door_ || ranks_.front().pid > 0) return;
+  try {
+    door_.emplace(
+        failed_, collectives::share_socket(listener_.descriptor()), [] { return true; }, lost_);
+  } catch (const Error&) {  // no thread, no descriptor: the ranks wait until they are killed
+  }
 }
 
 void RankJob::note_failure(int rank, int wait_status) {
@@ -334,11 +346,18 @@ void RankJob::note_failure(int rank, int wait_status) {
   const bool stopped = killed && end_.stop_signal != 0 && WTERMSIG(wait_status) == end_.stop_signal;
   end_.status = stopped ? 128 + end_.stop_signal : killed ? 3 : WEXITSTATUS(wait_status);
   kill_at_ = Deadline::after_seconds(options_.grace_seconds);
+  const std::string what =
+      "rank " + std::to_string(rank) + " of " + std::to_string(options_.ranks) +
+      (killed ? " was killed by signal " + std::to_string(WTERMSIG(wait_status))
+              : " ended with status " + std::to_string(WEXITSTATUS(wait_status)));
+  lost_ = what + " before the ranks had met";
+  failed_.rank = rank;
+  failed_.size = options_.ranks;
+  failed_.port = port();
+  failed_.job = token_;
+  if (ranks_.front().pid > 0) collectives::report_lost_rank(failed_, lost_);
   if (stopped || (!killed && end_.stop_signal != 0)) return;
-  const std::string how = killed ? "was killed by signal " + std::to_string(WTERMSIG(wait_status))
-                                 : "ended with status " + std::to_string(WEXITSTATUS(wait_status));
-  print_to_stderr("launch   rank " + std::to_string(rank) + " of " +
-                  std::to_string(options_.ranks) + " " + how + "\n");
+  print_to_stderr("launch   " + what + "\n");
 }
 
 void RankJob::send_all(int signal) const {

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "collectives/rendezvous.hpp"
 #include "collectives/socket.hpp"
 
 namespace sluice::cli {
@@ -56,7 +57,8 @@ struct RankJobEnd {
 // until all have ended. The job's port is bound here and handed to rank 0, so no other program can
 // take it meanwhile. SIGINT, SIGTERM and SIGHUP are forwarded to the ranks, which are process
 // groups of their own. After the first rank has failed the others get grace_seconds before they are
-// killed. Ranks die with this process. Throws Error if a process cannot be started.
+// killed. Ranks that still wait for the others at the rendezvous are told which rank has failed.
+// Ranks die with this process. Throws Error if a process cannot be started.
 class RankJob {
  public:
   explicit RankJob(const RankJobOptions& options);
@@ -78,6 +80,7 @@ class RankJob {
   void handle_signals();
   void reap();
   void note_failure(int rank, int wait_status);
+  void tell_waiting_ranks();
   void send_all(int signal) const;
   void close_orphaned_streams();
   bool is_over() const;
@@ -88,6 +91,9 @@ class RankJob {
   std::vector<Rank> ranks_;
   collectives::Socket signals_;  // a signalfd
   RankJobEnd end_;
+  collectives::RendezvousPlace failed_;  // of the first rank that failed
+  std::string lost_;                     // the sentence for the others; empty: none has failed
+  std::optional<collectives::Door> door_;
   std::optional<Deadline> kill_at_;
   std::optional<Deadline> drained_at_;  // set when the last rank has ended
   bool output_lost_ = false;

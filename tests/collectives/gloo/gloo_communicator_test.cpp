@@ -1,6 +1,13 @@
 // The contract over Gloo, with ranks as threads that have a context each, over loopback.
 #include "collectives/gloo/gloo_communicator.hpp"
 
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <atomic>
+#include <filesystem>
+#include <set>
+
 #include "collectives/socket.hpp"
 #include "tests/contract/communicator_contract.hpp"
 #include "tests/support/duplex_messages.hpp"
@@ -85,6 +92,68 @@ TEST(GlooCommunicator, CallsOfOtherSizesDoNotMatch) {
     EXPECT_THROW(own.group.broadcast(data.data(), own.rank() == 0 ? 16 : 8, DType::kF32, 0), Error);
     EXPECT_EQ(data, RankBytes(64));
   });
+}
+
+// The ports at which this process listens on loopback.
+std::set<std::uint16_t> listening_ports() {
+  std::set<std::uint16_t> ports;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const int descriptor = std::stoi(entry.path().filename().string());
+    int listens = 0;
+    socklen_t bytes = sizeof listens;
+    sockaddr_in address{};
+    socklen_t length = sizeof address;
+    if (::getsockopt(descriptor, SOL_SOCKET, SO_ACCEPTCONN, &listens, &bytes) == 0 &&
+        listens != 0 &&
+        ::getsockname(descriptor, reinterpret_cast<sockaddr*>(&address), &length) == 0) {
+      ports.insert(ntohs(address.sin_port));
+    }
+  }
+  return ports;
+}
+
+// A stranger connects to every port of Gloo's before the ranks know each other's: once, and they
+// connect anew; each time, and a sentence says so.
+TEST(GlooCommunicator, AStrangerAtAPortIsNoRank) {
+  for (const bool always : {false, true}) {
+    const collectives::Socket listener = collectives::listen_at("127.0.0.1", 0);
+    int strangers = 0, exchanges = 0;  // of rank 0
+    std::atomic<int> refused{0}, connected{0};
+    run_in_threads(2, [&](int rank) {
+      collectives::RendezvousPlace place;
+      place.rank = place.local_rank = rank;
+      place.size = place.local_size = 2;
+      place.port = collectives::port_of(listener);
+      place.listener = listener.descriptor();
+      collectives::GlooOptions options = collectives::gloo_options_at(place);
+      options.start_seconds = kContractSeconds;
+      const collectives::MessageExchange meet = options.exchange;
+      options.exchange = [&, rank, meet](const std::string& message, Deadline deadline) {
+        const bool strikes = rank == 0 && (always || exchanges < 4);
+        // Rank 1 comes later: its ports are open when rank 0 has its message.
+        if (rank == 0 && strikes && ++exchanges % 4 == 3) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(50));
+          for (const std::uint16_t port : listening_ports()) {
+            if (port == place.port) continue;
+            if (collectives::connect_to("127.0.0.1", port, Deadline::after_seconds(1))) ++strangers;
+          }
+        }
+        return meet(message, deadline);
+      };
+      try {
+        const auto group = collectives::make_gloo_communicator(options);
+        std::int32_t sum = rank + 1, workspace[64];
+        group->all_reduce(&sum, 1, DType::kI32, workspace);
+        EXPECT_EQ(sum, 3);
+        ++connected;
+      } catch (const collectives::CommunicationError& error) {
+        EXPECT_TRUE(mentions(error.what(), "another program may have connected to a port"));
+        ++refused;
+      }
+    });
+    EXPECT_GT(strangers, 0);
+    EXPECT_EQ(always ? refused : connected, 2);
+  }
 }
 
 TEST(GlooCommunicator, AnAddressOfAnotherMachineIsRefused) {

@@ -76,6 +76,28 @@ TEST_F(Launch, TheFirstFailureIsTheExitStatus) {
   EXPECT_TRUE(holds(killed.err, "[1] rank 0 of 2 is gone"));
 }
 
+// Ranks that still wait for each other are told, too: by rank 0, or by the launcher in its place.
+TEST_F(Launch, ARankThatEndsBeforeTheMeetingIsNamedAtOnce) {
+  for (const std::string lost : {"0", "1", "2"}) {
+    const auto began = std::chrono::steady_clock::now();
+    // Rank 2 comes when rank 0 has ended.
+    const ChildOutcome outcome =
+        run(launch_words(3, shell("if [ $RANK = " + lost +
+                                  " ]; then kill -9 $$; fi; "
+                                  "if [ $RANK = 2 ]; then /bin/sleep 0.3; fi; exec " +
+                                  kProbe)));
+    EXPECT_LT(std::chrono::steady_clock::now() - began, seconds(8));
+    EXPECT_EQ(outcome.exit_status, 3) << outcome.err;
+    const std::string words = "rank " + lost + " of 3 was killed by signal 9";
+    for (const std::string rank : {"0", "1", "2"}) {
+      EXPECT_EQ(holds(outcome.err, "[" + rank + "] " + words + " before the ranks had met"),
+                rank != lost)
+          << outcome.err;
+    }
+    EXPECT_TRUE(holds(outcome.err, "launch   " + words)) << outcome.err;
+  }
+}
+
 // A survivor that does not end is killed, with what it has started.
 TEST_F(Launch, SurvivorsAreKilledAfterTheGracePeriod) {
   const auto began = std::chrono::steady_clock::now();
