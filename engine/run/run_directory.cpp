@@ -1,6 +1,7 @@
 #include "engine/run/run_directory.hpp"
 
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -156,6 +157,19 @@ std::string launch_of(const std::string& run) {
   std::array<char, 64> line{};
   file.getline(line.data(), line.size());
   return line.data();
+}
+
+void check_own_directory(const std::string& path) {
+  struct stat status = {};
+  if (::lstat(path.c_str(), &status) != 0) throw IoError("lstat", path, 0, 0, errno);
+  const std::string start = "'" + path + "' ";
+  const std::string advice = "; remove it, or name another directory";
+  if (!S_ISDIR(status.st_mode)) {
+    throw InputError(start + "is no directory, and a rank keeps its files there" + advice);
+  }
+  if (status.st_uid == ::geteuid()) return;
+  throw InputError(start + "belongs to another user, number " + std::to_string(status.st_uid) +
+                   ", and a rank keeps its files there" + advice);
 }
 
 std::vector<std::string> make_run_directory(const std::string& path, bool durable) {

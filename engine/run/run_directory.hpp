@@ -57,6 +57,10 @@ void place_new_run(config::Config& config, const config::Config& given,
 void place_resumed_run(config::Config& config, const config::Config& given,
                        const std::string& directory);
 
+// Throws InputError unless `path` is a directory of this user and no link. Another user can make a
+// name that everybody can guess, such as rank-1 in a directory that all may write in.
+void check_own_directory(const std::string& path);
+
 // Makes `path` and the directories above it that are missing, and returns those, outermost first.
 // durable: as above. InputError.
 std::vector<std::string> make_run_directory(const std::string& path, bool durable);

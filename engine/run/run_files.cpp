@@ -108,7 +108,8 @@ RunFiles::RunFiles(config::Config& config, const config::Config& given, const Ru
 // A process that was killed in this run may have been this rank.
 RunFiles::RunFiles(config::Config& config, const std::string& run, int rank)
     : fresh_(!fs::exists(checkpoint::rank_path(run, rank) + "/" + kEventsFile)),
-      directory_(checkpoint::rank_path(run, rank)) {
+      directory_(checkpoint::rank_path(run, rank)),
+      is_rank_(true) {
   config.memory.storage_paths = checkpoint::rank_paths(config.memory.storage_paths, rank);
   rank_storage_paths_ = config.memory.storage_paths;
   if (is_durable(config))
@@ -137,6 +138,7 @@ void RunFiles::undo() noexcept {
 void RunFiles::make(const std::string& directory, bool durable) {
   const std::vector<std::string> made = make_run_directory(directory, durable);
   made_.insert(made_.end(), made.begin(), made.end());
+  if (is_rank_) check_own_directory(directory);
 }
 
 void RunFiles::make_storage(const config::Config& config) {

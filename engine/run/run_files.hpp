@@ -93,6 +93,7 @@ class RunFiles {
   const bool fresh_;
   bool begun_ = false;
   std::filesystem::path directory_;
+  bool is_rank_ = false;           // another than the first, whose directories have known names
   std::vector<std::string> made_;  // directories and the link, in order
   std::optional<RunLock> lock_;
   std::optional<RunLock> checkpoint_lock_;  // where checkpoints lie elsewhere
