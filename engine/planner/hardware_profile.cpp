@@ -104,8 +104,10 @@ class ObjectReader {
   }
 
   [[noreturn]] void refuse(const std::string& key, const std::string& reason) const {
-    throw InputError("hardware profile '" + source_ + "': " + prefix_ + key +
-                     (prefix_.empty() && key.empty() ? "it " : " ") + reason);
+    // The object itself has the prefix without its dot.
+    std::string name = prefix_ + key;
+    if (key.empty()) name = prefix_.empty() ? "it" : prefix_.substr(0, prefix_.size() - 1);
+    throw InputError("hardware profile '" + source_ + "': " + name + " " + reason);
   }
 
   const json& get(const std::string& key) {

@@ -218,6 +218,11 @@ void Trainer::count(const StepOutcome& outcome) {
   total_.redo_s += outcome.redo_seconds;
 }
 
+void Trainer::count_between_steps(const schedule::LinkBytes& moved) {
+  total_.moved += moved;
+  total_.between_steps += moved;
+}
+
 void Trainer::note_overflow(const StepOutcome& outcome) {
   overflow_.tensor = outcome.overflowed_tensor;
   overflow_.scale = outcome.loss_scale;
@@ -318,7 +323,7 @@ void Trainer::evaluate() {
       ++done;
     }
   }
-  total_.moved += session_.moved_bytes() - before;
+  count_between_steps(session_.moved_bytes() - before);
   if (done < batches) return;  // asked to stop: a part of the data is no evaluation
   emit({{"event", "eval"}, {"step", step_}, {"loss", sum / static_cast<double>(batches)}});
 }
@@ -349,7 +354,7 @@ std::vector<double> Trainer::evaluate_round(std::int64_t first, std::int64_t bat
 void Trainer::drain() {
   const schedule::LinkBytes before = session_.moved_bytes();
   session_.drain();
-  total_.moved += session_.moved_bytes() - before;
+  count_between_steps(session_.moved_bytes() - before);
 }
 
 checkpoint::CheckpointManifest Trainer::manifest() {
@@ -368,7 +373,7 @@ checkpoint::CheckpointManifest Trainer::manifest() {
 void Trainer::save() {
   context_.files.check_in_place();
   if (durable()) {
-    total_.moved += session_.commit(manifest());
+    count_between_steps(session_.commit(manifest()));
   } else {
     drain();
     checkpoint::save_checkpoint(context_.config.checkpoint.dir, manifest(), session_.state());
@@ -418,6 +423,7 @@ void Trainer::finish() {
                 {"measured_peak_bytes", tier_bytes_json(session_.measured_peak_bytes())},
                 {"peak_bytes_by_verb", verb_bytes_json(session_.peak_bytes_by_verb())},
                 {"bytes_moved", link_bytes_json(total_.moved)},
+                {"bytes_moved_between_steps", link_bytes_json(total_.between_steps)},
                 {"storage_engine", session_.storage_engine_name()},
                 {"storage_tags", tags_json()},
                 {"arithmetic", arithmetic_}};

@@ -74,6 +74,7 @@ class Trainer {
   // The steps of one schedule: one, but for delayed updates.
   void next_steps(std::int64_t last);
   void count(const StepOutcome& outcome);
+  void count_between_steps(const schedule::LinkBytes& moved);
   void note_overflow(const StepOutcome& outcome);
   // Everything is as the last good step left it, and saved so.
   [[noreturn]] void stop_overflowing();
@@ -111,6 +112,7 @@ class Trainer {
   // Of this process, not of the processes from which it resumed.
   struct Totals {
     schedule::LinkBytes moved;
+    schedule::LinkBytes between_steps;  // of these: drains, evaluations and commits of their own
     std::int64_t redone_steps = 0;
     double redo_s = 0;
     double step_s = 0;

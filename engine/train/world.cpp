@@ -191,12 +191,19 @@ JobError World::explain(const std::exception& error, const std::string& when) {
   const auto* known = dynamic_cast<const Error*>(&error);
   const std::string code(known != nullptr ? known->code() : "fault");
   const std::optional<std::string> operation = operation_of(error);
+  // A fault on which the ranks have agreed names its rank already.
+  const auto told_by = [&](int rank) {
+    for (int named = 0; named < size(); ++named) {
+      if (own.starts_with(describe(named) + ": ")) return own;
+    }
+    return describe(rank) + ": " + own;
+  };
   // A broken call follows from some rank's fault, which its own rank or rank 0 reports.
   const collectives::FirstCause cause =
-      operation ? plane_->find_cause(own) : plane_->abort(describe(rank()) + ": " + own);
+      operation ? plane_->find_cause(own) : plane_->abort(told_by(rank()));
   if (cause.rank == rank()) return {own, 3, code, false};
   // The same fault on every rank, such as gradients that are not finite, is printed once.
-  const bool is_told = cause.text == describe(cause.rank) + ": " + own;
+  const bool is_told = cause.text == told_by(cause.rank);
   std::string text = cause.text;
   if (operation) text += "; " + describe(rank()) + " waited for it in " + *operation + when;
   return {text, 3, code, is_told};

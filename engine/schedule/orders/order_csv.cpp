@@ -109,7 +109,7 @@ class CsvReader {
 
   StageAction read_action(std::string_view text) {
     StageAction action;
-    const std::string quoted = "'" + std::string(text.substr(0, 40)) + "'";
+    const std::string quoted = "'" + shown(text.substr(0, 40)) + "'";
     action.stage = read_number(text, kMostStages);
     const std::size_t digits = text.find_first_of("0123456789");
     const std::string_view name = text.substr(0, digits);

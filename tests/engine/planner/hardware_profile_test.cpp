@@ -72,6 +72,11 @@ TEST(HardwareProfile, AGpuIsAProfileWithinTheMachines) {
   wrong = json::parse(text);
   wrong["gpu"]["gpu"] = wrong["gpu"];
   EXPECT_TRUE(holds(refusal(wrong.dump()), "no key"));
+  for (const std::string key : {"gpu", "rank_links"}) {
+    wrong = json::parse(text);
+    wrong[key] = 3;
+    EXPECT_TRUE(holds(refusal(wrong.dump()), ": " + key + " must be a JSON object"));
+  }
 }
 
 // Profiles of earlier versions have none of them.

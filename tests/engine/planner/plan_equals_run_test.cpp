@@ -79,6 +79,32 @@ TEST(PlanEqualsRun, ForVariedConfigurations) {
   EXPECT_GT(redone_steps, 0u);
 }
 
+// Updates that wait for the next step are made at an evaluation, a checkpoint and the end. Their bytes
+// are in no step.
+TEST(PlanEqualsRun, StepsAndTheTimesBetweenThemMoveAllBytes) {
+  const TrainingBench bench;
+  for (const char* mode : {"scratch", "durable"}) {
+    const TrainingRecord run = TrainingBench::run(bench.config(
+        mode,
+        tiny_stored_model(4) + Overrides{"optimizer.placement=next_forward", "checkpoint.every=2",
+                                         "data.eval_fraction=0.2", "train.eval_every=3",
+                                         std::string("checkpoint.mode=") + mode}));
+    ASSERT_EQ(run.end, train::TrainingEnd::kDone);
+    ASSERT_EQ(run.steps.size(), 4u);
+    for (const char* link : {"upload", "download", "storage_read", "storage_write"}) {
+      const auto between = run.done.at("bytes_moved_between_steps").at(link).get<std::uint64_t>();
+      std::uint64_t total = between;
+      for (const train::RunEvent& step : run.steps) {
+        total += step.at("bytes_moved").at(link).get<std::uint64_t>();
+      }
+      EXPECT_EQ(run.done.at("bytes_moved").at(link), total) << mode << ", " << link;
+      if (std::string(link) == "storage_write") {
+        EXPECT_GT(between, 0u);
+      }
+    }
+  }
+}
+
 TEST(PlanEqualsRun, AlsoForEvaluation) {
   const TrainingBench bench;
   for (std::uint64_t seed = 100; seed < 106; ++seed) {

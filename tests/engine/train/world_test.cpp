@@ -114,6 +114,23 @@ TEST(World, AFaultNamesTheRankAndTheOperation) {
             "after step 3");
 }
 
+// A fault on which the ranks have agreed has its rank in front, and gets no other; each rank may add
+// where its own state is saved.
+TEST(World, AnAgreedFaultNamesItsRankOnce) {
+  RankWorlds worlds(3);
+  std::array<std::string, 3> texts;
+  run_in_threads(3, [&](int rank) {
+    const std::unique_ptr<World> world = worlds.join(rank);
+    world->connect(false, false);
+    const std::string fault = world->vote_on_stop({0, rank == 2 ? "the disk is full" : ""}).fault;
+    const Error own(fault + "; step 1 is saved in " + std::to_string(rank));
+    texts[static_cast<std::size_t>(rank)] = world->explain(own).what();
+  });
+  for (const std::string& text : texts) {
+    EXPECT_EQ(text.rfind("rank 2 of 3: the disk is full; step 1 is saved in ", 0), 0u) << text;
+  }
+}
+
 // Leaves the calling thread the first of its processors.
 void bind_to_one_processor() {
   cpu_set_t usable, first;

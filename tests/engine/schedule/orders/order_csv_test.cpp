@@ -136,6 +136,8 @@ TEST(OrderCsv, RefusesWhatItCannotRead) {
   };
   EXPECT_TRUE(holds(refusal(""), "there is no pass"));
   EXPECT_TRUE(holds(refusal("0F0,0X0\n"), "row 1, cell 2: '0X0' is no action"));
+  const std::string nul("0\0X0\n", 5);
+  EXPECT_TRUE(holds(refusal(nul), "row 1, cell 1: '0?X0' is no action, such as 0F0"));
   EXPECT_TRUE(holds(refusal("0F0\n1F0,1F\n"), "row 2, cell 2: '1F' names no micro-batch"));
   EXPECT_TRUE(holds(refusal("F0\n"), "a stage or micro-batch is a whole number"));
   EXPECT_TRUE(holds(refusal("-1F0\n"), "a stage or micro-batch is a whole number"));
