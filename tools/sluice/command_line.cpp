@@ -8,16 +8,27 @@
 #include <span>
 #include <string_view>
 
-#include "base/edit_distance.hpp"
 #include "base/error.hpp"
 #include "engine/config/config.hpp"
+#include "engine/config/schema.hpp"
+#include "engine/planner/bundled_profiles.hpp"
 #include "tools/sluice/arguments.hpp"
+#include "tools/sluice/command_words.hpp"
+#include "tools/sluice/help_text.hpp"
 #include "tools/sluice/version_text.hpp"
 
 namespace sluice::cli {
 namespace {
 
+constexpr const char* kExitStatus =
+    "Exit status: 0 done; 1 a check that was asked for failed; 2 bad input or a refused plan, and "
+    "nothing was touched; 3 a fault at run time; 128 + the signal that stopped it.";
+constexpr std::int64_t kMostRanks = 1'000'000'000;
 constexpr const char* kSetMeaning = "KEY=VALUE, any key, e.g. memory.device=64MiB";
+
+std::vector<std::string> machine_names() {
+  return planner::profile_names(planner::bundled_profile_directory());
+}
 
 void add_config(CLI::App& command, ConfigArguments& config) {
   command.add_option("CONFIG", config.path, "TOML configuration")->required();
@@ -68,7 +79,7 @@ void add_train(CLI::App& app, Command& chosen) {
           ->expected(0, 1);
   command
       ->add_flag("--or-new", train->or_new,
-                 "Start a new run if there is no state to resume (launch restarts so)")
+                 "Start a new run if there is no state to resume, as launch --restarts does")
       ->needs(resume);
   command->add_flag("--accept-arithmetic", train->accept_arithmetic,
                     "Resume although this machine rounds matrix products differently");
@@ -127,7 +138,7 @@ void add_plan(CLI::App& app, Command& chosen) {
   command
       ->add_option("--world", plan->world,
                    "Number of ranks, in place of parallel.data: a multiple of parallel.pipeline")
-      ->check(CLI::PositiveNumber);
+      ->check(whole_number(1, kMostRanks));
   command
       ->add_option(
           "--mesh", plan->mesh,
@@ -142,6 +153,9 @@ void add_plan(CLI::App& app, Command& chosen) {
                     "moments, and print the gain of each");
   command->add_flag("--explain", plan->explain, "Also print what the search found");
   add_json(*command, plan->json);
+  std::string machines;
+  for (const std::string& name : machine_names()) machines += "\n  " + name;
+  command->footer("Machines for --hardware:" + machines);
   add_quiet(*command, plan->quiet, "No notices: the plan alone");
   choose_configured(*command, chosen, plan, plan_command);
 }
@@ -163,7 +177,7 @@ void add_verify(CLI::App& app, Command& chosen) {
   CLI::App* command = app.add_subcommand(
       "verify",
       "Run a few steps with state in other tiers and on other numbers of ranks, and "
-      "compare the bits");
+      "compare the results bit for bit");
   add_config(*command, verify->config);
   command->add_option("--steps", verify->steps, "Steps of each run")
       ->capture_default_str()
@@ -204,7 +218,8 @@ void add_doctor(CLI::App& app, Command& chosen) {
 
 void add_report(CLI::App& app, Command& chosen) {
   const auto report = std::make_shared<ReportArguments>();
-  CLI::App* command = app.add_subcommand("report", "Show a run: memory, lanes, plan beside run");
+  CLI::App* command =
+      app.add_subcommand("report", "Show a run: memory, lanes, its plan and its measured times");
   command
       ->add_option("RUN", report->run,
                    "A run's directory, or a log.dir: its newest run; or a trace")
@@ -249,31 +264,37 @@ void add_replay(CLI::App& app, Command& chosen) {
   choose(*command, chosen, replay, replay_command);
 }
 
-// CLI11 only says that a word was not expected; a person needs the nearest command.
-void refuse_unknown_command(const CLI::App& app, std::span<char* const> words) {
-  const CLI::App* parent = &app;
-  for (const char* const word : words) {
-    const auto commands = parent->get_subcommands(nullptr);
-    if (word[0] == '-' || commands.empty()) return;
-    const CLI::App* found = nullptr;
-    const CLI::App* nearest = commands.front();
-    for (const CLI::App* command : commands) {
-      if (command->get_name() == word) found = command;
-      if (edit_distance(shown(word), command->get_name()) <
-          edit_distance(shown(word), nearest->get_name())) {
-        nearest = command;
-      }
-    }
-    if (found == nullptr) {
-      const std::string program = parent == &app ? "sluice" : "sluice " + parent->get_name();
-      const std::string name = nearest->get_name();
-      const bool near = may_be_typing_error(name, edit_distance(shown(word), name));
-      throw InputError("'" + shown(word) + "' is no command; " +
-                       (near ? "did you mean '" + program + " " + name + "'? " : "") + "see " +
-                       program + " --help");
-    }
-    parent = found;
-  }
+// help, and completion: texts about all commands, which are made once all of these are known.
+void add_help(CLI::App& app, Command& chosen) {
+  const auto words = std::make_shared<std::vector<std::string>>();
+  const auto man = std::make_shared<bool>(false);
+  CLI::App* help = app.add_subcommand("help", "Print the help of a command, or the manual page");
+  help->add_option("COMMAND", *words, "Such as plan, or bench adam");
+  help->add_flag("--man", *man, "The manual page of all commands, in roff: man -l -");
+  help->callback([&app, &chosen, words, man] {
+    std::vector<char*> names;
+    for (std::string& word : *words) names.push_back(word.data());
+    const std::string text = *man ? man_page(app) : help_text(named_command(app, names));
+    chosen = [text] {
+      std::cout << text;
+      return 0;
+    };
+  });
+  const auto shell = std::make_shared<std::string>();
+  CLI::App* completion = app.add_subcommand(
+      "completion", "Print a script with which a shell completes commands, options and keys");
+  completion->add_option("SHELL", *shell, "bash: source <(sluice completion bash); or zsh")
+      ->required()
+      ->check(CLI::IsMember({"bash", "zsh"}));
+  completion->callback([&app, &chosen, shell] {
+    std::vector<std::string> keys;
+    for (const config::ConfigKey& key : config::config_schema()) keys.push_back(key.path);
+    const std::string text = completion_script(app, *shell, machine_names(), keys);
+    chosen = [text] {
+      std::cout << text;
+      return 0;
+    };
+  });
 }
 
 }  // namespace
@@ -287,6 +308,7 @@ Command parse_command_line(int argc, char** argv) {
   }
   CLI::App app{"Sluice trains models larger than GPU memory.", "sluice"};
   app.set_version_flag("--version", version_text);
+  app.footer(kExitStatus);
   app.require_subcommand(0, 1);
   bool help_config = false;
   app.add_flag("--help-config", help_config, "Print every configuration key and exit");
@@ -300,20 +322,28 @@ Command parse_command_line(int argc, char** argv) {
   add_bench(app, chosen);
   add_report(app, chosen);
   add_replay(app, chosen);
-  refuse_unknown_command(app, words.subspan(1));
+  add_help(app, chosen);
+  const std::span<char* const> arguments = words.subspan(std::min<std::size_t>(1, words.size()));
+  const CLI::App& named = named_command(app, arguments);
+  refuse_unknown_options(app, arguments);
   try {
     app.parse(static_cast<int>(words.size()), words.data());
+  } catch (const CLI::CallForHelp&) {
+    return [help = help_text(named)] {
+      std::cout << help;
+      return 0;
+    };
   } catch (const CLI::Success& success) {
-    app.exit(success);  // prints --help or --version
+    app.exit(success);  // prints the version
     return [] { return 0; };
   } catch (const CLI::ExtrasError& error) {
-    if (argc > 1 && std::string_view(argv[1]) == "launch") {
+    if (named.get_name() == "launch") {
       throw InputError(
-          "launch takes its command behind --, such as: sluice launch -n 2 -- train demo.toml");
+          "launch takes its command after --, such as: sluice launch -n 2 -- train demo.toml");
     }
-    throw InputError(error.what() + std::string("; see sluice --help"));
+    throw InputError(error.what() + std::string("; see ") + command_path(named) + " --help");
   } catch (const CLI::ParseError& error) {
-    throw InputError(error.what() + std::string("; see sluice --help"));
+    throw InputError(error.what() + std::string("; see ") + command_path(named) + " --help");
   }
   if (help_config) {
     return [] {
@@ -322,7 +352,7 @@ Command parse_command_line(int argc, char** argv) {
     };
   }
   if (chosen) return chosen;
-  return [help = app.help()] {
+  return [help = help_text(app)] {
     std::cout << help;
     return 2;
   };

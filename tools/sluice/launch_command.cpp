@@ -54,7 +54,7 @@ std::string start_line(const RankJob& job, const RankJobOptions& options) {
 int launch_command(const LaunchArguments& arguments) {
   if (arguments.command.empty()) {
     throw InputError(
-        "launch needs a command behind --, such as: sluice launch -n 2 -- train demo.toml");
+        "launch needs a command after --, such as: sluice launch -n 2 -- train demo.toml");
   }
   const std::string& name = arguments.command.front();
   if (name == "plan" || name == "verify") {

@@ -99,7 +99,7 @@ class TrainProcess {
       print_to_stderr("sluice: " + arguments_.config.path + ": " + refusal_ + "\n");
     }
     if (end == train::TrainingEnd::kInterrupted) {
-      console_.notice("stopped  by signal " + std::to_string(signal_that_stopped(world_)) +
+      console_.notice("stopped     by signal " + std::to_string(signal_that_stopped(world_)) +
                       "; continue with: sluice train " + shown_.log.dir + "\n");
     }
     return end;
@@ -160,11 +160,15 @@ Resumed resumed_run(TrainArguments& arguments) {
     }
     return {config, true};
   }
+  if (!config.empty() && !std::filesystem::exists(std::filesystem::status(config, ignored))) {
+    throw InputError("train: '" + shown(config) +
+                     "' does not exist; name a configuration file, or the directory of a run");
+  }
   if (!arguments.resume.empty()) return {arguments.resume, config.empty()};
   if (config.empty()) {
     throw InputError(
         "train: name a configuration, or the directory of a run to resume; see "
-        "sluice --help");
+        "sluice train --help");
   }
   if (!arguments.resumes) return {};
   return {config::load_config(config, arguments.config.overrides).log.dir, false};

@@ -41,7 +41,7 @@ TEST_F(BadInput, AKeyOrAValueOfTheConfigurationIsNamed) {
 
 TEST_F(BadInput, AConfigurationThatCannotBeReadIsRefused) {
   expect_refused({"train", "absent.toml", "--json"}, {"absent.toml"});
-  expect_refused({"train", ".", "--json"}, {"'.' is no run's directory"});
+  expect_refused({"train", ".", "--json"}, {"'.' is not a run's directory"});
   expect_refused({"plan", ".", "--json"}, {"cannot be read"});
   expect_config_refused("[model\nlayers = 2\n", {"bad.toml:1", "TOML"});
   expect_config_refused(std::string("\0\x80\xff", 3), {"bad.toml", "TOML"});
@@ -178,10 +178,28 @@ TEST_F(BadInput, AGpuThatIsNotThereIsNotPretended) {
 TEST_F(BadInput, AMistypedCommandIsAnsweredWithTheNearest) {
   expect_refused({"trian", "config.toml", "--json"}, {"'trian'", "'sluice train'"});
   expect_refused({"bench", "coppy", "--json"}, {"'coppy'", "'sluice bench copy'"});
-  expect_refused({"learn"}, {"'learn' is no command; see sluice --help"});
+  expect_refused({"learn"}, {"'learn' is not a command; see sluice --help"});
+}
+
+TEST_F(BadInput, AMistypedOptionIsAnsweredWithTheNearest) {
+  expect_refused({"train", "config.toml", "--stps", "3"},
+                 {"unknown option '--stps'; did you mean '--steps'?"});
+  expect_refused({"plan", "config.toml", "--json", "--hardwear=h100"}, {"'--hardware'"});
+  expect_refused({"bench", "copy", "--byte", "1GiB"}, {"'--byte'", "'--bytes'"});
+  expect_refused({"launch", "-m", "2"}, {"unknown option '-m'; see sluice launch --help"});
+  expect_refused({"train", "config.toml", "--weather"}, {"see sluice train --help"});
+  // Errors name the help that has the answer.
+  expect_refused({"plan"}, {"CONFIG is required", "see sluice plan --help"});
+  expect_refused({"train", "config.toml", "again.toml"}, {"see sluice train --help"});
+  expect_refused({"train", "runs/nothere"}, {"'runs/nothere' does not exist"});
 }
 
 TEST_F(BadInput, NumbersThatAreNoneAreRefused) {
+  for (const char* world : {"0", "-1", "x", "1e9"}) {
+    EXPECT_LT(
+        expect_refused({"plan", "config.toml", "--json", "--world", world}, {"--world"}).size(),
+        200u);
+  }
   for (const char* seconds : {"nan", "inf", "0", "-1", "61", "1s", ""}) {
     const std::string sentence =
         expect_refused({"doctor", "--json", "--seconds", seconds}, {"--seconds"});
