@@ -58,7 +58,7 @@ void hierarchical_all_reduce(const NodeGroups& groups, void* data, std::uint64_t
   const auto node_ranks = static_cast<unsigned>(groups.node.size());
   if (groups.across.size() > 1 && !std::has_single_bit(node_ranks)) {
     throw InputError("a hierarchical reduction over nodes of " + std::to_string(node_ranks) +
-                     " ranks would change the result's bits; run 2, 4, 8, ... ranks on each node");
+                     " ranks would change the results; run 2, 4, 8, ... ranks on each node");
   }
   if (node_ranks == 1) return groups.across.all_reduce(data, count, dtype, workspace);
   if (groups.across.size() == 1) return groups.node.all_reduce(data, count, dtype, workspace);

@@ -484,7 +484,7 @@ void PlanningAllocator::install(StepPlan plan) {
   if (arena.data == nullptr) {
     if (failed_tries_ == 0) {
       log(LogLevel::kInfo, "no room for an arena of " + format_bytes(plan.arena_bytes) +
-                               " beside what is held between steps");
+                               " in addition to what is held between steps");
     }
     next_try_ =
         statistics_.step_count + (std::uint64_t{1} << std::min<std::uint64_t>(failed_tries_, 10));

@@ -36,7 +36,7 @@ void CudaDriver::fail(CUresult status, const std::string& doing) const {
 CudaDriverSearch find_cuda_driver() {
   DynamicLibrary library = DynamicLibrary::open({"libcuda.so.1"});
   if (!library.is_open()) {
-    return {nullptr, "there is no NVIDIA driver here: " + library.error()};
+    return {nullptr, "no NVIDIA driver: " + library.error()};
   }
   auto driver = std::make_shared<CudaDriver>();
   fill(library, *driver);

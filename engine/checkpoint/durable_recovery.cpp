@@ -328,7 +328,7 @@ void check_covered(const DurableFound& found, const schedule::Buffer& home) {
   }
   if (covered >= home.first_elem + home.elems) return;
   throw InputError(found.log + ": a part of the " + name_of_home(home.kind, home.unit) +
-                   " is missing: put the directories rank-1, rank-2 and so on back beside it, or "
+                   " is missing: put the directories rank-1, rank-2 and so on back next to it, or "
                    "this is another model");
 }
 

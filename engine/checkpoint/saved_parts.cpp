@@ -86,7 +86,7 @@ SavedParts::SavedParts(const DurableFound& found, const model::Model& model) : m
   if (ranks_.empty()) {
     throw InputError(found.log +
                      ": the commits of other ranks are missing: put the directories "
-                     "rank-1, rank-2 and so on back beside it");
+                     "rank-1, rank-2 and so on back next to it");
   }
   for (const Rank& rank : ranks_) check_boxes(rank);
 }
@@ -187,7 +187,7 @@ void SavedParts::check_covered(const schedule::Buffer& home) const {
     if (covered >= end) continue;
     throw InputError(ranks_.front().found->log + ": a part of '" + tensor.spec.name + "', " +
                      name_of_home(home) +
-                     ", is missing: put the directories rank-1, rank-2 and so on back beside it, "
+                     ", is missing: put the directories rank-1, rank-2 and so on back next to it, "
                      "or this is another model");
   }
 }

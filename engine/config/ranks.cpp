@@ -100,7 +100,7 @@ std::optional<RanksProblem> node_problem(const Config& config) {
     return RanksProblem{"parallel.node_ranks",
                         start + "must be 2, 4, 8, ... and divide parallel.data = " +
                             std::to_string(config.parallel.data) +
-                            ", or the sums would have other bits"};
+                            ", or the sums would round differently"};
   }
   if (config.train.fold_groups > 1 && config.parallel.reduction == Config::GradientSum::kTree) {
     return std::nullopt;

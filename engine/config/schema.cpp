@@ -370,7 +370,7 @@ void add_optimizer(Keys& keys) {
   add(choice("optimizer.schedule", SLUICE_FIELD(optimizer.schedule), {"cosine", "constant"},
              "after the warmup; cosine falls to a tenth of the peak"));
   add(choice("optimizer.states", SLUICE_FIELD(optimizer.states), {"fp32", "split"},
-             "how master weights are stored; split: as the bf16 weight and 16 bits beside it, "
+             "how master weights are stored; split: as the bf16 weight and 16 more bits, "
              "lossless, 2 bytes less to keep and 6 less to move for each parameter"));
   add(choice("optimizer.moments", SLUICE_FIELD(optimizer.moments), {"fp32", "bf16", "8bit"},
              "how moments are stored: fp32, bf16 rounded at random, or 8 bits and a scale for each "
@@ -381,7 +381,7 @@ void add_optimizer(Keys& keys) {
              "where in a step the update runs: after the backward pass; in it, each unit "
              "once its gradient is complete (needs train.clip = 0, not with fp16); in "
              "the next step's forward pass, each unit before its weights are needed; "
-             "speculative: in the backward pass beside the old state, and once more where "
+             "speculative: in the backward pass with the old state kept, and once more where "
              "clipping asks for it (a second version of state; checkpoint.mode = scratch); "
              "auto: the fastest that fits, never speculative. Results are the same"));
   keys.push_back(integer("optimizer.carried_units", SLUICE_FIELD(optimizer.carried_units), -1,
@@ -484,7 +484,7 @@ void add_run(Keys& keys) {
                SLUICE_FIELD(parallel.server)));
   add(choice(
       "parallel.server_mode", SLUICE_FIELD(parallel.server_mode), {"bsp", "asp", "rotating"},
-      "how the server of parallel.server updates. bsp: behind each step, of all ranks. asp: of "
+      "how the server of parallel.server updates. bsp: after each step, of all ranks. asp: of "
       "each micro-batch by itself, in a seeded order of ranks, whose weights lack the newest "
       "updates; this changes results. rotating: as bsp, but step s is served by rank s modulo "
       "parallel.data"));
@@ -493,10 +493,10 @@ void add_run(Keys& keys) {
       "consecutive ranks, 2, 4, 8, ..., that sum gradients among themselves before they "
       "exchange with other nodes, with train.fold_groups above 1; 0: all exchange with each "
       "other. Results are the same"));
-  add(decisive(choice(
-      "parallel.reduction", SLUICE_FIELD(parallel.reduction), {"tree", "ring"},
-      "ring: the classical ring all-reduce, with parallel.zero = 0. Its bits depend on the number "
-      "of ranks; those of tree do not")));
+  add(decisive(choice("parallel.reduction", SLUICE_FIELD(parallel.reduction), {"tree", "ring"},
+                      "ring: the classical ring all-reduce, with parallel.zero = 0. Its results "
+                      "depend on the number "
+                      "of ranks; those of tree do not")));
   add(bytes(
       "parallel.bucket", SLUICE_FIELD(parallel.bucket_bytes), 64 * 1024, 1 << 30,
       "parallel.zero = 0: fp32 sums, or as many gradients, that travel at once, of all ranks' "

@@ -45,7 +45,7 @@ void refuse_foreign_block(const void* data, Work work) {
     std::ostringstream address;
     address << data;
     throw InputError("the address " + address.str() +
-                     " is no block of this allocator, or it is freed already");
+                     " is not a block of this allocator, or it is freed already");
   }
 }
 

@@ -51,7 +51,7 @@ EngineOptions with_budgets(EngineOptions options) {
   for (const std::string& path : options.storage_paths) {
     std::error_code error;
     if (!std::filesystem::is_directory(path, error)) {
-      throw InputError("the storage path '" + shown(path) + "' is no directory");
+      throw InputError("the storage path '" + shown(path) + "' is not a directory");
     }
   }
   if (options.pinned_bytes == 0) {

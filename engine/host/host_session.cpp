@@ -268,7 +268,7 @@ void HostSession::set_update_count(std::uint64_t updates) {
 void HostSession::save(const std::string& path) {
   SealedSession& inner = sealed();
   if (path.empty() || std::filesystem::is_directory(path)) {
-    throw InputError("'" + shown(path) + "' is no file to save to");
+    throw InputError("'" + shown(path) + "' is not a file to save to");
   }
   const std::string temporary = path + ".tmp";
   inner.files().save(temporary, {{kUpdatesNote, std::to_string(updates_)}});

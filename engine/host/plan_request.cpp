@@ -35,9 +35,9 @@ Json parse_request(const std::string& request) {
   try {
     parsed = Json::parse(request, refuse_depth);
   } catch (const Json::exception& error) {
-    throw InputError(std::string("the request is no JSON: ") + error.what());
+    throw InputError(std::string("the request is not JSON: ") + error.what());
   }
-  if (!parsed.is_object()) throw InputError("the request is no JSON object");
+  if (!parsed.is_object()) throw InputError("the request is not a JSON object");
   for (const auto& [name, value] : parsed.items()) {
     if (name != "config" && name != "hardware" && name != "world") {
       throw InputError("the request has a member '" + shown(name) +
@@ -82,7 +82,7 @@ planner::HardwareProfile hardware_of(const Json& request) {
     return planner::load_profile_or_default(planner::default_profile_path());
   }
   if (!request["hardware"].is_string()) {
-    throw InputError("the request's hardware is no text; use a profile's name or its path");
+    throw InputError("the request's hardware is not a text; use a profile's name or its path");
   }
   return planner::load_named_profile(request["hardware"].get<std::string>(), profile_directory());
 }
@@ -92,7 +92,7 @@ config::Config config_of(const Json& request, const planner::HardwareProfile& ha
   std::vector<std::string> overrides;
   if (request.contains("world")) {
     if (!request["world"].is_number_unsigned()) {
-      throw InputError("the request's world is no number of ranks");
+      throw InputError("the request's world is not a number of ranks");
     }
     overrides.push_back("parallel.data=" + request["world"].dump());
   }

@@ -20,7 +20,7 @@ constexpr const char* kKindSetting = "kind";
 std::string checked_directory(const std::string& directory) {
   std::error_code error;
   if (!std::filesystem::is_directory(directory, error)) {
-    throw InputError("commit_path '" + shown(directory) + "' is no directory");
+    throw InputError("commit_path '" + shown(directory) + "' is not a directory");
   }
   return std::filesystem::absolute(directory).string();
 }

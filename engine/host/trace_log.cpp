@@ -31,7 +31,7 @@ std::string cleaned(std::string_view text) {
 void check_time(std::int64_t time_ns, const char* name) {
   if (time_ns >= 0 && time_ns <= TraceLog::kMostTimeNs) return;
   throw InputError(std::string(name) + " is " + std::to_string(time_ns) +
-                   ", which is no time of CLOCK_MONOTONIC in nanoseconds");
+                   ", which is not a time of CLOCK_MONOTONIC in nanoseconds");
 }
 
 }  // namespace

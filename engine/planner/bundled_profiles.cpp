@@ -68,8 +68,8 @@ HardwareProfile load_named_profile(const std::string& name, const std::string& d
   if (fs::exists(fs::symlink_status(name, unknown))) return load_profile(name);
   std::string known;
   for (const std::string& each : names) known += (known.empty() ? "" : ", ") + each;
-  throw InputError("--hardware: '" + shown(name) + "' is no profile" +
-                   (known.empty() ? "" : " (there are " + known + ")") + " and no file");
+  throw InputError("--hardware: '" + shown(name) + "' is not a profile" +
+                   (known.empty() ? "" : "; known: " + known) + ", and there is no such file");
 }
 
 std::vector<std::string> default_budgets(const HardwareProfile& hardware) {

@@ -160,7 +160,7 @@ class ObjectReader {
   }
   void refuse_unknown() const {
     for (const auto& [key, value] : object_.items()) {
-      if (!known_.contains(key)) refuse("'" + key + "'", "is no key of a hardware profile");
+      if (!known_.contains(key)) refuse("'" + key + "'", "is not a key of a hardware profile");
     }
   }
 

@@ -267,8 +267,8 @@ void check_checkpoint_room(const config::Config& config, std::uint64_t checkpoin
   if (needed > available) {
     throw NoRoom("checkpoint.dir: '" + config.checkpoint.dir + "' needs " +
                  format_bytes_exact(needed) + " (a checkpoint, the final weights" +
-                 (needed > checkpoint_bytes ? " and the storage tier beside it" : "") +
-                 ") and has " + format_bytes_exact(available) + " available");
+                 (needed > checkpoint_bytes ? " and the storage tier with it" : "") + ") and has " +
+                 format_bytes_exact(available) + " available");
   }
 }
 

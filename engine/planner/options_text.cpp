@@ -221,7 +221,7 @@ StepOptions options_from_text(const std::string& text) {
   const json object = text.size() > kMostTextBytes
                           ? json()
                           : json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!object.is_object()) throw InputError("step options: the text is no JSON object");
+  if (!object.is_object()) throw InputError("step options: the text is not a JSON object");
   StepOptions options;
   for (const CountKey& key : kCounts) {
     options.*key.member = count(member(object, key.key), key.key, key.least);

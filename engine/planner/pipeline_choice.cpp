@@ -61,7 +61,7 @@ schedule::PipelineOrder read_order(const config::Config& config, std::int32_t mi
   const std::vector<std::string> problems = schedule::check_order(order);
   if (!problems.empty()) throw InputError(name + " cannot run: " + problems.front());
   if (const std::string problem = schedule::check_sum_order(order); !problem.empty()) {
-    throw InputError(name + " cannot give one rank's bits: " + problem);
+    throw InputError(name + " cannot give the results of one rank: " + problem);
   }
   return order;
 }

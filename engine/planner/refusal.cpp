@@ -99,7 +99,7 @@ std::string Refusal::sentence() const {
             " of memory.device by itself, whatever is recomputed or spilled;";
   }
   if (suggestions.empty()) {
-    text += " no budget that this machine has room for would do";
+    text += " no memory budget that this machine has room for is enough";
     if (other_changes.empty()) {
       text += "; a smaller model or batch, or memory.storage_paths with more room, might";
     }

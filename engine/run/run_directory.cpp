@@ -136,13 +136,14 @@ std::vector<std::string> runs_to_resume(const std::string& path) {
   if (holds_run_only(path)) return {without_link(path)};
   std::error_code error;
   if (!fs::is_directory(path, error)) {
-    throw InputError("--resume: '" + path +
-                     "' is no directory; give a run's directory, or the log.dir that it lies in");
+    throw InputError(
+        "--resume: '" + path +
+        "' is not a directory; give a run's directory, or the log.dir that it lies in");
   }
   std::vector<std::string> runs = runs_in(path);
   if (runs.empty()) {
     throw InputError("--resume: '" + path +
-                     "' is no run's directory, and no run lies in it: a run has " + kConfigFile +
+                     "' is not a run's directory, and no run lies in it: a run has " + kConfigFile +
                      " and " + kEventsFile);
   }
   return runs;
@@ -260,9 +261,10 @@ void place_resumed_run(config::Config& config, const config::Config& given,
   }
   std::error_code error;
   if (!fs::is_directory(config.checkpoint.dir, error)) {
-    throw InputError("'" + link + "' leads to '" + config.checkpoint.dir +
-                     "', where the run's checkpoints were, and that is no directory; is its disk "
-                     "mounted? If they were moved, lead the link there");
+    throw InputError(
+        "'" + link + "' leads to '" + config.checkpoint.dir +
+        "', where the run's checkpoints were, and that is not a directory; is its disk "
+        "mounted? If they were moved, lead the link there");
   }
 }
 

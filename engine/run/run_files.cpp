@@ -22,7 +22,8 @@ void check_regular(const fs::path& path) {
   std::error_code error;
   const fs::file_type type = fs::symlink_status(path, error).type();
   if (type == fs::file_type::regular || type == fs::file_type::not_found) return;
-  throw InputError("'" + path.string() + "' is no regular file, and a run writes there; remove it");
+  throw InputError("'" + path.string() +
+                   "' is not a regular file, and a run writes there; remove it");
 }
 
 void check_run_files(const fs::path& directory) {
@@ -34,7 +35,7 @@ void check_run_files(const fs::path& directory) {
   const fs::file_type type = fs::symlink_status(exported, error).type();
   if (type == fs::file_type::directory || type == fs::file_type::not_found) return;
   throw InputError("'" + exported.string() +
-                   "' is no directory, and a run writes there; remove it");
+                   "' is not a directory, and a run writes there; remove it");
 }
 
 // A run that was killed may have left half a line: the next event must not be joined to it.

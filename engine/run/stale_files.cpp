@@ -350,7 +350,7 @@ std::vector<StaleRun> find_stale_files(const std::vector<std::string>& directori
     std::error_code error;
     if (!fs::is_directory(directory, error)) {
       throw InputError("--clean: '" + directory +
-                       "' is no directory; name a run's, or one that runs lie in");
+                       "' is not a directory; name a run's, or one that runs lie in");
     }
     sweep_below(directory, 0, remove, all);
   }

@@ -698,7 +698,7 @@ Schedule schedule_from_json(std::string_view text) {
   try {
     document = json::parse(text);
   } catch (const json::parse_error& error) {
-    throw InputError("schedule: no JSON at byte " + std::to_string(error.byte));
+    throw InputError("schedule: not JSON at byte " + std::to_string(error.byte));
   } catch (const json::exception&) {
     throw InputError("schedule: holds a number out of range");
   }

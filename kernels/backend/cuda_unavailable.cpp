@@ -5,7 +5,7 @@
 namespace sluice::kernels {
 
 std::string cuda_kernels_missing(int /*major*/, int /*minor*/, int /*driver_version*/) {
-  return "this build has no kernels for GPUs, because nvcc was not found when it was configured";
+  return "built without CUDA, because nvcc was not found when the build was configured";
 }
 
 std::string describe_cuda_build() {
@@ -13,8 +13,7 @@ std::string describe_cuda_build() {
 }
 
 std::unique_ptr<Kernels> make_cuda_kernels(const CudaKernelOptions& /*options*/) {
-  throw DeviceError(
-      "this build has no kernels for GPUs, because nvcc was not found when it was configured");
+  throw DeviceError("built without CUDA, because nvcc was not found when the build was configured");
 }
 
 }  // namespace sluice::kernels

@@ -81,7 +81,7 @@ class OffloadedUnit:
                 raise InputError(f"parameter '{key}' of unit '{self.name}' was replaced after offload(); write into it, "
                                  "or call sluice.restore(model) first")
             if parameter._post_accumulate_grad_hooks:
-                raise InputError(f"parameter '{key}' of unit '{self.name}' has got a hook behind its gradient, which "
+                raise InputError(f"parameter '{key}' of unit '{self.name}' has got a hook after its gradient, which "
                                  "would find a weight that leaves; remove it")
 
     def put_in(self, trains):

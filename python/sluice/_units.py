@@ -83,7 +83,7 @@ def check_parameter(name, parameter):
     if parameter.is_inference():
         raise InputError(f"parameter '{name}' was made in inference_mode(), where torch counts no writes; make it outside")
     if parameter._post_accumulate_grad_hooks:
-        raise InputError(f"parameter '{name}' has a hook behind its gradient (register_post_accumulate_grad_hook), "
+        raise InputError(f"parameter '{name}' has a hook after its gradient (register_post_accumulate_grad_hook), "
                          "which would find a weight that leaves; remove it")
 
 

@@ -458,7 +458,7 @@ class Offload(unittest.TestCase):
             sluice.offload(torch.nn.DataParallel(model), optimizer, PINNED)
         hooked, _ = make()
         hooked.norm.bias.register_post_accumulate_grad_hook(print)
-        with self.assertRaisesRegex(sluice.InputError, "'norm.bias' has a hook behind its gradient"):
+        with self.assertRaisesRegex(sluice.InputError, "'norm.bias' has a hook after its gradient"):
             sluice.offload(hooked, None, PINNED)
         with torch.inference_mode(), self.assertRaisesRegex(sluice.InputError, "'weight' was made in inference_mode"):
             sluice.offload(torch.nn.Linear(2, 2), None, PINNED)
@@ -481,7 +481,7 @@ class Offload(unittest.TestCase):
             loss_of(model, 1)
         model.float()
         handle = model.norm.bias.register_post_accumulate_grad_hook(print)
-        with self.assertRaisesRegex(sluice.InputError, "hook behind its gradient"):
+        with self.assertRaisesRegex(sluice.InputError, "hook after its gradient"):
             loss_of(model, 1)
         handle.remove()
         optimizer.zero_grad()

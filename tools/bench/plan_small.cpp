@@ -104,7 +104,7 @@ std::string tiers_text(const std::vector<Tier>& tiers) {
   return text;
 }
 
-// "order unit, update in backward, prefetch 1, places ddp ppp pss ddd, remade 030".
+// "order unit, update in backward, prefetch 1, places ddp ppp pss ddd, recomputed 030".
 std::string plan_text(const StepOptions& options) {
   std::string text = planner::shape_text({options.order, options.update, options.recompute});
   text += ", prefetch " + std::to_string(options.prefetch) + ", places";
@@ -114,7 +114,7 @@ std::string plan_text(const StepOptions& options) {
   }
   text += " " + tiers_text(places.activation);
   for (const std::vector<Tier>& saved : places.saved) text += " " + tiers_text(saved);
-  text += ", remade";
+  text += ", recomputed";
   for (const schedule::UnitRecompute& unit : options.recompute.units) {
     text += " " + std::to_string(unit.parts) + (unit.output_run > 0 ? "o" : "");
   }

@@ -62,7 +62,7 @@ std::string_view describe_other_file(const std::string& head) {
   if (head.starts_with("\x28\xb5\x2f\xfd")) return "is compressed by zstd";
   if (head.starts_with("{") || head.starts_with("[")) return "looks like JSON";
   if (head.starts_with("<")) return "looks like HTML";
-  return "is no memory trace";
+  return "is not a memory trace";
 }
 
 }  // namespace

@@ -315,8 +315,8 @@ function memory() {
 const CAUSES = {
   upload: "copies to the device", download: "copies from the device", storage_read: "reads from storage",
   storage_write: "writes to storage", optimizer: "optimizer updates on the host", comm: "communication",
-  hand_over: "hand-over: threads that wake after the work before them has ended",
-  update_pass: "an update in a pass of its own (before a commit, or a redo)", unexplained: "not explained by any instruction",
+  hand_over: "a thread to wake, after the work before it had ended",
+  update_pass: "an update in a pass of its own (before a commit, or a redo)", unexplained: "an unknown cause: no instruction explains it",
 };
 function tracedStepText() {
   const traced = data.traced_step;
@@ -350,7 +350,7 @@ function ranks() {
   if (!rows) return;
   $("ranks-section").hidden = false;
   const slowest = rows.reduce((a, b) => (b.own_s ?? 0) > (a.own_s ?? 0) ? b : a);
-  const why = slowest.cause ? "; beside computing it waited longest for " + (CAUSES[slowest.cause] ?? slowest.cause) : "";
+  const why = slowest.cause ? "; besides computing it waited longest for " + (CAUSES[slowest.cause] ?? slowest.cause) : "";
   const time = (seconds) => present(seconds) ? timeText(seconds * 1e9) : "–";
   $("ranks").append(element("h3", {}, "Rank " + slowest.rank + " is the slowest: " + time(slowest.own_s) + " of its own" + why),
     table("", [["Rank", ""], ["Step", "number"], ["Time", "number"], ["Computed", "number"], ["Waited for other ranks", "number"]],

@@ -103,7 +103,7 @@ class Peers {
     if (*venv_ == "none") return "";
     if (*venv_) return bench::python_of(**venv_);
     if (const auto python = bench::default_peers_python()) return *python;
-    std::cerr << "sluice: no other library is measured beside ours: tools/bench/peers installs "
+    std::cerr << "sluice: no other library is compared with ours: tools/bench/peers installs "
                  "torch and DeepSpeed for that\n";
     return "";
   }
@@ -148,7 +148,8 @@ struct BenchDevice {
 };
 
 void add_adam(CLI::App& bench, Command& chosen) {
-  CLI::App* command = bench.add_subcommand("adam", "Optimizer updates beside memory traffic");
+  CLI::App* command =
+      bench.add_subcommand("adam", "Optimizer updates compared with memory traffic");
   const auto options = std::make_shared<bench::AdamBenchOptions>();
   command->add_option("--elems", options->elems, "Parameters to update, a multiple of 16384")
       ->capture_default_str();
@@ -177,7 +178,7 @@ void add_allocator(CLI::App& bench, Command& chosen) {
 }
 
 void add_storage(CLI::App& bench, Command& chosen) {
-  CLI::App* command = bench.add_subcommand("storage", "The storage engine beside fio");
+  CLI::App* command = bench.add_subcommand("storage", "The storage engine compared with fio");
   const auto options = std::make_shared<bench::StorageBenchOptions>();
   add_storage_directory(*command, options->directory);
   const auto bytes = add_bytes(*command, "--bytes", options->bytes, "Size of the file");
@@ -256,7 +257,7 @@ class Notices {
 
 void add_plan(CLI::App& bench, Command& chosen) {
   CLI::App* command =
-      bench.add_subcommand("plan", "The time to plan; or plans beside settings by hand");
+      bench.add_subcommand("plan", "The time to plan; or plans compared with settings by hand");
   const auto options = std::make_shared<bench::PlanBenchOptions>();
   command->add_option("--shapes", options->shapes, "Random models to plan; 0: none")
       ->capture_default_str()
@@ -295,8 +296,8 @@ void add_plan(CLI::App& bench, Command& chosen) {
 }
 
 void add_pipelines(CLI::App& bench, Command& chosen) {
-  CLI::App* command =
-      bench.add_subcommand("pipelines", "Bubbles of pipeline orders beside their closed forms");
+  CLI::App* command = bench.add_subcommand(
+      "pipelines", "Bubbles of pipeline orders compared with their closed forms");
   const auto options = std::make_shared<bench::PipelineBenchOptions>();
   const auto add = [&](const char* option, auto& value, const char* meaning, std::int64_t most) {
     command->add_option(option, value, meaning)
@@ -334,7 +335,7 @@ void add_products(CLI::App& bench, Command& chosen, const char* name, const char
 }  // namespace
 
 void add_bench(CLI::App& app, Command& chosen) {
-  CLI::App* bench = app.add_subcommand("bench", "Measure a part beside its limit");
+  CLI::App* bench = app.add_subcommand("bench", "Measure a part against its limit");
   bench->require_subcommand(1);
   add_adam(*bench, chosen);
   add_allocator(*bench, chosen);

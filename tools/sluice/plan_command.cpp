@@ -66,7 +66,7 @@ train::Prepared prepared_for(const PlanArguments& arguments,
     config::check_supported(loaded);
     train::MeshChoice choice = train::choose_mesh(loaded, hardware, arguments.world);
     tried = std::move(choice.tried);
-    if (!choice.best) throw InputError("--mesh: no mesh fits; " + choice.refusal);
+    if (!choice.best) throw InputError("--mesh: no mesh fits; the nearest, " + choice.refusal);
     return std::move(*choice.best);
   }
   if (arguments.world > 0) overrides.push_back(data_ranks(arguments, budgets));

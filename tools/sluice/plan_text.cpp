@@ -37,7 +37,7 @@ std::string percent(double share) {
 }
 
 std::string speed_line(const RunEvent& outlook) {
-  std::string line = "speed    " + grouped(outlook["tokens_per_step"].get<double>()) +
+  std::string line = "speed       " + grouped(outlook["tokens_per_step"].get<double>()) +
                      " tokens a step: " + grouped(outlook["tokens_per_s"].get<double>()) +
                      " tokens/s, " + three_digits(outlook["flops_per_s"].get<double>() * 1e-12) +
                      " TFLOP/s";
@@ -49,8 +49,8 @@ std::string speed_line(const RunEvent& outlook) {
   return line + " (simulated)\n";
 }
 
-// The shares of the critical path, the longest first, and the distance from the best.
-std::string path_line(const RunEvent& outlook, double step_s) {
+// The shares of the critical path, the longest first, and how far above its lower bound a step is.
+std::string path_lines(const RunEvent& outlook, double step_s) {
   std::vector<std::pair<double, std::string>> shares;
   double all_s = 0;
   for (const auto& [name, seconds] : outlook["critical_path_s"].items()) {
@@ -58,18 +58,21 @@ std::string path_line(const RunEvent& outlook, double step_s) {
     all_s += shares.back().first;
   }
   std::sort(shares.rbegin(), shares.rend());
-  std::string line = "path    ";
+  std::string line;
   for (const auto& [seconds, name] : shares) {
     const double share = seconds / all_s;
     if (share < 0.005) continue;
-    line += " " + name + " " + std::to_string(std::lround(100 * share)) + "%";
+    line +=
+        (line.empty() ? "" : ", ") + name + " " + std::to_string(std::lround(100 * share)) + "%";
   }
-  line += " of the chain that the step waits for";
+  line = "path        " + line + " of the critical path\n";
   if (outlook["bound_s"].is_number()) {
-    const double over = step_s / outlook["bound_s"].get<double>() - 1;
-    line += "; at most " + std::to_string(std::lround(std::ceil(100 * over))) + "% from the best";
+    const auto bound_s = outlook["bound_s"].get<double>();
+    line += "bound       any plan takes at least " + format_seconds(bound_s) +
+            " a step; this one is at most " +
+            std::to_string(std::lround(std::ceil(100 * (step_s / bound_s - 1)))) + "% above that\n";
   }
-  return line + "\n";
+  return line;
 }
 
 std::string row_text(const std::string& what, const RunEvent* bytes, const std::string& why) {
@@ -96,18 +99,19 @@ std::string memory_table(const RunEvent& outlook) {
 
 std::string break_even_line(const RunEvent& outlook) {
   const RunEvent& even = outlook["break_even"];
-  if (even.is_null()) return "even     compute never takes as long as the traffic\n";
+  if (even.is_null())
+    return "break-even  none: at any number of tokens a step, traffic takes longer than compute\n";
   const auto tokens = even["tokens_per_step"].get<double>();
   if (tokens <= 0) return {};
-  return "even     at " + grouped(tokens) + " tokens a step compute takes as long as " +
+  return "break-even  at " + grouped(tokens) + " tokens a step compute takes as long as " +
          even["with"].get<std::string>() + "\n";
 }
 
-std::string wear_line(const RunEvent& outlook) {
+std::string endurance_line(const RunEvent& outlook) {
   const RunEvent& wear = outlook["wear"];
   const auto bytes = wear["bytes_per_day"].get<double>();
   if (bytes <= 0) return {};
-  std::string line = "wear     " + three_digits(bytes * 1e-12) + " TB written a day";
+  std::string line = "endurance   " + three_digits(bytes * 1e-12) + " TB written a day";
   if (wear["days_to_endurance"].is_number()) {
     line += "; the drives' rated endurance lasts " +
             grouped(wear["days_to_endurance"].get<double>()) + " days";
@@ -123,7 +127,7 @@ std::string links_line(const RunEvent& outlook) {
   const auto rate = [&](const char* key) {
     return three_digits(links[key].get<double>() * 1e-9) + " GB/s";
   };
-  std::string line = "links    " + rate("bytes_per_s") + " and " +
+  std::string line = "links       " + rate("bytes_per_s") + " and " +
                      format_seconds(links["latency_s"].get<double>()) + " between ranks";
   if (links["node_bytes_per_s"].get<double>() > 0) {
     line += ", " + rate("node_bytes_per_s") + " for a node";
@@ -149,8 +153,8 @@ std::string next_lines(const RunEvent& changes) {
               three_digits(gain) + "x";
     }
     if (!results)
-      lines += "next     " + (line.empty() ? "nothing that was tried gains" : line) + "\n";
-    if (results && !line.empty()) lines += "         " + line + " (other results)\n";
+      lines += "next        " + (line.empty() ? "nothing that was tried is faster" : line) + "\n";
+    if (results && !line.empty()) lines += "            " + line + " (other results)\n";
   }
   return lines;
 }
@@ -158,13 +162,14 @@ std::string next_lines(const RunEvent& changes) {
 }  // namespace
 
 std::string outlook_text(const RunEvent& outlook) {
-  std::string text = speed_line(outlook) + path_line(outlook, outlook["step_time_s"].get<double>());
-  text +=
-      memory_table(outlook) + links_line(outlook) + break_even_line(outlook) + wear_line(outlook);
+  std::string text =
+      speed_line(outlook) + path_lines(outlook, outlook["step_time_s"].get<double>());
+  text += memory_table(outlook) + links_line(outlook) + break_even_line(outlook) +
+          endurance_line(outlook);
   if (outlook.contains("next")) text += next_lines(outlook["next"]);
   if (outlook.contains("explain")) {
     for (const RunEvent& line : outlook["explain"]) {
-      text += "tried    " + line.get<std::string>() + "\n";
+      text += "tried       " + line.get<std::string>() + "\n";
     }
   }
   return text;
@@ -187,9 +192,10 @@ std::string meshes_text(const RunEvent& meshes) {
     if (!fits) continue;
     const auto count = [&](const char* key) { return std::to_string(mesh[key].get<int>()); };
     const auto step_s = mesh["step_time_s"].get<double>();
-    planned.emplace_back(step_s, "mesh     data " + count("data") + ", tensor " + count("tensor") +
-                                     ", pipeline " + count("pipeline") + ", zero " + count("zero") +
-                                     ": " + format_seconds(step_s) + " a step, at least " +
+    planned.emplace_back(step_s, "mesh        data " + count("data") + ", tensor " +
+                                     count("tensor") + ", pipeline " + count("pipeline") +
+                                     ", zero " + count("zero") + ": " + format_seconds(step_s) +
+                                     " a step, at least " +
                                      format_seconds(mesh["bound_s"].get<double>()) +
                                      (has_plan ? "\n" : ", as with zero 1\n"));
   }
@@ -197,7 +203,7 @@ std::string meshes_text(const RunEvent& meshes) {
                    [](const auto& one, const auto& other) { return one.first < other.first; });
   std::string text;
   for (const auto& [seconds, line] : planned) text += line;
-  text += "meshes   " + std::to_string(meshes.size()) +
+  text += "meshes      " + std::to_string(meshes.size()) +
           " possible: " + std::to_string(planned.size() - alike) + " planned, " +
           std::to_string(alike) + " with the plan of another, " + std::to_string(refused) +
           " do not fit, " + std::to_string(left_out_s.size()) + " cannot be faster";

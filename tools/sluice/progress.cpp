@@ -21,14 +21,22 @@ std::string tier_line(const train::RunEvent& bytes) {
          format_bytes(bytes["storage"].get<std::uint64_t>());
 }
 
-// The device of a plan event, for people.
-std::string device_line(const train::RunEvent& plan) {
-  if (plan["backend"] == "host") return "host device: CPU memory that obeys a GPU's laws";
+// The device of a plan event, for people; a second line says why it is no GPU.
+std::string device_lines(const train::RunEvent& plan, const config::Config& config) {
+  if (plan["backend"] == "host") {
+    std::string missing = plan.value("gpu_missing", "");
+    const bool chosen = config.memory.backend == config::Config::Backend::kAuto;
+    if (missing.empty() && chosen && plan.contains("ranks")) {
+      missing = "several ranks use GPUs only with memory.backend = \"cuda\"";
+    }
+    return "CPU (emulates a GPU's memory)" +
+           (missing.empty() ? "" : "\n            GPU not used: " + missing);
+  }
   return plan["device_name"].get<std::string>() + " (" + plan["backend"].get<std::string>() + ")";
 }
 
 // "weight 96.0 MiB pinned; master 128.0 MiB pinned + 64.0 MiB storage", …
-std::string homes_line(const train::RunEvent& kinds) {
+std::string placement_line(const train::RunEvent& kinds) {
   std::string line;
   for (const auto& [kind, tiers] : kinds.items()) {
     std::string places;
@@ -66,7 +74,7 @@ std::string moved_line(const train::RunEvent& bytes) {
 void add_speculation(std::string& text, const train::RunEvent& speculation) {
   const auto steps = speculation["steps"].get<std::int64_t>();
   const auto redone = speculation["redone_steps"].get<std::int64_t>();
-  append_format(text, "redone   %lld of %lld updates, %s%s\n", static_cast<long long>(redone),
+  append_format(text, "redone      %lld of %lld updates, %s%s\n", static_cast<long long>(redone),
                 static_cast<long long>(steps),
                 format_seconds(speculation["redo_time_s"].get<double>()).c_str(),
                 2 * redone > steps
@@ -84,7 +92,7 @@ void add_activations(std::string& text, const train::RunEvent& plan) {
   for (const auto& [tier, count] : units.items()) {
     places += (places.empty() ? "" : ", ") + std::to_string(count.get<int>()) + " " + tier;
   }
-  append_format(text, "spilled  activations of units: %s; %s\n", places.c_str(),
+  append_format(text, "spilled     activations of units: %s; %s\n", places.c_str(),
                 moved_line(moved).c_str());
   std::string parts;
   for (const auto& [part, tiers] : plan["saved_by_tier"].items()) {
@@ -94,7 +102,7 @@ void add_activations(std::string& text, const train::RunEvent& plan) {
                " " + tier;
     }
   }
-  if (!parts.empty()) append_format(text, "saved    %s\n", parts.c_str());
+  if (!parts.empty()) append_format(text, "saved       %s\n", parts.c_str());
 }
 
 // "device 2.0 MiB, storage 93.1 MiB": the tiers in which a verb uses less than the plan's peak.
@@ -111,7 +119,7 @@ std::string less_than_peak(const train::RunEvent& bytes, const train::RunEvent& 
 
 // The verbs that use less than the plan's peaks, in groups of equal bytes, and the files that are
 // written: "load, resume: device 2.0 MiB; files: checkpoint 93.1 MiB, export 37.3 MiB".
-std::string verbs_line(const train::RunEvent& plan) {
+std::string phases_line(const train::RunEvent& plan) {
   std::vector<std::pair<std::string, std::string>> groups;  // bytes, verbs
   for (const planner::Verb verb : planner::kVerbs) {
     const std::string name(planner::verb_name(verb));
@@ -150,7 +158,7 @@ void add_split(std::string& text, const train::RunEvent& batch) {
   }
   if (!others.empty()) others += ")";
   const auto count = batch["accumulate"].get<std::int64_t>();
-  append_format(text, "batch    %lld samples a step: %lld micro-batch%s of %lld%s\n",
+  append_format(text, "batch       %lld samples a step: %lld micro-batch%s of %lld%s\n",
                 static_cast<long long>(batch["samples"].get<std::int64_t>()),
                 static_cast<long long>(count), count == 1 ? "" : "es",
                 static_cast<long long>(batch["micro_batch"].get<std::int64_t>()), others.c_str());
@@ -204,15 +212,16 @@ void add_world(std::string& text, const train::RunEvent& plan) {
   const auto bytes = [&](const char* link) {
     return format_bytes(world["bytes_moved"][link].get<std::uint64_t>());
   };
-  append_format(text, "world    %d ranks in %d classes of ranks that are alike; the fullest %s\n",
+  append_format(text,
+                "world       %d ranks in %d classes of ranks that are alike; the fullest %s\n",
                 plan["ranks"].get<int>(), world["classes"].get<int>(),
                 tier_line(world["peak_bytes"]).c_str());
-  append_format(text,
-                "moved    by all ranks a step: %s inside nodes, %s between nodes; up %s, down %s; "
-                "storage read %s, written %s\n",
-                bytes("node").c_str(), bytes("network").c_str(), bytes("upload").c_str(),
-                bytes("download").c_str(), bytes("storage_read").c_str(),
-                bytes("storage_write").c_str());
+  append_format(
+      text,
+      "moved       by all ranks a step: %s inside nodes, %s between nodes; up %s, down %s; "
+      "storage read %s, written %s\n",
+      bytes("node").c_str(), bytes("network").c_str(), bytes("upload").c_str(),
+      bytes("download").c_str(), bytes("storage_read").c_str(), bytes("storage_write").c_str());
 }
 
 // Only for pipelines: the order and its bubble, and a line for each rank. Of the first rank alone the
@@ -221,7 +230,8 @@ void add_pipeline(std::string& text, const train::RunEvent& plan) {
   if (!plan.contains("pipeline")) return;
   const train::RunEvent& pipeline = plan["pipeline"];
   const auto ranks = pipeline["ranks"].get<int>();
-  append_format(text, "pipeline %s on %d ranks, %zu stages; bubble %s, %.1f%% of a rank's span\n",
+  append_format(text,
+                "pipeline    %s on %d ranks, %zu stages; bubble %s, %.1f%% of a rank's span\n",
                 pipeline["order"].get<std::string>().c_str(), ranks, pipeline["stages"].size(),
                 format_seconds(pipeline["bubble_s"].get<double>()).c_str(),
                 100 * pipeline["bubble_share"].get<double>());
@@ -231,7 +241,7 @@ void add_pipeline(std::string& text, const train::RunEvent& plan) {
     const auto alike = rank.value("alike", 1);
     const std::string others = alike == 1 ? "" : " (" + std::to_string(alike) + " alike)";
     append_format(
-        text, "rank %-3d units %s%s; %s; sends %s of activations a step; computes %s, bubble %s\n",
+        text, "rank %-6d units %s%s; %s; sends %s of activations a step; computes %s, bubble %s\n",
         number, units_text(pipeline, number / data_ranks).c_str(), others.c_str(),
         tier_line(rank["peak_bytes"]).c_str(),
         format_bytes(rank["sent"].value("activations", std::uint64_t{0})).c_str(),
@@ -251,23 +261,23 @@ void add_ranks(std::string& text, const train::RunEvent& plan) {
       sent[purpose].push_back(bytes.get<std::uint64_t>());
     }
   }
-  append_format(text, "ranks    %d, ZeRO stage %d, fold groups %d; each keeps %s of state\n",
+  append_format(text, "ranks       %d, ZeRO stage %d, fold groups %d; each keeps %s of state\n",
                 plan["ranks"].get<int>(), plan["zero"].get<int>(), plan["fold_groups"].get<int>(),
                 range_text(state).c_str());
-  append_format(text, "sent     by each rank a step: gradients %s, weights %s, norm %s\n",
+  append_format(text, "sent        by each rank a step: gradients %s, weights %s, norm %s\n",
                 range_text(sent["gradients"]).c_str(), range_text(sent["weights"]).c_str(),
                 range_text(sent["norm"]).c_str());
   const bool both = plan.contains("tensor") && plan.contains("context");
   for (const auto& [group, has] : {std::pair("tensor", "parts of each layer"),
                                    std::pair("context", "parts of each sequence")}) {
     if (!plan.contains(group)) continue;
-    append_format(text, "%-8s groups of %d ranks, which have %s; each rank sends %s %s a step\n",
+    append_format(text, "%-11s groups of %d ranks, which have %s; each rank sends %s %s a step\n",
                   group, plan[group].get<int>(), has, range_text(sent["inner"]).c_str(),
                   both ? "in both" : "there");
   }
   if (plan["server"].get<bool>()) {
     const std::string mode = plan["server_mode"];
-    append_format(text, "server   %s\n",
+    append_format(text, "server      %s\n",
                   mode == "bsp" ? "rank 0 sums, keeps all optimizer state and updates for all"
                   : mode == "asp"
                       ? "rank 0 applies each micro-batch by itself; results are those of this order"
@@ -275,12 +285,12 @@ void add_ranks(std::string& text, const train::RunEvent& plan) {
   }
   if (plan["reduction"] == "ring") {
     append_format(text,
-                  "sums     around the ring of ranks: reproducible, but with the bits of %d ranks "
-                  "and no other number\n",
+                  "sums        around the ring of ranks: reproducible, but the results depend on "
+                  "the number of ranks, %d\n",
                   plan["ranks"].get<int>());
   }
   if (plan.contains("partial_sums") && plan["partial_sums"] != "device") {
-    append_format(text, "partial  each rank's sums of micro-batches wait on: %s\n",
+    append_format(text, "partial     each rank's sums of micro-batches wait on: %s\n",
                   plan["partial_sums"].get<std::string>().c_str());
   }
   // A plan alone has no places.
@@ -293,7 +303,7 @@ void add_ranks(std::string& text, const train::RunEvent& plan) {
               rank["host"].get<std::string>() + ", processors " +
               rank["processors"].get<std::string>();
   }
-  append_format(text, "places   %s\n", places.c_str());
+  append_format(text, "places      %s\n", places.c_str());
 }
 
 // "none", or "unit in 3 of 8 units".
@@ -313,9 +323,9 @@ void Progress::plan(const train::RunEvent& plan) {
     peak_flops_per_s_ = plan["peak_flops_per_s"].get<double>();
   }
   std::string text;
-  append_format(text, "device   %s\n", device_line(plan).c_str());
+  append_format(text, "device      %s\n", device_lines(plan, config_).c_str());
   const auto state = plan["state_bytes"].get<std::uint64_t>();
-  append_format(text, "model    %.1f M parameters, %s of training state%s\n",
+  append_format(text, "model       %.1f M parameters, %s of training state%s\n",
                 static_cast<double>(plan["parameters"].get<std::uint64_t>()) * 1e-6,
                 format_bytes(state).c_str(), plan.contains("ranks") ? " on a rank" : "");
   const bool shares = plan["shares_device"].get<bool>();
@@ -326,46 +336,47 @@ void Progress::plan(const train::RunEvent& plan) {
   }
   std::string order = plan["order"].get<std::string>();
   if (plan["turns"].get<int>() > 1) order += ", segments of two micro-batches in turn";
-  append_format(text, "plan     %s (recompute: %s, order: %s, update: %s%s)\n",
+  append_format(text, "plan        %s (recompute: %s, order: %s, update: %s%s)\n",
                 tier_line(plan["peak_bytes"]).c_str(), recompute_words(plan).c_str(), order.c_str(),
                 update.c_str(), shares ? ", weights and activations share the device" : "");
   add_ranks(text, plan);
   add_world(text, plan);
   add_pipeline(text, plan);
   add_split(text, plan["batch"]);
-  const std::string verbs = verbs_line(plan);
-  if (!verbs.empty()) append_format(text, "verbs    %s\n", verbs.c_str());
-  append_format(text, "homes    %s\n", homes_line(plan["state_by_tier"]).c_str());
-  append_format(text, "a step   %s; about %s, bound by %s\n",
+  const std::string phases = phases_line(plan);
+  if (!phases.empty()) append_format(text, "phases      %s\n", phases.c_str());
+  append_format(text, "placement   %s\n", placement_line(plan["state_by_tier"]).c_str());
+  append_format(text, "a step      %s; about %s, bound by %s\n",
                 moved_line(plan["bytes_moved"]).c_str(),
                 format_seconds(plan["step_time_s"].get<double>()).c_str(),
                 plan["bound_by"].get<std::string>().c_str());
   add_activations(text, plan);
   if (plan.contains("free_optimizer_step_time_s")) {
-    append_format(text, "         about %s with an optimizer that takes no time\n",
+    append_format(text, "            about %s with an optimizer that takes no time\n",
                   format_seconds(plan["free_optimizer_step_time_s"].get<double>()).c_str());
   }
   if (plan.contains("speculation")) {
     const train::RunEvent& speculation = plan["speculation"];
-    append_format(text, "a redo   %s; about %s; the second version of state takes %s\n",
+    append_format(text, "a redo      %s; about %s; the second version of state takes %s\n",
                   moved_line(speculation["redo_bytes_moved"]).c_str(),
                   format_seconds(speculation["redo_time_s"].get<double>()).c_str(),
                   tier_line(speculation["second_version_bytes"]).c_str());
   }
   if (plan["profile"] == "unmeasured") {
     append_format(text,
-                  "         (times of a default machine: `sluice doctor` measures this one)\n");
+                  "            (times of a default machine: `sluice doctor` measures this one)\n");
   }
   console_.answer(text);
 }
 
 void Progress::explain() const {
   std::string text =
-      "         (stalled: the share of a step in which products wait for transfers or updates)\n";
+      "            (stalled: the share of a step in which products wait for transfers or "
+      "updates)\n";
   if (peak_flops_per_s_) {
     append_format(
         text,
-        "         (MFU: 6 x parameters in products + 12 x layers x hidden x seq operations "
+        "            (MFU: 6 x parameters in products + 12 x layers x hidden x seq operations "
         "a token, of the %.3g TFLOP/s that doctor measured)\n",
         *peak_flops_per_s_ * 1e-12);
   }
@@ -431,7 +442,7 @@ void Progress::done(const train::RunEvent& event) {
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
   const auto steps = event["steps"].get<std::int64_t>();
   std::string text;
-  append_format(text, "done     %lld steps", static_cast<long long>(steps));
+  append_format(text, "done        %lld steps", static_cast<long long>(steps));
   if (first_step_ > 1) {
     append_format(text, ", the last %lld of them", static_cast<long long>(steps - first_step_ + 1));
   }
@@ -443,18 +454,19 @@ void Progress::done(const train::RunEvent& event) {
   }
   text += "\n";
   if (event.contains("speculation")) add_speculation(text, event["speculation"]);
-  append_format(text, "memory   %s (peak)\n", tier_line(event["peak_bytes"]).c_str());
-  append_format(text, "moved    %s (%s)\n", moved_line(event["bytes_moved"]).c_str(),
-                event["storage_engine"].get<std::string>().c_str());
+  append_format(text, "memory      %s (peak)\n", tier_line(event["peak_bytes"]).c_str());
+  const std::string engine = event["storage_engine"];
+  append_format(text, "moved       %s%s\n", moved_line(event["bytes_moved"]).c_str(),
+                engine == "none" ? "" : ("; storage engine " + engine).c_str());
   const std::string weights =
       config_.checkpoint.final ? config_.log.dir + "/weights.safetensors" : "not saved";
-  append_format(text, "weights  %s, hash %s\n", weights.c_str(),
+  append_format(text, "weights     %s, hash %s\n", weights.c_str(),
                 event["weights_hash"].get<std::string>().c_str());
   if (event.contains("huggingface")) {
-    append_format(text, "         %s, the same for transformers' from_pretrained\n",
+    append_format(text, "            %s, the same for transformers' from_pretrained\n",
                   event["huggingface"].get<std::string>().c_str());
   }
-  append_format(text, "report   sluice report %s\n", config_.log.dir.c_str());
+  append_format(text, "report      sluice report %s\n", config_.log.dir.c_str());
   console_.answer(text);
 }
 
@@ -464,15 +476,15 @@ void Progress::event(const train::RunEvent& event) {
   if (kind == "step") {
     if (event.value("overflow", false)) end_line();  // a line about it follows
   } else if (kind == "resume") {
-    append_format(text, "resumed  from step %lld of %s\n",
+    append_format(text, "resumed     from step %lld of %s\n",
                   static_cast<long long>(event["step"].get<std::int64_t>()),
                   event["dir"].get<std::string>().c_str());
   } else if (kind == "eval") {
-    append_format(text, "eval     step %lld: loss %.4f\n",
+    append_format(text, "eval        step %lld: loss %.4f\n",
                   static_cast<long long>(event["step"].get<std::int64_t>()),
                   event["loss"].get<double>());
   } else if (kind == "checkpoint") {
-    append_format(text, "saved    step %lld in %s\n",
+    append_format(text, "saved       step %lld in %s\n",
                   static_cast<long long>(event["step"].get<std::int64_t>()),
                   event["dir"].get<std::string>().c_str());
   } else if (kind == "done") {

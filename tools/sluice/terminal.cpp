@@ -178,7 +178,7 @@ void forget_lost_output() {
   class Nowhere : public std::streambuf {
     int_type overflow(int_type character) override { return traits_type::not_eof(character); }
   };
-  static Nowhere& nowhere = *new Nowhere;  // outlives the streams
+  static Nowhere& nowhere = *new Nowhere;             // outlives the streams
   if (!std::cout.flush()) std::cout.rdbuf(&nowhere);  // which clears the error
 }
 

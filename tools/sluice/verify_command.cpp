@@ -6,6 +6,7 @@
 
 #include "base/error.hpp"
 #include "engine/config/config.hpp"
+#include "engine/train/plan/backend.hpp"
 #include "tools/sluice/commands.hpp"
 #include "tools/sluice/terminal.hpp"
 #include "tools/verify/verify.hpp"
@@ -49,19 +50,17 @@ class Expected {
   std::string own_results() const {
     const auto& parallel = given_.settled.parallel;
     if (parallel.has_server_order()) {
-      return "parallel.server_mode makes several updates in one schedule, which is not compared "
-             "with "
-             "others";
+      return "parallel.server_mode makes several updates in one schedule, which are not compared "
+             "with those of others";
     }
     if (parallel.delays_updates()) {
-      return "a parallel.schedule with delayed updates is outside law 1: its bits are those of "
-             "this "
-             "schedule and no other";
+      return "a parallel.schedule with delayed updates makes results of its own, "
+             "which are not those of one rank";
     }
     const bool ring = parallel.data > 1 && parallel.reduction == config::Config::GradientSum::kRing;
     if (!ring) return "";
-    return "parallel.reduction = \"ring\" is outside law 1: its bits are those of " +
-           std::to_string(parallel.data) + " ranks and no other number";
+    return "parallel.reduction = \"ring\" makes results that depend on the number of ranks, " +
+           std::to_string(parallel.data);
   }
   const config::Config& settled() const { return given_.settled; }
   // The ranks run on processors, whose bits are not those of a GPU: they have an expectation of
@@ -94,9 +93,19 @@ class Expected {
   std::optional<verify::Outcome> on_host_;
 };
 
+// Says why the runs have no GPU, if the configuration leaves that open.
+void note_device(const VerifyArguments& arguments) {
+  config::Config config = load(arguments.config, {});
+  const std::string missing = train::settle_backend(config);
+  if (missing.empty()) return;
+  Console{arguments.json, arguments.quiet}.notice(
+      "device   CPU (emulates a GPU's memory); GPU not used: " + missing + "\n");
+}
+
 }  // namespace
 
 int verify_command(const VerifyArguments& arguments) {
+  note_device(arguments);
   Expected expected(arguments);
   int compared = 0, differing = 0, skipped = 0;
   for (const verify::Variant& variant : verify::list_variants(expected.settled())) {

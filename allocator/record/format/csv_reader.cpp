@@ -81,7 +81,7 @@ bool CsvReader::read_record() {
       is_quoted = true;
       read_quoted();
     } else if (is_quoted) {
-      if (c != '\r' && c != ' ') refuse("a comma must stand behind a field in quotes");
+      if (c != '\r' && c != ' ') refuse("a comma must follow a field in quotes");
     } else {
       push(c);
     }

@@ -118,7 +118,7 @@ class Importer {
       const auto traces = tree_.find(tree_.root, "device_traces");
       if (!segments && !traces) {
         refuse("",
-               "is no memory snapshot of PyTorch: must be a dict with the keys 'segments' and "
+               "is not a memory snapshot of PyTorch: must be a dict with the keys 'segments' and "
                "'device_traces'");
       }
       if (segments) segments_ = *segments;

@@ -553,7 +553,7 @@ class ContentCheck {
     }
     if (balanced) return;
     problems_.add(describe(instruction) +
-                  " folds sums that are no neighbours in the tree of groups");
+                  " folds sums that are not neighbours in the tree of groups");
   }
 
   // Behind the last micro-batch of the step comes the first one. The sum is of whole ranks so far, and
@@ -566,7 +566,7 @@ class ContentCheck {
       return;
     }
     problems_.add(describe(instruction) +
-                  " folds sums that are no neighbours in the ring of ranks");
+                  " folds sums that are not neighbours in the ring of ranks");
   }
 
   bool is_complete(const Content& gradient) const {

@@ -403,7 +403,7 @@ void check_messages(const Schedule& schedule, const Meetings& meetings, Problems
   }
   for (InstructionId i = 0; i < count; ++i) {
     if (done[meetings.node(i)]) continue;
-    problems.add(describe(schedule.instructions[i]) + " is in or behind a circle of waits");
+    problems.add(describe(schedule.instructions[i]) + " is in a circle of waits, or waits for one");
     return;
   }
 }

@@ -22,7 +22,7 @@ void check_shadow(const Schedule& schedule, const Buffer& shadow, Problems& prob
   const bool fits = shadow.shadow_of < shadow.id && shadow.role == BufferRole::kState &&
                     shadow.persistent && schedule.buffers[shadow.shadow_of].shadow_of == kNoId &&
                     shape(schedule.buffers[shadow.shadow_of]) == shape(shadow);
-  if (!fits) problems.add(describe(shadow) + " is no shadow of the home that it names");
+  if (!fits) problems.add(describe(shadow) + " is not a shadow of the home that it names");
 }
 
 // Every buffer has its index as id, an existing rank, a size, and a sensible number of versions.
@@ -147,7 +147,7 @@ void check_residencies(const Schedule& schedule, Problems& problems) {
       const Buffer& home = schedule.buffers[residency.home];
       if (!home.persistent || home.role != BufferRole::kState || home.kind != residency.kind ||
           home.unit != residency.unit) {
-        problems.add(describe(home) + " is no home of " +
+        problems.add(describe(home) + " is not a home of " +
                      std::string(state_kind_name(residency.kind)) + " of unit " +
                      std::to_string(residency.unit));
       } else if ((list == &schedule.commit) ? home.versions != 2 : home.log_copy) {

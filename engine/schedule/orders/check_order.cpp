@@ -127,7 +127,8 @@ class OrderCheck {
   void check_versions() {
     if (order_.updates < 1 || order_.microbatches % order_.updates != 0 ||
         order_.versions.size() != order_.place_count()) {
-      return add("the order's micro-batches are no whole number of updates, each with a version");
+      return add(
+          "the order's micro-batches are not a whole number of updates, each with a version");
     }
     const std::int32_t each = order_.microbatches / order_.updates;
     std::vector<std::int32_t> done(order_.rank_of_stage.size());
@@ -301,7 +302,7 @@ std::string check_sum_order(const PipelineOrder& order) {
       std::int32_t& before = last[static_cast<std::size_t>(action.stage)];
       if (action.microbatch < before) {
         return "stage " + std::to_string(action.stage) + " adds the gradient of micro-batch " +
-               std::to_string(action.microbatch) + " behind that of micro-batch " +
+               std::to_string(action.microbatch) + " after that of micro-batch " +
                std::to_string(before) + ", which no single rank does";
       }
       before = action.microbatch;

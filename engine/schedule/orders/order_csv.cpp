@@ -115,14 +115,15 @@ class CsvReader {
     const std::string_view name = text.substr(0, digits);
     const auto known = std::find_if(kKinds.begin(), kKinds.end(),
                                     [&](const KindName& kind) { return kind.name == name; });
-    if (known == kKinds.end()) fail(quoted + " is no action, such as 0F0, 1SEND_F0 or 2UNSHARD");
+    if (known == kKinds.end())
+      fail(quoted + " is not an action, such as 0F0, 1SEND_F0 or 2UNSHARD");
     action.kind = known->kind;
     text.remove_prefix(name.size());
     const bool of_microbatch = has_microbatch(action.kind);
     if (text.empty() && !of_microbatch) return action;
     if (text.empty()) fail(quoted + " names no micro-batch");
     action.microbatch = read_number(text, kMostMicrobatches);
-    if (!text.empty()) fail(quoted + " has characters behind its micro-batch");
+    if (!text.empty()) fail(quoted + " has characters after its micro-batch");
     if (of_microbatch) order_.microbatches = std::max(order_.microbatches, action.microbatch + 1);
     return action;
   }

@@ -26,7 +26,7 @@ std::string cuda_missing() {
   if (!gpu.virtual_memory) return gpu.name + " does not map physical memory into addresses";
   const std::string missing =
       kernels::cuda_kernels_missing(gpu.compute_major, gpu.compute_minor, gpu.driver_version);
-  return missing.empty() ? missing : gpu.name + " cannot be used: " + missing;
+  return missing.empty() ? missing : gpu.name + ": " + missing;
 }
 
 Backend make_cuda_backend(const config::Config& config, const DeviceShare& share) {
@@ -49,8 +49,8 @@ Backend make_cuda_backend(const config::Config& config, const DeviceShare& share
 
 }  // namespace
 
-void settle_backend(config::Config& config) {
-  if (config.memory.backend == config::Config::Backend::kHost) return;
+std::string settle_backend(config::Config& config) {
+  if (config.memory.backend == config::Config::Backend::kHost) return {};
   std::string missing = cuda_missing();
   if (makes_up_link(config)) missing = kMadeUpLink;
   if (config.memory.backend == config::Config::Backend::kAuto) {
@@ -59,6 +59,7 @@ void settle_backend(config::Config& config) {
   } else if (!missing.empty()) {
     refuse_cuda(missing);
   }
+  return missing;
 }
 
 std::string find_gpu_of(int local_rank) {

@@ -19,6 +19,7 @@ namespace sluice::train {
 struct Backend {
   std::string name;         // "host" or "cuda"
   std::string device_name;  // of a GPU; empty: the host itself
+  std::string gpu_missing;  // why "auto" took the host; empty: it did not
   // Memory of the device that nobody uses; none: the device's memory is the host's.
   std::optional<std::uint64_t> device_memory_bytes;
   // A device with this cap. Throws InputError, DeviceError.
@@ -29,9 +30,9 @@ struct Backend {
 };
 
 // Replaces "auto" by "cuda" if this build and this machine have a usable GPU and
-// memory.link_bandwidth and memory.link_latency simulate no link, else by "host".
-// Throws InputError if "cuda" is requested but unavailable; the message gives the reason.
-void settle_backend(config::Config& config);
+// memory.link_bandwidth and memory.link_latency simulate no link, else by "host" with the reason as
+// the result. Throws InputError if "cuda" is requested but unavailable; the message gives the reason.
+std::string settle_backend(config::Config& config);
 
 // Whose GPU a backend is: the ranks of a machine take its GPUs in turn.
 struct DeviceShare {

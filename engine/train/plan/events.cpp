@@ -281,6 +281,7 @@ RunEvent plan_event(const planner::Plan& plan) {
 void add_device(RunEvent& plan, const Backend& backend, std::optional<double> peak_flops_per_s) {
   plan["backend"] = backend.name;
   plan["device_name"] = backend.device_name;
+  if (!backend.gpu_missing.empty()) plan["gpu_missing"] = backend.gpu_missing;
   plan["peak_flops_per_s"] = peak_flops_per_s ? RunEvent(*peak_flops_per_s) : RunEvent(nullptr);
 }
 

@@ -126,7 +126,10 @@ void take(MeshChoice& choice, TriedMesh& tried, Planned planned, std::uint64_t& 
   if (planned.failure) std::rethrow_exception(planned.failure);
   tried.why = planned.why;
   tried.planned = true;
-  if (!planned.prepared) return;
+  if (!planned.prepared) {
+    if (choice.refusal.empty()) choice.refusal = mesh_text(tried.mesh) + ": " + tried.why;
+    return;
+  }
   if (const planner::Plan* plan = planned.prepared->plan()) {
     tried.step_s = plan->step_s();
     const bool faster = !choice.best || *tried.step_s < choice.best->plan()->step_s();

@@ -40,7 +40,7 @@ struct TriedMesh {
 struct MeshChoice {
   std::optional<Prepared> best;  // nothing fits
   std::vector<TriedMesh> tried;  // those that the configuration can have, by their bounds
-  std::string refusal;           // of the mesh that lacks the fewest bytes
+  std::string refusal;  // of the mesh that lacks the fewest bytes, or of the first that has no plan
 };
 
 enum class MeshScope : std::uint8_t {

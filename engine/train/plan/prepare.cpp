@@ -12,9 +12,10 @@ Prepared prepare(const config::Config& given, const planner::HardwareProfile& ha
                  PlannedMachine machine, int ranks, const DeviceShare& share) {
   if (machine == PlannedMachine::kProfile) return prepare_described(given, hardware);
   config::Config config = given;
-  settle_backend(config);
+  const std::string gpu_missing = settle_backend(config);
   if (config.train.threads == 0) config.train.threads = kernels::host::Parallel::default_threads();
   Backend backend = make_backend(config, share);
+  backend.gpu_missing = gpu_missing;
   const planner::MachineRoom room =
       planner::settle_budgets(config, backend.device_memory_bytes, ranks);
   Prepared prepared = prepare_with(config, hardware, std::move(backend));

@@ -26,8 +26,8 @@ int main(int argc, char** argv) {
     if (answer != NULL) puts(answer);
     return check_result();
   }
-  expect_refused("", SLUICE_E_INPUT, "no JSON");
-  expect_refused("[]", SLUICE_E_INPUT, "no JSON object");
+  expect_refused("", SLUICE_E_INPUT, "not JSON");
+  expect_refused("[]", SLUICE_E_INPUT, "not a JSON object");
   expect_refused("{}", SLUICE_E_INPUT, "no config");
   expect_refused("{\"config\":7}", SLUICE_E_INPUT, "neither an object nor a path");
   expect_refused("{\"config\":{},\"x\":1}", SLUICE_E_INPUT, "'x'");

@@ -114,7 +114,7 @@ TEST(OptionsText, RefusesWhatDoesNotGoTogether) {
   EXPECT_TRUE(holds(with("order", "both"), "microbatch, unit"));
   EXPECT_TRUE(holds(with("lookahead", 1), "unknown"));
   for (const char* text : {"", "{", "[]", "7", "null", "{} {}"}) {
-    EXPECT_TRUE(holds(refusal_of(text), "no JSON object")) << text;
+    EXPECT_TRUE(holds(refusal_of(text), "not a JSON object")) << text;
   }
 }
 

@@ -228,7 +228,7 @@ TEST(PipelinePlans, OrdersThatCannotBeAreRefusedByName) {
   EXPECT_TRUE(holds(refusal_of_order(schedule::make_1f1b_order(4, 6)), "set train.accumulate = 6"));
   schedule::PipelineOrder backwards = schedule::make_gpipe_order(4, 8);
   for (auto& list : backwards.actions) std::reverse(list.begin() + 8, list.end());
-  EXPECT_TRUE(holds(refusal_of_order(backwards), "cannot give one rank's bits"));
+  EXPECT_TRUE(holds(refusal_of_order(backwards), "cannot give the results of one rank"));
   schedule::PipelineOrder stuck = schedule::make_1f1b_order(4, 8);
   std::swap(stuck.actions[0][0], stuck.actions[0].back());
   EXPECT_TRUE(holds(refusal_of_order(stuck), "cannot run"));

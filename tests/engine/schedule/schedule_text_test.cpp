@@ -111,7 +111,7 @@ TEST(ScheduleJson, RefusalsNameThePlaceOfTheError) {
   EXPECT_EQ(with("/buffers/0", nullptr), "schedule: buffer 0: must be an object");
   EXPECT_EQ(with("/entry/0/home", 1u << 30).substr(0, 39),
             "schedule: entry 0: \"home\" must be below");
-  EXPECT_EQ(refusal("{"), "schedule: no JSON at byte 2");
+  EXPECT_EQ(refusal("{"), "schedule: not JSON at byte 2");
   EXPECT_EQ(refusal("[]"), "schedule: document: must be an object");
   EXPECT_EQ(refusal("{\"ranks\":1e999}"), "schedule: holds a number out of range");
   EXPECT_NE(refusal(std::string(100000, '[')), "accepted");

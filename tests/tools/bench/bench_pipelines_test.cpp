@@ -48,7 +48,7 @@ TEST(BenchPipelines, RefusesAFileThatHoldsNoOrder) {
     std::ofstream(options.file) << text;
     return testing::message_of<InputError>([&] { run_pipelines_bench(options); });
   };
-  EXPECT_TRUE(testing::mentions(refusal("0F0,0Q0\n"), "'0Q0' is no action"));
+  EXPECT_TRUE(testing::mentions(refusal("0F0,0Q0\n"), "'0Q0' is not an action"));
   EXPECT_TRUE(testing::mentions(refusal("0F0,0I0\n"), "no rank lists 0W0"));
   options.file = directory.file("absent.csv");
   EXPECT_TRUE(testing::mentions(

@@ -65,7 +65,7 @@ TEST_F(ReadTraceFile, RefusesOtherFilesAndNamesTheirKind) {
       {"\x1f\x8b", "is compressed by gzip"},
       {"{\"traceEvents\": []}", "looks like JSON"},
       {"<!DOCTYPE html>", "looks like HTML"},
-      {"a,b,c\n1,2,3\n", "is no memory trace"},
+      {"a,b,c\n1,2,3\n", "is not a memory trace"},
   };
   for (const auto& [content, expected] : cases) {
     EXPECT_TRUE(testing::mentions(refusal(content), expected));

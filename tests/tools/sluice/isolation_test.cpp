@@ -254,7 +254,7 @@ TEST_F(Isolation, CleaningLeavesForeignFilesAlone) {
        {"foreign/lock", "foreign/notes.tmp", "foreign/checkpoints/step-00000001.tmp", "odd/lock"}) {
     EXPECT_TRUE(fs::exists(path(kept))) << kept;
   }
-  expect_refused({"doctor", "--clean", "nowhere"}, {"--clean", "'nowhere' is no directory"});
+  expect_refused({"doctor", "--clean", "nowhere"}, {"--clean", "'nowhere' is not a directory"});
   expect_refused({"doctor", "--yes"}, {"--yes"});
 }
 

@@ -180,8 +180,8 @@ TEST_F(Launch, TrainRunsAsOneRankAndSaysThatTwoAreTooMany) {
 }
 
 TEST_F(Launch, BadArgumentsAreRefused) {
-  expect_refused({"launch", "-n", "2"}, {"launch needs a command behind --"});
-  expect_refused({"launch", "-n", "2", "train", "demo.toml"}, {"its command behind --"});
+  expect_refused({"launch", "-n", "2"}, {"launch needs a command after --"});
+  expect_refused({"launch", "-n", "2", "train", "demo.toml"}, {"its command after --"});
   expect_refused({"launch", "-n", "2", "--", "plan", "demo.toml"}, {"'plan' needs no launch"});
   expect_refused({"launch", "--", "train", "config.toml"}, {"--ranks is required"});
   expect_refused({"launch", "-n", "0", "--", "train", "config.toml"}, {"1"});

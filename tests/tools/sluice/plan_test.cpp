@@ -100,7 +100,7 @@ TEST_F(PlanCommand, PlansForAGpuOnPaperByName) {
   const std::string text = succeed(words).out;
   for (const char* word :
        {"speed ", "tokens/s", "MFU of 165", "(simulated)", "path ", "weights ", "gradients ",
-        "optimizer ", "activations ", "staging ", "wear ", "next ", "tried "}) {
+        "optimizer ", "activations ", "staging ", "endurance ", "next ", "tried "}) {
     EXPECT_NE(text.find(word), std::string::npos) << word << " in " << text;
   }
 }
@@ -117,6 +117,25 @@ TEST_F(PlanCommand, PrintsTheSamePlanForPeopleOnStdout) {
                            "a step ", "bound by "}) {
     EXPECT_TRUE(holds(outcome.out, word));
   }
+}
+
+TEST_F(PlanCommand, SaysWhyNoGpuIsUsedWhereOneMayBe) {
+  const Json event = events_of(succeed({"plan", "config.toml", "--json"})).at(0);
+  if (event.at("backend") != "host") GTEST_SKIP() << "there is a GPU";
+  const std::string reason = event.at("gpu_missing");
+  EXPECT_FALSE(reason.empty());
+  const std::string device = "device      CPU (emulates a GPU's memory)\n";
+  EXPECT_TRUE(succeed({"plan", "config.toml"})
+                  .out.starts_with(device + "            GPU not used: " + reason + "\n"));
+  const Words chosen{"plan", "config.toml", "--set", "memory.backend=host"};
+  EXPECT_TRUE(succeed(chosen).out.starts_with(device + "model "));
+}
+
+// The last cause is named where no mesh has a plan, even if none was refused for want of bytes.
+TEST_F(PlanCommand, ASearchOfMeshesWithoutAPlanSaysWhy) {
+  expect_refused({"plan", "config.toml", "--mesh", "auto", "--world", "1", "--hardware", "dgx-a100",
+                  "--set", "train.accumulate=1000000"},
+                 {"no mesh fits; the nearest, data 1, tensor 1", "lower train.accumulate"});
 }
 
 TEST_F(PlanCommand, ShowsTheTierOfActivationsAndTheBytesThatMove) {
@@ -136,7 +155,7 @@ TEST_F(PlanCommand, ShowsTheTierOfActivationsAndTheBytesThatMove) {
     EXPECT_LE(moved.at(link), event.at("bytes_moved").at(link));
   }
   plan.erase(plan.begin() + 2);
-  EXPECT_TRUE(holds(succeed(plan).out, "spilled  activations of units: 4 storage; up "));
+  EXPECT_TRUE(holds(succeed(plan).out, "spilled     activations of units: 4 storage; up "));
 }
 
 TEST_F(PlanCommand, WritesTheTraceOfTheStep) {

@@ -143,7 +143,7 @@ TEST_F(Ranks, EachHasFilesOfItsOwnAndTheFirstSpeaks) {
   }
   EXPECT_FALSE(std::filesystem::exists(path("run/0001/rank-1/weights.safetensors")));
   EXPECT_FALSE(std::filesystem::exists(path("run/0001/lock")));
-  EXPECT_TRUE(holds(outcome.err, "[0] places   rank 0 is process "));
+  EXPECT_TRUE(holds(outcome.err, "[0] places      rank 0 is process "));
   EXPECT_FALSE(holds(outcome.err, "[1] "));
   // The second rank reports the same losses to its own events.
   std::istringstream lines(read_file(path("run/0001/rank-1/events.jsonl")));
@@ -180,7 +180,7 @@ TEST_F(Ranks, StopTogetherAndResumeToTheSameBits) {
     EXPECT_EQ(stopped.exit_status, 128 + SIGTERM) << stopped.err;
     EXPECT_EQ(events_of(stopped).back().at("event"), "checkpoint");
     EXPECT_EQ(events_of(stopped).back().at("step"), events_of(stopped, "step").size());
-    EXPECT_TRUE(holds(stopped.err, "[0] stopped  by signal 15; continue with: "));
+    EXPECT_TRUE(holds(stopped.err, "[0] stopped     by signal 15; continue with: "));
     const ChildOutcome resumed = run_launched(2, train_words(settings) + Words{"--resume", "run"});
     ASSERT_EQ(resumed.exit_status, 0) << resumed.err;
     EXPECT_EQ(hash_of(resumed), whole);

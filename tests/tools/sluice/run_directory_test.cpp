@@ -148,10 +148,10 @@ TEST_F(RunDirectory, ARunIsResumedByItsOwnConfiguration) {
 
 TEST_F(RunDirectory, ADirectoryWithoutARunIsRefused) {
   fs::create_directories(path("empty"));
-  expect_refused({"train", "empty"}, {"'empty' is no run's directory, and no run lies in it"});
+  expect_refused({"train", "empty"}, {"'empty' is not a run's directory, and no run lies in it"});
   expect_refused({"train", "config.toml", "--resume", "none"},
-                 {"--resume: 'none' is no directory"});
-  expect_refused({"train", "config.toml", "--resume"}, {"--resume: 'run' is no directory"});
+                 {"--resume: 'none' is not a directory"});
+  expect_refused({"train", "config.toml", "--resume"}, {"--resume: 'run' is not a directory"});
   expect_refused({"train"}, {"name a configuration, or the directory of a run"});
   expect_refused({"train", "empty", "--resume", "run"}, {"are two runs to resume"});
 }

@@ -96,7 +96,7 @@ TEST(MemoryTraceCsv, NamesTheLineOfAnError) {
       {kHeader + "1,alloc,0,0,18446744073709551616,external,\n", "bytes '18446744073709551616'"},
       {kHeader + "1,alloc,0,0,1,mine,\n", "category 'mine'"},
       {kHeader + "1,alloc,0,0,1,external,\"open\n", "line 2: a quote must be closed"},
-      {kHeader + "1,alloc,0,0,1,external,\"a\"b\n", "a comma must stand behind"},
+      {kHeader + "1,alloc,0,0,1,external,\"a\"b\n", "a comma must follow"},
       {kHeader + "1,alloc,0,0,1,external,\"a\nb\"\n1,free,0,0,1,external,\n", "line 4: action"},
       {kHeader + "1,alloc,0,0,1,external," + std::string(70'000, 'n'), "above 64 KiB"},
   };

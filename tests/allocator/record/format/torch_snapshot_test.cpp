@@ -304,7 +304,7 @@ TEST(TorchSnapshot, NamesThePlaceOfAnError) {
     return dict({{"total_size", number(512)}, {"blocks", blocks}});
   };
   const std::pair<Write, const char*> cases[] = {
-      {number(3), "is no memory snapshot of PyTorch"},
+      {number(3), "is not a memory snapshot of PyTorch"},
       {dict({{"epoch", number(3)}}), "must be a dict with the keys 'segments' and"},
       {snapshot({number(3)}, {}), "segments[0]: must be a dict"},
       {snapshot({segment(-1, 0, 512)}, {}), "'device' must be below 1024"},

@@ -173,7 +173,7 @@ TEST_F(DamagedSpeculation, AStepThatLeavesNoGradientForARedoIsRefused) {
 
 TEST_F(DamagedSpeculation, AShadowOfAnotherShapeIsRefused) {
   shadow().bytes += kDirectAlignmentBytes;
-  expect_refused("is no shadow of the home that it names");
+  expect_refused("is not a shadow of the home that it names");
 }
 
 TEST_F(DamagedSpeculation, AScheduleThatFindsStateInAShadowIsRefused) {

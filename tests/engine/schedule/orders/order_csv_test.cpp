@@ -135,13 +135,13 @@ TEST(OrderCsv, RefusesWhatItCannotRead) {
     return message_of<InputError>([&] { order_from_csv(text); });
   };
   EXPECT_TRUE(holds(refusal(""), "there is no pass"));
-  EXPECT_TRUE(holds(refusal("0F0,0X0\n"), "row 1, cell 2: '0X0' is no action"));
+  EXPECT_TRUE(holds(refusal("0F0,0X0\n"), "row 1, cell 2: '0X0' is not an action"));
   const std::string nul("0\0X0\n", 5);
-  EXPECT_TRUE(holds(refusal(nul), "row 1, cell 1: '0?X0' is no action, such as 0F0"));
+  EXPECT_TRUE(holds(refusal(nul), "row 1, cell 1: '0?X0' is not an action, such as 0F0"));
   EXPECT_TRUE(holds(refusal("0F0\n1F0,1F\n"), "row 2, cell 2: '1F' names no micro-batch"));
   EXPECT_TRUE(holds(refusal("F0\n"), "a stage or micro-batch is a whole number"));
   EXPECT_TRUE(holds(refusal("-1F0\n"), "a stage or micro-batch is a whole number"));
-  EXPECT_TRUE(holds(refusal("0F0x\n"), "has characters behind its micro-batch"));
+  EXPECT_TRUE(holds(refusal("0F0x\n"), "has characters after its micro-batch"));
   EXPECT_TRUE(holds(refusal("99999999999F0\n"), "a whole number from 0 to 65535"));
   EXPECT_TRUE(holds(refusal("0F0\n0B0\n"), "row 2, cell 1: stage 0 is in row 1 too"));
   EXPECT_TRUE(holds(refusal("1F0\n"), "no row names stage 0"));

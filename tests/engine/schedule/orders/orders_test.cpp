@@ -231,7 +231,7 @@ TEST(OrderCheck, NamesTheStageAndMicrobatchThatDescend) {
   std::reverse(order.actions[1].begin() + 3, order.actions[1].end());
   EXPECT_EQ(problems_of(order), "");
   EXPECT_TRUE(holds(check_sum_order(order),
-                    "stage 0 adds the gradient of micro-batch 1 behind that of micro-batch 2"));
+                    "stage 0 adds the gradient of micro-batch 1 after that of micro-batch 2"));
 }
 
 // --- mutations -----------------------------------------------------------------------------------
