@@ -91,8 +91,12 @@ std::string man_command(const CLI::App& command) {
     }
     options += man_option(*option);
   }
-  const std::string footer = command.get_footer();
-  return ".SS " + roff(usage) + "\n" + roff(command.get_description()) + ".\n" + options +
+  // CLI11 hands a footer down; the page has that of the program once.
+  std::string footer = command.get_footer();
+  if (footer == command.get_parent()->get_footer()) footer.clear();
+  std::string description = command.get_description();
+  if (!description.ends_with('.')) description += '.';
+  return ".SS " + roff(usage) + "\n" + roff(description) + "\n" + options +
          (footer.empty() ? "" : ".PP\n" + roff(footer) + "\n");
 }
 
@@ -204,7 +208,8 @@ std::string help_text(const CLI::App& command) {
 }
 
 std::string man_page(const CLI::App& app) {
-  std::string page = ".TH SLUICE 1 \"\" \"" + app.version() +
+  const std::string version = app.version();  // the libraries follow in lines of their own
+  std::string page = ".TH SLUICE 1 \"\" \"" + version.substr(0, version.find('\n')) +
                      "\" \"User Commands\"\n.SH NAME\nsluice \\- train models larger than GPU "
                      "memory\n.SH SYNOPSIS\n\\fBsluice\\fR \\fICOMMAND\\fR [\\fIOPTIONS\\fR]\n"
                      ".SH DESCRIPTION\n" +

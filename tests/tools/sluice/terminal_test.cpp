@@ -97,7 +97,8 @@ TEST_F(Terminal, AnswersAreWrappedUnderTheirLabels) {
   EXPECT_FALSE(std::any_of(plan.begin(), plan.end(),
                            [](const std::string& row) { return row.ends_with(" "); }));
   rows({"plan", "config.toml", "--set", "memory.device=1KiB"}, 2);
-  rows({"verify", "config.toml", "--steps", "1", "--set", "train.accumulate=3", "model.layers=1"});
+  rows({"verify", "config.toml", "--steps", "1", "--set", "model.layers=1", "train.accumulate=2",
+        "parallel.data=2", "parallel.reduction=ring"});
   rows({"data", "config.toml", "--order", "--steps", "1"});
   // Events keep their lines.
   const TerminalOutcome events = run_on_terminal({SLUICE_PROGRAM, "plan", "config.toml", "--json"},
