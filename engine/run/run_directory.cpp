@@ -166,7 +166,7 @@ void check_own_directory(const std::string& path) {
   const std::string start = "'" + path + "' ";
   const std::string advice = "; remove it, or name another directory";
   if (!S_ISDIR(status.st_mode)) {
-    throw InputError(start + "is no directory, and a rank keeps its files there" + advice);
+    throw InputError(start + "is not a directory, and a rank keeps its files there" + advice);
   }
   if (status.st_uid == ::geteuid()) return;
   throw InputError(start + "belongs to another user, number " + std::to_string(status.st_uid) +

@@ -64,7 +64,7 @@ TEST_F(RunFilesTest, ARankTakesNoLinkAndNoForeignDirectory) {
     fs::create_directories(path.parent_path());
     fs::create_directory_symlink(log_dir() / "elsewhere", path);
     const std::string linked = testing::refusal_of([&] { start(mode); });
-    EXPECT_EQ(linked.find("'" + path.string() + "' is no directory"), 0u) << linked;
+    EXPECT_EQ(linked.find("'" + path.string() + "' is not a directory"), 0u) << linked;
     fs::remove(path);
     // Only root can make a directory of another user.
     fs::create_directory(path);
