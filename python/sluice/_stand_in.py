@@ -75,6 +75,7 @@ class View(torch.Tensor):
 class Copy(torch.Tensor):
     """A copy of a stored value for readers: a write in place raises `_sentence`. Results that share its memory are such
     copies, too. It is saved and copied as a plain tensor."""
+    _sentence, _is_state, _origin = "this tensor is a copy of one on storage; write to a clone() of it", False, None
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -84,7 +85,7 @@ class Copy(torch.Tensor):
     def of(cls, value, sentence, is_state=False):
         with torch._C.DisableTorchFunctionSubclass():
             copy = torch.Tensor._make_subclass(cls, value, False)
-        copy._value, copy._sentence, copy._is_state, copy._origin = value, sentence, is_state, None
+        copy._value, copy._sentence, copy._is_state = value, sentence, is_state
         return copy
 
     @classmethod

@@ -111,12 +111,12 @@ class Modules(Case):
         class Scaled(torch.autograd.Function):
             @staticmethod
             def forward(context, x, weight):
-                context.weight = weight
+                context.save_for_backward(weight)
                 return x * weight.sum()
 
             @staticmethod
             def backward(context, gradient):
-                return gradient * context.weight.sum(), None
+                return gradient * context.saved_tensors[0].sum(), None
 
         def own_hook(embedding):
             embedding.register_forward_hook(lambda module, given, output: output * module.weight.square().mean())
