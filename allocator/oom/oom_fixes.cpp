@@ -348,8 +348,10 @@ OomFixes find_fixes(const OomReport& report, const OomFixOptions& options) {
     return none;
   }
   record::MemoryTrace trace = record::trace_of(*report.record, "the allocator's record", "sluice");
+  // The program went on after the requests that were refused before.
   std::erase_if(trace.operations, [](const record::TraceOperation& operation) {
-    return operation.action == record::TraceAction::kFlush;
+    return operation.action == record::TraceAction::kFlush ||
+           operation.action == record::TraceAction::kRefused;
   });
   trace.operations.push_back(
       {record::TraceAction::kAlloc, static_cast<std::uint32_t>(trace.allocations.size())});

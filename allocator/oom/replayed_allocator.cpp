@@ -9,12 +9,19 @@
 #include <string>
 
 namespace sluice::allocator {
+namespace {
+
+// The memory of the largest simulated device. Each page of it has a record here, and a record of
+// a program that asked for a petabyte by mistake is an honest one.
+constexpr std::uint64_t kMostBytes = std::uint64_t{4} << 40;
+
+}  // namespace
 
 ReplayedAllocator::ReplayedAllocator(const record::MemoryTrace& trace,
                                      const ReplayedAllocatorOptions& options)
     : trace_(trace),
-      device_(options.capacity_bytes),
-      ledger_({options.capacity_bytes, 0, 0}),
+      device_(std::min(options.capacity_bytes, kMostBytes)),
+      ledger_({std::min(options.capacity_bytes, kMostBytes), 0, 0}),
       pages_(device_, ledger_, kPageBytes),
       caching_(std::make_unique<CachingAllocator>(device_, pages_, options.caching)),
       addresses_(trace.allocations.size()),
@@ -83,6 +90,12 @@ void ReplayedAllocator::follow(const record::TraceOperation& operation) {
       break;
     case record::TraceAction::kFlush:
       flush();
+      break;
+    case record::TraceAction::kReleasePool:
+      break;
+    case record::TraceAction::kRefused:
+      allocate(operation.allocation);
+      free(operation.allocation, false);
       break;
   }
 }

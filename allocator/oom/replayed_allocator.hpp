@@ -16,7 +16,7 @@
 namespace sluice::allocator {
 
 struct ReplayedAllocatorOptions {
-  std::uint64_t capacity_bytes = UINT64_MAX;  // of the device, and the ledger's cap
+  std::uint64_t capacity_bytes = UINT64_MAX;  // of the device, and the ledger's cap; at most 4 TiB
   CachingAllocatorOptions caching;
   std::optional<PlanningAllocatorOptions> planning;  // if absent, the CachingAllocator alone
   // Streams of the trace that are not movable. Streams of private pools (of graphs) never are.
@@ -34,14 +34,17 @@ class ReplayedAllocator {
   // Allocates the blocks that were held when the record began. Their layout in the record is that
   // of another allocator, so it is not kept. Throws OutOfMemory.
   void adopt();
-  // Performs one operation. Throws OutOfMemory if an allocation fails. A free of an allocation that
-  // failed, or that was freed before, does nothing.
+  // Performs one operation; a refused request is served and freed. Memory of a private pool is
+  // kept, because its pages may not move. Throws OutOfMemory if a request fails. A free of an
+  // allocation that failed, or that was freed before, does nothing.
   void follow(const record::TraceOperation& operation);
   std::byte* allocate(std::uint32_t id);
   void free(std::uint32_t id, bool pending);
   void complete(std::uint32_t id);
   void step();
   void flush() { caching_->release_cached(); }
+  // Null if it is not held.
+  std::byte* address(std::uint32_t id) const { return addresses_[id]; }
 
   device::CountingDevice& device() { return device_; }
   CachingAllocator& caching() { return *caching_; }

@@ -29,11 +29,11 @@ enum class MemoryAction : std::uint8_t {
 struct MemoryEvent {
   MemoryAction action = MemoryAction::kAlloc;
   Category category = Category::kExternal;
-  std::uint16_t pool = 0;    // as SnapshotSegment::pool; only in records without segments
-  std::uint32_t name = 0;    // a site or tag: index into MemorySnapshot::names; 0 is ""
-  std::uint64_t stream = 0;  // the caller's opaque name of a stream
-  std::uint64_t address = 0;
-  std::uint64_t bytes = 0;  // as requested, before any rounding
+  std::uint16_t pool = 0;  // as SnapshotSegment::pool, where the record tells; kFlush: that pool's
+  std::uint32_t name = 0;  // a site or tag: index into MemorySnapshot::names; 0 is ""
+  std::uint64_t stream = 0;   // the caller's opaque name of a stream
+  std::uint64_t address = 0;  // kOutOfMemory: the device's free bytes; 0 if not recorded
+  std::uint64_t bytes = 0;    // as requested, before any rounding
   std::int64_t time_ns = 0;
 };
 
@@ -66,6 +66,9 @@ struct MemorySnapshot {
   std::vector<MemoryEvent> events;
   std::vector<std::string> names{""};
   std::int32_t device = 0;
+  // Segments of pinned host memory, which a record may list besides. They are in no event.
+  std::uint64_t host_segment_count = 0;
+  std::uint64_t host_bytes = 0;
   // The settings of the recording allocator that change its behaviour, with PyTorch's names and
   // defaults.
   bool expandable_segments = false;
@@ -92,12 +95,22 @@ enum class TraceAction : std::uint8_t {
   kFreePending,    // other streams still use it, until kFreeCompleted
   kFreeCompleted,  // ends kFreePending
   kStep,           // an iteration begins
-  kFlush,          // the caller freed all cached memory
+  kFlush,          // the caller freed all cached memory of the default pool
+  kReleasePool,    // the cached memory of one private pool was freed
+  kRefused,        // a request that the recording allocator could not serve
 };
 
 struct TraceOperation {
   TraceAction action = TraceAction::kAlloc;
-  std::uint32_t allocation = 0;  // index; 0 for kStep and kFlush
+  std::uint32_t allocation = 0;  // index; 0 for kStep and kFlush, a pool's number for kReleasePool
+};
+
+// A request that the recording allocator refused. A replay must serve it where it stands. It is
+// freed at once, because the record tells nothing of its further life.
+struct RefusedRequest {
+  std::uint32_t allocation = 0;         // of its kRefused; it has no other operation
+  std::uint64_t reserved_bytes = 0;     // by the recording allocator then; 0 if not recorded
+  std::uint64_t device_free_bytes = 0;  // then; 0 if not recorded
 };
 
 struct MemoryTrace {
@@ -113,6 +126,9 @@ struct MemoryTrace {
   // Figures of the recording allocator; 0 if not recorded.
   std::uint64_t recorded_peak_reserved_bytes = 0;
   std::uint64_t recorded_end_reserved_bytes = 0;
+  std::vector<RefusedRequest> refused;   // in the order of their operations
+  std::uint64_t host_segment_count = 0;  // pinned host memory, which no operation uses
+  std::uint64_t host_bytes = 0;
   // The allocator freed a part of its cache, not all of it, to serve requests: its device was full.
   // A replay with recorded_peak_reserved_bytes of memory does the same at the same requests,
   // because exactly the requests that failed then would exceed that amount.
@@ -128,7 +144,14 @@ struct MemoryTrace {
 std::uint64_t initial_live_bytes(const MemoryTrace& trace);
 
 // The largest sum of requested bytes held at once. A block counts until its caller frees it, also
-// if other streams still use it.
+// if other streams still use it. Refused requests were not held.
 std::uint64_t peak_live_bytes(const MemoryTrace& trace);
+// The same with each refused request in its place: no smaller memory can serve the trace.
+std::uint64_t peak_needed_bytes(const MemoryTrace& trace);
+// The largest sum of requested bytes that callers had freed and other streams still used.
+std::uint64_t peak_pending_bytes(const MemoryTrace& trace);
+
+// The trace with all but its refused requests.
+MemoryTrace without_refused(const MemoryTrace& trace);
 
 }  // namespace sluice::record

@@ -160,6 +160,7 @@ class Rollback {
   void undo_segment(std::size_t index, const MemoryEvent& event) {
     const HeldSegment pages{.bytes = event.bytes,
                             .stream = event.stream,
+                            .pool = event.pool,
                             .is_small = event.bytes == kSmallSegmentBytes};
     if (event.action == MemoryAction::kSegmentFree) {
       if (!state_.segments.add(event.address, pages)) contradict();

@@ -8,6 +8,8 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
+#include <set>
 #include <utility>
 
 #include "allocator/record/snapshot_rollback.hpp"
@@ -64,7 +66,7 @@ class Follower {
           continue;
         }
         const RolledBlock& rolled = state.blocks.at(block.address);
-        ids.push_back(add_allocation({.bytes = rolled.requested_bytes,
+        ids.push_back(add_allocation({.bytes = block.requested_bytes,
                                       .stream = rolled.stream,
                                       .pool = segment.pool,
                                       .address = block.address,
@@ -94,9 +96,11 @@ class Follower {
         emit(TraceAction::kStep);
         return;
       case MemoryAction::kFlush:
-        emit(TraceAction::kFlush);
+        emit(event.pool == 0 ? TraceAction::kFlush : TraceAction::kReleasePool, event.pool);
         return;
       case MemoryAction::kOutOfMemory:
+        follow_refused(event);
+        return;
       case MemoryAction::kSnapshot:
         return;
       default:
@@ -122,6 +126,21 @@ class Follower {
     }
   }
 
+  // The request keeps its place in the order, so that a replay serves it there or fails.
+  void follow_refused(const MemoryEvent& event) {
+    if (!is_followed(0, event.bytes)) {
+      ++defects_.contradictions;
+      return;
+    }
+    const std::uint32_t id = add_allocation({.bytes = event.bytes,
+                                             .stream = event.stream,
+                                             .pool = event.pool,
+                                             .category = event.category,
+                                             .name = event.name});
+    emit(TraceAction::kRefused, id);
+    trace_.refused.push_back({id, segments_.reserved_bytes(), event.address});
+  }
+
   // An allocation over a live one ends that first, and counts as a contradiction.
   void follow_alloc(std::size_t index) {
     const MemoryEvent& event = snapshot_.events[index];
@@ -136,7 +155,7 @@ class Follower {
                                .category = event.category,
                                .name = event.name};
     if (const SegmentMap::Entry* const segment = segments_.find(event.address)) {
-      allocation.pool = segment->second.pool;
+      if (event.pool == 0) allocation.pool = segment->second.pool;
       // A segment that was obtained right before the allocation was obtained for it.
       const MemoryEvent* const before = index > 0 ? &snapshot_.events[index - 1] : nullptr;
       if (before != nullptr && before->action == MemoryAction::kSegmentAlloc &&
@@ -200,6 +219,7 @@ class Follower {
       segment.bytes = event.bytes;
       later_segments_.pop_back();
     }
+    if (segment.pool == 0) segment.pool = event.pool;
     bool is_exact = true;
     switch (event.action) {
       case MemoryAction::kSegmentAlloc:
@@ -209,12 +229,12 @@ class Follower {
         is_exact = segments_.map(event.address, segment);
         break;
       case MemoryAction::kSegmentFree:
-        static_cast<void>(segments_.remove(event.address, event.bytes, is_exact));
-        follow_release(index);
+        follow_release(index, segments_.remove(event.address, event.bytes, is_exact));
         break;
       default:
-        is_exact = segments_.unmap(event.address, event.bytes).has_value();
-        follow_release(index);
+        const std::optional<HeldSegment> gone = segments_.unmap(event.address, event.bytes);
+        is_exact = gone.has_value();
+        follow_release(index, gone);
         break;
     }
     if (!is_exact) ++defects_.contradictions;
@@ -227,10 +247,15 @@ class Follower {
            event.action == MemoryAction::kSegmentUnmap;
   }
 
-  // Handles one of several consecutive frees of segments. The last one decides.
-  void follow_release(std::size_t index) {
+  // Handles one of several consecutive frees of segments. The last one decides. Memory of a private
+  // pool goes when its graph has ended, whatever stays in the default pool.
+  void follow_release(std::size_t index, const std::optional<HeldSegment>& gone) {
     const MemoryEvent& event = snapshot_.events[index];
-    released_bytes_ += event.bytes;
+    if (gone && gone->pool != 0 && gone->pool <= UINT32_MAX) {
+      released_pools_.insert(static_cast<std::uint32_t>(gone->pool));
+    } else {
+      released_bytes_ += event.bytes;
+    }
     if (index + 1 < snapshot_.events.size()) {
       const MemoryEvent& next = snapshot_.events[index + 1];
       if (is_release(next) && is_followed(next.address, next.bytes)) return;
@@ -238,6 +263,10 @@ class Follower {
     // With a limit to splitting, single segments are freed when memory is short. A flush leaves no
     // idle memory.
     const bool may_be_single = snapshot_.max_split_bytes != UINT64_MAX;
+    for (const std::uint32_t pool : std::exchange(released_pools_, {})) {
+      emit(TraceAction::kReleasePool, pool);
+    }
+    if (released_bytes_ == 0) return;
     if (segments_.idle_bytes() <= (may_be_single ? 0 : released_bytes_)) {
       emit(TraceAction::kFlush);
     } else {
@@ -246,7 +275,8 @@ class Follower {
     released_bytes_ = 0;
   }
 
-  // Compares the reserved bytes at the end with those of the snapshot, which are the truth.
+  // Compares the reserved bytes at the end with those of the snapshot, which are the truth. No
+  // allocator holds more live bytes than it has reserved.
   void check_end() {
     if (!shape_.has_segments || snapshot_.segments.empty()) return;
     std::uint64_t end_bytes = 0;
@@ -254,6 +284,7 @@ class Follower {
     if (trace_.recorded_end_reserved_bytes != end_bytes) ++defects_.contradictions;
     trace_.recorded_end_reserved_bytes = end_bytes;
     trace_.recorded_peak_reserved_bytes = std::max(trace_.recorded_peak_reserved_bytes, end_bytes);
+    if (peak_live_bytes(trace_) > trace_.recorded_peak_reserved_bytes) ++defects_.contradictions;
   }
 
   const MemorySnapshot& snapshot_;
@@ -264,7 +295,9 @@ class Follower {
   std::vector<RolledSegment> later_segments_;
   std::map<std::uint64_t, Life> lives_;    // by address
   std::size_t completed_with_ = SIZE_MAX;  // index of a free_completed that became part of a kFree
-  std::uint64_t released_bytes_ = 0;       // by the consecutive frees of segments so far
+  // By the consecutive frees of segments so far.
+  std::uint64_t released_bytes_ = 0;
+  std::set<std::uint32_t> released_pools_;
 };
 
 }  // namespace
@@ -279,6 +312,8 @@ MemoryTrace trace_of(const MemorySnapshot& snapshot, std::string source, std::st
   trace.max_split_bytes = snapshot.max_split_bytes;
   trace.roundup_power2_divisions = snapshot.roundup_power2_divisions;
   trace.roundup_divisions_by_power = snapshot.roundup_divisions_by_power;
+  trace.host_segment_count = snapshot.host_segment_count;
+  trace.host_bytes = snapshot.host_bytes;
   const TraceDefects found = Follower(snapshot, trace).run();
   if (defects != nullptr) *defects = found;
   return trace;

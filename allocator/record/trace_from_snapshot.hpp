@@ -25,7 +25,10 @@ struct TraceDefects {
 //   failed allocation did. A replay of the same policy then holds the same memory. There is no
 //   kFlush if more idle memory stayed than was freed, or any under a limit to splitting: then the
 //   allocator trimmed its cache by itself, and recorded_trimming is set.
-// - The pool of an allocation is that of its segment if the end of the record knows it, else 0.
+// - Consecutive frees of a private pool's segments become one kReleasePool.
+// - The pool of an allocation is that of its event or, in older records, of its segment if the end
+//   of the record knows it, else 0.
+// - A failed request becomes kRefused.
 // - A block that was allocated before the record has the name and category of its end.
 //
 // Accepts any record; the result is sound (each free ends an allocation that is held). InputError

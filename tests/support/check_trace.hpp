@@ -35,6 +35,12 @@ inline void check_trace(const record::MemoryTrace& trace) {
   }
   for (const record::TraceOperation& operation : trace.operations) {
     const auto action = static_cast<std::size_t>(operation.action);
+    if (operation.action == record::TraceAction::kRefused) {
+      SLUICE_CHECK(operation.allocation < lives.size());
+      SLUICE_CHECK(lives[operation.allocation] == Life::kUnborn);
+      lives[operation.allocation] = Life::kDead;
+      continue;
+    }
     if (action >= std::size(kChanges)) continue;  // a step, a flush
     SLUICE_CHECK(operation.allocation < lives.size());
     SLUICE_CHECK(lives[operation.allocation] == kChanges[action].first);

@@ -31,6 +31,9 @@ class OwnPolicy final : public ReplayPolicy {
   void complete(std::uint32_t id) override { allocator_.complete(id); }
   void step() override { allocator_.step(); }
   void flush() override { allocator_.flush(); }
+  std::uint64_t initial_address(std::uint32_t id) const override {
+    return reinterpret_cast<std::uint64_t>(allocator_.address(id));
+  }
   std::uint64_t reserved_bytes() const override {
     return allocator_.device().counters().live_bytes;
   }
@@ -109,7 +112,9 @@ record::MemorySnapshot snapshot_after(const record::MemoryTrace& trace, bool pla
   if (planned) options.planning.emplace().in_background = false;
   allocator::ReplayedAllocator allocator(trace, options);
   allocator.adopt();
-  for (const record::TraceOperation& operation : trace.operations) allocator.follow(operation);
+  for (const record::TraceOperation& operation : trace.operations) {
+    if (operation.action != record::TraceAction::kRefused) allocator.follow(operation);
+  }
   return planned ? allocator.planning()->snapshot() : allocator.caching().snapshot();
 }
 

@@ -65,7 +65,20 @@ std::string_view describe_other_file(const std::string& head) {
   return "is not a memory trace";
 }
 
+// The first 4 KiB.
+std::string head_of(const std::string& path) {
+  constexpr std::size_t kHeadBytes = 4096;
+  std::string head;
+  record::ByteSource source = record::ByteSource::open(path, UINT64_MAX);
+  static_cast<void>(source.append(head, kHeadBytes));
+  return head;
+}
+
 }  // namespace
+
+bool is_trace_file(const std::string& path) {
+  return recognise(head_of(path)) != TraceFormat::kUnknown;
+}
 
 record::MemoryTrace trace_of_lifetimes(std::span<const packing::Lifetime> lifetimes,
                                        const std::string& source) {
@@ -95,12 +108,7 @@ record::MemoryTrace trace_of_lifetimes(std::span<const packing::Lifetime> lifeti
 }
 
 ReadTrace read_trace(const std::string& path, const ReadTraceOptions& options) {
-  std::string head;
-  {
-    constexpr std::size_t kHeadBytes = 4096;
-    record::ByteSource source = record::ByteSource::open(path, UINT64_MAX);
-    static_cast<void>(source.append(head, kHeadBytes));
-  }
+  const std::string head = head_of(path);
   ReadTrace result;
   switch (recognise(head)) {
     case TraceFormat::kTorch:

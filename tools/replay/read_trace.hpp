@@ -31,6 +31,8 @@ struct ReadTrace {
 // Throws InputError if the file has none of these formats (the message lists them), is broken, or
 // exceeds a limit.
 ReadTrace read_trace(const std::string& path, const ReadTraceOptions& options = {});
+// Whether the content looks like one of these formats. Throws if it cannot be read.
+bool is_trace_file(const std::string& path);
 
 // Turns lifetimes into operations, in order of position. At one position, frees come before
 // allocations, each in the order of the buffers.

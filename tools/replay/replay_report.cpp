@@ -33,16 +33,31 @@ bool served_an_iteration(const record::MemoryTrace& trace, const ReplayOutcome& 
   return outcome.was_steady && !ranges.empty() && ranges.back().begin >= outcome.steady_from;
 }
 
+// The request that a replay could not serve.
+nlohmann::json failure_json(const record::MemoryTrace& trace, const ReplayOutcome& outcome) {
+  if (outcome.failed_operation >= trace.operations.size()) return nullptr;
+  const record::TraceOperation& operation = trace.operations[outcome.failed_operation];
+  const bool is_request = operation.action == record::TraceAction::kAlloc ||
+                          operation.action == record::TraceAction::kRefused;
+  if (!is_request) return nullptr;  // the memory that the trace begins with did not fit
+  return {{"operation", outcome.failed_operation},
+          {"bytes", trace.allocations[operation.allocation].bytes},
+          {"live_bytes", outcome.failed_live_bytes},
+          {"refused_in_record", operation.action == record::TraceAction::kRefused}};
+}
+
 // Replays the trace through one policy: once for its peaks, then for the least capacity, for the
-// given capacity, and for the time of a call.
-nlohmann::json policy_report(const record::MemoryTrace& trace, const NamedPolicy& policy,
-                             const ReplayReportOptions& options) {
-  ReplayOutcome outcome = replay_trace(trace, policy, capacity_of_record(trace, policy));
-  if (!outcome.completed) outcome = replay_trace(trace, policy);
+// given capacity, and for the time of a call. `recorded` is the trace without its refused requests:
+// the peaks are those of the memory that the program got. A policy fits only if it serves those
+// requests, too.
+nlohmann::json policy_report(const record::MemoryTrace& trace, const record::MemoryTrace& recorded,
+                             const NamedPolicy& policy, const ReplayReportOptions& options) {
+  ReplayOutcome outcome = replay_trace(recorded, policy, capacity_of_record(recorded, policy));
+  if (!outcome.completed) outcome = replay_trace(recorded, policy);
   nlohmann::json result{{"policy", policy.name},
                         {"peak_reserved_bytes", outcome.peak_reserved_bytes},
                         {"driver_allocations", outcome.counters.driver_allocations}};
-  if (policy.name == "planned" ? served_an_iteration(trace, outcome) : outcome.was_steady) {
+  if (policy.name == "planned" ? served_an_iteration(recorded, outcome) : outcome.was_steady) {
     const PolicyCounters& counters = outcome.steady_counters;
     result["fragmentation"] = outcome.fragmentation();
     result["flushes"] = counters.flushes;
@@ -58,22 +73,89 @@ nlohmann::json policy_report(const record::MemoryTrace& trace, const NamedPolicy
     }
   }
   if (options.least_capacity) {
-    const std::uint64_t least_bytes =
-        least_capacity_bytes(trace, policy, outcome.peak_reserved_bytes);
-    result["least_capacity_bytes"] = least_bytes;
-    if (outcome.peak_live_bytes > 0) {
-      result["least_above_live"] =
-          static_cast<double>(least_bytes) / static_cast<double>(outcome.peak_live_bytes) - 1.0;
+    const ReplayOutcome whole = trace.refused.empty() ? outcome : replay_trace(trace, policy);
+    if (whole.completed) {
+      const std::uint64_t least_bytes =
+          least_capacity_bytes(trace, policy, whole.peak_reserved_bytes);
+      result["least_capacity_bytes"] = least_bytes;
+      if (whole.peak_live_bytes > 0) {
+        result["least_above_live"] =
+            static_cast<double>(least_bytes) / static_cast<double>(whole.peak_live_bytes) - 1.0;
+      }
     }
   }
   if (options.capacity_bytes) {
-    result["fits"] = replay_trace(trace, policy, *options.capacity_bytes).completed;
+    const ReplayOutcome limited = replay_trace(trace, policy, *options.capacity_bytes);
+    result["fits"] = limited.completed;
+    if (!limited.completed) result["failure"] = failure_json(trace, limited);
   }
   if (!trace.operations.empty()) {
     result["ns_per_operation"] = replay_seconds(trace, policy, options.timing_rounds) * 1e9 /
                                  static_cast<double>(trace.operations.size());
   }
   return result;
+}
+
+// A name from a file, without control characters.
+std::string printable_site(std::string name) {
+  std::replace_if(
+      name.begin(), name.end(), [](char c) { return static_cast<unsigned char>(c) < ' '; }, '?');
+  return name;
+}
+
+nlohmann::json refused_json(const record::MemoryTrace& trace) {
+  nlohmann::json requests = nlohmann::json::array();
+  auto refused = trace.refused.begin();
+  for (std::size_t i = 0; i < trace.operations.size() && refused != trace.refused.end(); ++i) {
+    if (trace.operations[i].action != record::TraceAction::kRefused) continue;
+    const record::TraceAllocation& allocation = trace.allocations[refused->allocation];
+    requests.push_back({{"operation", i},
+                        {"bytes", allocation.bytes},
+                        {"stream", allocation.stream},
+                        {"pool", allocation.pool},
+                        {"site", trace.names[allocation.name]},
+                        {"reserved_bytes", refused->reserved_bytes},
+                        {"device_free_bytes", refused->device_free_bytes}});
+    ++refused;
+  }
+  return requests;
+}
+
+// The requests that the record refused, the largest first, and then each policy's first failure.
+void write_refusals(std::ostream& out, const nlohmann::json& event) {
+  constexpr std::size_t kShown = 3;
+  const auto bytes_of = [](const nlohmann::json& value, const char* key) {
+    return value.at(key).get<std::uint64_t>();
+  };
+  std::vector<nlohmann::json> refused = event.value("refused", std::vector<nlohmann::json>());
+  std::stable_sort(refused.begin(), refused.end(), [&](const auto& a, const auto& b) {
+    return bytes_of(a, "bytes") > bytes_of(b, "bytes");
+  });
+  if (!refused.empty()) {
+    out << "the record refused " << refused.size()
+        << (refused.size() == 1 ? " request, and a policy fits only if it serves it:\n"
+                                : " requests, and a policy fits only if it serves them:\n");
+  }
+  for (std::size_t r = 0; r < std::min(refused.size(), kShown); ++r) {
+    out << "  " << format_bytes(bytes_of(refused[r], "bytes")) << " at operation "
+        << refused[r].at("operation") << " on stream " << refused[r].at("stream");
+    if (bytes_of(refused[r], "reserved_bytes") > 0) {
+      out << ", with " << format_bytes(bytes_of(refused[r], "reserved_bytes")) << " reserved and "
+          << format_bytes(bytes_of(refused[r], "device_free_bytes")) << " free";
+    }
+    const std::string site = printable_site(refused[r].at("site").get<std::string>());
+    if (!site.empty()) out << "\n    " << site;
+    out << '\n';
+  }
+  if (refused.size() > kShown) out << "  and " << refused.size() - kShown << " smaller ones\n";
+  for (const nlohmann::json& policy : event.at("policies")) {
+    if (!policy.contains("failure") || policy.at("failure").is_null()) continue;
+    const nlohmann::json& failure = policy.at("failure");
+    out << policy.at("policy").get<std::string>() << " refuses "
+        << format_bytes(bytes_of(failure, "bytes")) << " at operation " << failure.at("operation")
+        << ", with " << format_bytes(bytes_of(failure, "live_bytes")) << " live"
+        << (failure.at("refused_in_record").get<bool>() ? ", as the record does\n" : "\n");
+  }
 }
 
 AddressPlot replay_plot(const record::MemoryTrace& trace, const NamedPolicy& policy) {
@@ -177,9 +259,23 @@ nlohmann::json replay_report(const SteppedTrace& stepped, const std::vector<Name
   if (trace.recorded_peak_reserved_bytes > 0) {
     event["recorded_peak_reserved_bytes"] = trace.recorded_peak_reserved_bytes;
   }
+  if (const std::uint64_t pending_bytes = record::peak_pending_bytes(trace); pending_bytes > 0) {
+    event["peak_pending_bytes"] = pending_bytes;
+  }
+  if (!trace.refused.empty()) {
+    event["peak_needed_bytes"] = record::peak_needed_bytes(trace);
+    event["refused"] = refused_json(trace);
+  }
+  if (trace.host_segment_count > 0) {
+    event["host_segments"] = trace.host_segment_count;
+    event["host_bytes"] = trace.host_bytes;
+  }
+  record::MemoryTrace served;
+  if (!trace.refused.empty()) served = record::without_refused(trace);
+  const record::MemoryTrace& recorded = trace.refused.empty() ? trace : served;
   nlohmann::json results = nlohmann::json::array();
   for (const NamedPolicy& policy : policies) {
-    results.push_back(policy_report(trace, policy, options));
+    results.push_back(policy_report(trace, recorded, policy, options));
   }
   event["policies"] = std::move(results);
   return event;
@@ -194,6 +290,15 @@ std::string replay_report_table(const nlohmann::json& event) {
   if (event.contains("recorded_peak_reserved_bytes")) {
     out << ", " << format_bytes(event.at("recorded_peak_reserved_bytes").get<std::uint64_t>())
         << " reserved in the record";
+  }
+  if (event.contains("peak_pending_bytes")) {
+    out << ", " << format_bytes(event.at("peak_pending_bytes").get<std::uint64_t>())
+        << " freed but not yet reusable";
+  }
+  if (event.contains("host_bytes")) {
+    out << "\npinned host memory is not replayed: "
+        << format_bytes(event.at("host_bytes").get<std::uint64_t>()) << " in "
+        << event.at("host_segments") << " segments at the end of the record";
   }
   out << "\npolicy      reserved   fragments   least fits   above live   flushes   remaps   syncs"
          "    waits   ns/op\n";
@@ -232,12 +337,15 @@ std::string replay_report_table(const nlohmann::json& event) {
         << " not, at most "
         << format_bytes(policy.at("scored_peak_live_bytes").get<std::uint64_t>()) << " live\n";
   }
+  write_refusals(out, event);
   return out.str();
 }
 
 std::string plot_replays(const SteppedTrace& stepped, const std::vector<NamedPolicy>& policies) {
   std::vector<AddressPlot> plots;
-  for (const NamedPolicy& policy : policies) plots.push_back(replay_plot(stepped.trace, policy));
+  // What the program got, as in the table; requests that the record refused take no place.
+  const record::MemoryTrace recorded = record::without_refused(stepped.trace);
+  for (const NamedPolicy& policy : policies) plots.push_back(replay_plot(recorded, policy));
   for (AddressPlot& plot : plots) {
     plot.max_rectangles = std::min(plot.max_rectangles, kMaxRectanglesInAll / plots.size());
   }

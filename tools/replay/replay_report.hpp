@@ -37,8 +37,15 @@ struct ReplayReportOptions {
 // {"event":"replay", "source", "format", "operations", "allocations", "iterations",
 // "repeats_after", "peak_live_bytes", "recorded_peak_reserved_bytes" (where recorded),
 // "policies":[{"policy", "peak_reserved_bytes", "fragmentation" (1 - peak live / peak reserved),
-// "least_capacity_bytes", "least_above_live" (its ratio to the peak live, - 1), "flushes",
-// "remaps", "synchronisations", "event_waits", "driver_allocations", "ns_per_operation", "fits"}]}.
+// "least_capacity_bytes", "least_above_live" (its ratio to the peak live or needed, - 1),
+// "flushes", "remaps", "synchronisations", "event_waits", "driver_allocations",
+// "ns_per_operation", "fits", "failure" (if it does not fit: the "operation", "bytes", "live_bytes", "refused_in_record")}]}.
+//
+// A trace may have requests that its own allocator refused: "refused" [{"operation", "bytes",
+// "stream", "pool", "site", "reserved_bytes", "device_free_bytes"}], and "peak_needed_bytes" with
+// them. "fits" and "least_capacity_bytes" demand that the policy serves them where they stand;
+// "least_capacity_bytes" is absent if none suffices. All other figures are without them.
+// "peak_pending_bytes", "host_bytes" and "host_segments" are present where they are not 0.
 //
 // The planned policy is scored from the second step that its plan serves: "scored_from"
 // (operation), "scored_peak_live_bytes", "scored_peak_reserved_bytes", "planned", "fallbacks". Its

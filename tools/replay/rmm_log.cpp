@@ -95,6 +95,7 @@ class LogReader {
     const std::string_view action = field(kAction);
     if (action == "allocate failure") {
       event.action = record::MemoryAction::kOutOfMemory;
+      event.address = 0;  // the log does not tell what was free
       snapshot_.events.push_back(event);
       return;
     }

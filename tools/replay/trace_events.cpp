@@ -23,15 +23,18 @@ record::MemorySnapshot events_of(const record::MemoryTrace& trace) {
     next_address += round_up(allocation.bytes, 512) + 512;
   }
   std::map<std::uint64_t, std::uint16_t> pools{{0, 0}};  // numbered as they come
-  const auto add = [&](record::MemoryAction action, std::uint32_t id) {
-    const record::TraceAllocation& allocation = trace.allocations[id];
+  const auto number_of = [&](std::uint64_t pool) {
     const auto next_pool = static_cast<std::uint16_t>(pools.size());
-    const auto pool = pools.try_emplace(allocation.pool, next_pool).first;
+    const std::uint16_t number = pools.try_emplace(pool, next_pool).first->second;
     if (pools.size() > kMostPools) {
       throw InputError("'" + trace.source + "' has more than 65,535 private pools");
     }
-    snapshot.events.push_back({action, allocation.category, pool->second, allocation.name,
-                               allocation.stream, addresses[id], allocation.bytes,
+    return number;
+  };
+  const auto add = [&](record::MemoryAction action, std::uint32_t id) {
+    const record::TraceAllocation& allocation = trace.allocations[id];
+    snapshot.events.push_back({action, allocation.category, number_of(allocation.pool),
+                               allocation.name, allocation.stream, addresses[id], allocation.bytes,
                                static_cast<std::int64_t>(snapshot.events.size())});
   };
   for (std::size_t s = 0; s < trace.initial_ids.size(); ++s) {
@@ -44,6 +47,7 @@ record::MemorySnapshot events_of(const record::MemoryTrace& trace) {
       }
     }
   }
+  auto refused = trace.refused.begin();
   for (const record::TraceOperation& operation : trace.operations) {
     switch (operation.action) {
       case record::TraceAction::kAlloc:
@@ -66,6 +70,16 @@ record::MemorySnapshot events_of(const record::MemoryTrace& trace) {
       case record::TraceAction::kFlush:
         snapshot.events.push_back({.action = record::MemoryAction::kFlush,
                                    .time_ns = static_cast<std::int64_t>(snapshot.events.size())});
+        break;
+      case record::TraceAction::kReleasePool:
+        snapshot.events.push_back({.action = record::MemoryAction::kFlush,
+                                   .pool = number_of(operation.allocation),
+                                   .time_ns = static_cast<std::int64_t>(snapshot.events.size())});
+        break;
+      case record::TraceAction::kRefused:
+        add(record::MemoryAction::kOutOfMemory, operation.allocation);
+        snapshot.events.back().address =
+            refused == trace.refused.end() ? 0 : (refused++)->device_free_bytes;
         break;
     }
   }

@@ -16,6 +16,7 @@
 #include "engine/train/plan/backend.hpp"
 #include "kernels/kernels.hpp"
 #include "tools/doctor/doctor.hpp"
+#include "tools/replay/read_trace.hpp"
 #include "tools/report/report.hpp"
 #include "tools/sluice/arguments.hpp"
 #include "tools/sluice/commands.hpp"
@@ -123,13 +124,18 @@ int report_command(const ReportArguments& arguments) {
   std::error_code error;
   const bool is_trace = std::filesystem::is_regular_file(arguments.run, error);
   const std::string run = is_trace ? arguments.run : run::latest_run(arguments.run);
+  if (is_trace && replay::is_trace_file(run)) {
+    throw InputError("'" + shown(run) +
+                     "' records an allocator's memory: `sluice replay FILE` explains it, and with "
+                     "--capacity says what fits");
+  }
   std::string text;
   std::string name;
   if (arguments.format == "html") {
     if (is_trace) {
       throw InputError("'" + shown(run) +
-                       "' is a file, and a page shows a run's directory; for a trace give --format "
-                       "perfetto");
+                       "' is a file, and a page shows a run's directory; for a run's trace.json "
+                       "give --format perfetto");
     }
     text = report::render_html_report(run);
     name = "report.html";

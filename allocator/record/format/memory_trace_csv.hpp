@@ -6,8 +6,9 @@
 // free_requested, free_completed, segment_alloc, segment_free, segment_map, segment_unmap, oom,
 // snapshot), or "step" and "flush". Categories have ours (weight, gradient, …, external). Numbers
 // are decimal, or hexadecimal after 0x; a field that does not apply is 0 or empty. `pool` is below
-// 2^16: 0, or the private pool (of a graph) of an allocation; older files lack that column. Names
-// are in quotes where RFC 4180 demands it.
+// 2^16: 0, or the private pool (of a graph) of an allocation, or of a flush; older files lack that
+// column. "oom" is a request that was refused; its `address` is the device's free memory then.
+// Names are in quotes where RFC 4180 demands it.
 #pragma once
 
 #include <iosfwd>

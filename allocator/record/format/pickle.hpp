@@ -71,6 +71,11 @@ class PickleTree {
   std::optional<PickleValue> find(PickleValue dict, std::string_view key) const;
   // The id of the string with this content, if the tree has one.
   std::optional<std::uint64_t> text_id(std::string_view text) const;
+  // Calls `visit` with each different string.
+  template <typename Visit>
+  void visit_texts(Visit visit) const {
+    for (const std::string& text : texts_) visit(text);
+  }
 
   // For readers that build a tree. A float keeps no value: no snapshot needs one.
   static PickleValue make_bool(bool value);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -21,13 +22,15 @@ std::string frame_name(const TorchFrame& frame);
 TorchFrame parse_frame_name(std::string_view name);
 
 // Names lists of frames, and interns the names in a snapshot's table. A list begins with the
-// innermost frame. Its name is that of the innermost Python frame outside the torch package; else
-// of the innermost Python frame; else of the innermost C++ frame that is not glue code; else "".
+// innermost frame. Its name is that of the innermost frame of the first of these kinds that it has:
+// a line of Python outside the torch package; a line of native source that is neither PyTorch's nor
+// a library's; a line of torch's Python; the node of a backward pass; another native function,
+// first those that are no part of the allocator. "" if there is none. A list of one frame without a
+// file is a name that the caller gave.
 class TorchFrameNames {
  public:
   // Precondition: names[0] is "". Both arguments must outlive this object.
-  TorchFrameNames(const PickleTree& tree, std::vector<std::string>& names)
-      : tree_(tree), names_(names) {}
+  TorchFrameNames(const PickleTree& tree, std::vector<std::string>& names);
   // The name of a list of dicts {name, filename, line}; 0 for anything else. InputError for more
   // than a million names.
   std::uint32_t name_of(PickleValue frames);
@@ -35,15 +38,26 @@ class TorchFrameNames {
 
  private:
   // A smaller value is a better name.
-  enum class Use : std::uint8_t { kCaller, kTorchPython, kCpp, kGlue };
+  enum class Use : std::uint8_t {
+    kProgramPython,
+    kProgramNative,
+    kTorchPython,
+    kBackwardNode,
+    kNative,
+    kAllocator,
+    kGlue
+  };
   struct Frame {
     Use use = Use::kGlue;
     std::uint32_t name = 0;
   };
+  bool is_torch_package(std::string_view filename) const;
+  Use use_of(const TorchFrame& frame) const;
   Frame frame_of(PickleValue frame);
 
   const PickleTree& tree_;
   std::vector<std::string>& names_;
+  std::set<std::string, std::less<>> torch_folders_;  // where the package lies, with "/torch/"
   std::unordered_map<std::uint64_t, std::uint32_t> lists_;  // by id, because snapshots share lists
   std::unordered_map<std::uint64_t, Frame> frames_;
   std::unordered_map<std::string, std::uint32_t> interned_;

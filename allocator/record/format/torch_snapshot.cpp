@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -14,7 +15,8 @@ namespace {
 
 constexpr std::int32_t kMaxDevices = 1024;
 constexpr std::size_t kMaxEvents = 50'000'000;
-constexpr std::size_t kMaxKeys = 256;  // of one event, block or segment; today's have at most 11
+constexpr std::size_t kMaxPools = 65536;  // MemoryEvent::pool
+constexpr std::size_t kMaxKeys = 256;     // of one event, block or segment; today's have at most 11
 
 // Reads the values of known keys from many dicts that are alike.
 template <std::size_t N>
@@ -59,9 +61,10 @@ enum EventKey : std::uint8_t {
   kEventTime,
   kEventFrames,
   kEventCategory,
+  kEventPool,
 };
-constexpr std::array<std::string_view, 8> kEventKeys{
-    "action", "addr", "device_free", "size", "stream", "time_us", "frames", "category"};
+constexpr std::array<std::string_view, 9> kEventKeys{
+    "action", "addr", "device_free", "size", "stream", "time_us", "frames", "category", "pool_id"};
 
 enum SegmentKey : std::uint8_t {
   kSegmentDevice,
@@ -132,6 +135,7 @@ class Importer {
     if (const auto settings = tree_.find(tree_.root, "allocator_settings")) {
       read_settings(*settings);
     }
+    if (const auto host = tree_.find(tree_.root, "host_segments")) read_host_segments(*host);
     for (const SnapshotSegment& segment : snapshot_.segments) {
       snapshot_.expandable_segments |= segment.is_expandable;
     }
@@ -219,13 +223,30 @@ class Importer {
     }
   }
 
-  // A pool id is two small numbers: of a capture, and of a pool that the user made.
-  std::uint64_t pool_of(PickleValue pair) const {
+  // Pinned memory: its blocks are no part of the device's record.
+  void read_host_segments(PickleValue list) {
+    decltype(segment_fields_)::Values values;
+    const auto segments = tree_.items(list);
+    for (std::size_t s = 0; s < segments.size(); ++s) {
+      const auto where = [&] { return place("host_segments", s); };
+      if (!segment_fields_.read(segments[s], values)) refuse(where(), "must be a dict");
+      const std::uint64_t bytes = number(values[kSegmentTotalSize], "total_size", where);
+      snapshot_.host_bytes += std::min(bytes, UINT64_MAX - snapshot_.host_bytes);
+      ++snapshot_.host_segment_count;
+    }
+  }
+
+  // A pool id is two numbers: of a capture, and of a pool that the user made. Private pools are
+  // numbered from 1 on as they come; (0, 0) is the default one.
+  std::uint16_t pool_of(PickleValue pair) {
     const auto parts = tree_.items(pair);
     if (parts.size() != 2) return 0;
-    const std::uint64_t first = tree_.as_bits(parts[0]).value_or(0);
-    const std::uint64_t second = tree_.as_bits(parts[1]).value_or(0);
-    return first << 32 | (second & UINT32_MAX);
+    const std::pair id(tree_.as_bits(parts[0]).value_or(0), tree_.as_bits(parts[1]).value_or(0));
+    const auto [found, is_new] = pools_.try_emplace(id, static_cast<std::uint16_t>(pools_.size()));
+    if (is_new && pools_.size() > kMaxPools) {
+      refuse("", "must have at most " + std::to_string(kMaxPools - 1) + " private pools");
+    }
+    return found->second;
   }
 
   void read_blocks(PickleValue list, SnapshotSegment& segment, std::size_t index) {
@@ -325,6 +346,7 @@ class Importer {
       const auto time_us = static_cast<std::int64_t>(number(values[kEventTime], "time_us", where));
       constexpr std::int64_t kMaxTimeUs = INT64_MAX / 1000;
       event.time_ns = std::clamp(time_us, -kMaxTimeUs, kMaxTimeUs) * 1000;
+      if (values[kEventPool]) event.pool = pool_of(*values[kEventPool]);
       if (values[kEventFrames]) event.name = frames_.name_of(*values[kEventFrames]);
       if (values[kEventCategory]) {
         event.category = parse_category(tree_.text(*values[kEventCategory]));
@@ -371,6 +393,7 @@ class Importer {
   Fields<kSegmentKeys.size()> segment_fields_;
   Fields<kBlockKeys.size()> block_fields_;
   TorchFrameNames frames_;
+  std::map<std::pair<std::uint64_t, std::uint64_t>, std::uint16_t> pools_{{{0, 0}, 0}};
   std::size_t block_count_ = 0;
   std::unordered_map<std::uint64_t, std::size_t> block_lists_;  // ids of lists seen so far
 };

@@ -16,9 +16,10 @@ namespace sluice::record {
 
 // Reads one device's part of a snapshot: that of `device`, or of the device with the most events,
 // or without events with the most reserved bytes. Keys that a file lacks take their defaults.
-// Unknown keys and actions are skipped. An out-of-memory event has device_free as its address. The
-// names are those of TorchFrameNames. Throws InputError, with `source` and the place in the pickle,
-// if it is not a snapshot, if a number is missing, or if blocks do not fit in their segment.
+// Unknown keys and actions are skipped. An out-of-memory event has device_free as its address.
+// Private pools are numbered from 1 on, segments' first. The names are those of TorchFrameNames.
+// Throws InputError, with `source` and the place in the pickle, if it is not a snapshot, if a
+// number is missing, or if blocks do not fit in their segment.
 MemorySnapshot torch_snapshot(const PickleTree& pickle, const std::string& source,
                               std::optional<std::int32_t> device = std::nullopt);
 // The same for a file of at most 4 GiB.

@@ -135,6 +135,10 @@ class Exporter {
     number("stream", event.stream);
     out_.text("time_us");
     out_.integer(event.time_ns / 1000);
+    if (event.pool != 0) {
+      out_.text("pool_id");
+      out_.pair_of(0, event.pool);
+    }
     write_frames(event.name);
     if (has_categories_) {
       const bool is_unknown = event.category == Category::kExternal;

@@ -44,14 +44,15 @@ MemoryEvent event(MemoryAction action, std::uint64_t address, std::uint64_t byte
   return {.action = action, .stream = stream, .address = address, .bytes = bytes};
 }
 
-// "a0 f0 p1 c1 | ~": an allocation, a free, a pending one and its completion, a step, a flush.
+// "a0 f0 p1 c1 | ~ x3 r2": an allocation, a free, a pending one and its completion, a step, a
+// flush, the release of private pool 3, a refused request.
 std::string operations(const MemoryTrace& trace) {
   std::string result;
   for (const TraceOperation& operation : trace.operations) {
     if (!result.empty()) result += ' ';
     const auto action = static_cast<std::size_t>(operation.action);
-    result += "afpc|~"[action];
-    if (action < 4) result += std::to_string(operation.allocation);
+    result += "afpc|~xr"[action];
+    if (action < 4 || action > 5) result += std::to_string(operation.allocation);
   }
   return result;
 }
@@ -155,11 +156,73 @@ TEST(TraceOf, ConsecutiveFreesOfSegmentsAreOneFlush) {
            event(kOutOfMemory, 0, 1), event(kSegmentAlloc, kBase, 40 * kMiB),
            event(kAlloc, kBase, 40 * kMiB), event(kFreeRequested, kBase, 40 * kMiB),
            event(kFreeCompleted, kBase, 40 * kMiB), event(kSegmentFree, kBase, 40 * kMiB)});
-  EXPECT_EQ(operations(trace), "~ a0 f0 ~");
+  EXPECT_EQ(operations(trace), "~ r0 a1 f1 ~");
   EXPECT_EQ(trace.initial_segments.size(), 2u);
   EXPECT_TRUE(trace.initial_segments[1].is_small);
   EXPECT_EQ(trace.recorded_peak_reserved_bytes, 40 * kMiB);
   EXPECT_EQ(trace.recorded_end_reserved_bytes, 0u);
+}
+
+// The program may free and ask again: each request stands where it was made.
+TEST(TraceOf, ARefusedRequestKeepsItsPlace) {
+  MemorySnapshot snapshot;
+  snapshot.segments = {segment(kBase, 40 * kMiB)};
+  snapshot.names = {"", "train.py:7 step"};
+  snapshot.events = {event(kAlloc, kBase, 30 * kMiB),
+                     {.action = kOutOfMemory,
+                      .category = Category::kActivation,
+                      .pool = 2,
+                      .name = 1,
+                      .stream = 5,
+                      .address = 3 * kMiB,
+                      .bytes = 20 * kMiB},
+                     event(kFreeRequested, kBase, 30 * kMiB),
+                     event(kFreeCompleted, kBase, 30 * kMiB),
+                     event(kAlloc, kBase, 20 * kMiB),
+                     event(kOutOfMemory, 0, std::uint64_t{1} << 62)};
+  const Result result = convert(snapshot);
+  const MemoryTrace& trace = result.trace;
+  EXPECT_EQ(operations(trace), "a0 r1 f0 a2");
+  EXPECT_EQ(result.defects.contradictions, 2u);  // a size beyond any device's, a block that is gone
+  ASSERT_EQ(trace.refused.size(), 1u);
+  EXPECT_EQ(trace.refused[0].allocation, 1u);
+  EXPECT_EQ(trace.refused[0].reserved_bytes, 40 * kMiB);
+  EXPECT_EQ(trace.refused[0].device_free_bytes, 3 * kMiB);
+  EXPECT_EQ(trace.allocations[1].stream, 5u);
+  EXPECT_EQ(trace.allocations[1].pool, 2u);
+  EXPECT_EQ(trace.names[trace.allocations[1].name], "train.py:7 step");
+  EXPECT_EQ(peak_live_bytes(trace), 30 * kMiB);
+  EXPECT_EQ(peak_needed_bytes(trace), 50 * kMiB);
+  EXPECT_EQ(operations(without_refused(trace)), "a0 f0 a2");
+}
+
+TEST(TraceOf, PrivatePoolsThatAreGoneAtTheEndAreFollowed) {
+  const auto in_pool = [](MemoryEvent one) {
+    one.pool = 3;
+    return one;
+  };
+  // A segment from before, one from the record, and idle memory of the default pool, which stays.
+  const MemoryTrace trace = convert(
+      {segment(kBase + 128 * kMiB, 20 * kMiB)},
+      {in_pool(event(kSegmentAlloc, kBase, 20 * kMiB)), in_pool(event(kAlloc, kBase, kMiB)),
+       in_pool(event(kFreeRequested, kBase, kMiB)), in_pool(event(kFreeCompleted, kBase, kMiB)),
+       in_pool(event(kFreeRequested, kBase + 64 * kMiB, 9)),
+       in_pool(event(kFreeCompleted, kBase + 64 * kMiB, 9)),
+       in_pool(event(kSegmentFree, kBase, 20 * kMiB)),
+       in_pool(event(kSegmentFree, kBase + 64 * kMiB, 2 * kMiB))});
+  EXPECT_EQ(operations(trace), "a1 f1 f0 x3");
+  EXPECT_EQ(trace.allocations[0].pool, 3u);
+  EXPECT_EQ(trace.allocations[1].pool, 3u);
+  EXPECT_FALSE(trace.recorded_trimming);
+  EXPECT_EQ(trace.recorded_peak_reserved_bytes, 42 * kMiB);
+}
+
+TEST(TraceOf, MoreLiveBytesThanReservedOnesAreAContradiction) {
+  MemorySnapshot snapshot;
+  snapshot.segments = {
+      segment(kBase, 2 * kMiB, {block(kBase, 2 * kMiB, 3, BlockState::kAllocated)})};
+  snapshot.events = {event(kAlloc, kBase, 9 * kMiB)};
+  EXPECT_EQ(convert(snapshot).defects.contradictions, 1u);
 }
 
 TEST(TraceOf, TrimmingByTheAllocatorIsNotAFlush) {
@@ -204,7 +267,7 @@ TEST(TraceOf, PagesOfExpandableSegmentsComeAndGo) {
   ASSERT_EQ(result.trace.initial_segments.size(), 1u);
   EXPECT_EQ(result.trace.initial_segments[0].bytes, 60 * kMiB);
   EXPECT_TRUE(result.trace.initial_segments[0].is_expandable);
-  EXPECT_EQ(operations(result.trace), "~ | a0 f0");
+  EXPECT_EQ(operations(result.trace), "x5 | a0 f0");
   EXPECT_EQ(result.trace.allocations[0].pool, 5u);
   EXPECT_EQ(result.trace.recorded_peak_reserved_bytes, 60 * kMiB);
   EXPECT_EQ(result.trace.recorded_end_reserved_bytes, 40 * kMiB);

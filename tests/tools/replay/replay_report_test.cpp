@@ -14,6 +14,7 @@
 #include "allocator/record/format/torch_snapshot.hpp"
 #include "allocator/record/trace_from_snapshot.hpp"
 #include "base/error.hpp"
+#include "base/units.hpp"
 #include "tests/support/snapshot_sums.hpp"
 #include "tests/support/thrown.hpp"
 #include "tools/replay/generated/trace_generator.hpp"
@@ -131,6 +132,86 @@ TEST(ReplayReport, MemoryHeldAtTheStartMustFit) {
   }
 }
 
+// One live block of 1 GiB lies in the middle of a cached segment of 12.5 GiB when 10.84 GiB are
+// refused, with 10.3 GiB of the device free (pytorch #35901). Then the program goes on.
+record::MemorySnapshot half_a_card() {
+  constexpr std::uint64_t kAt = std::uint64_t{1} << 46;
+  constexpr std::uint64_t kSegment = 12 * kGiB + kGiB / 2;
+  using enum record::MemoryAction;
+  record::MemorySnapshot snapshot;
+  snapshot.names = {"", "sit.py:76 f"};
+  snapshot.segments = {{.address = kAt,
+                        .bytes = kSegment,
+                        .blocks = {{kAt, 2 * kGiB},
+                                   {kAt + 2 * kGiB, kGiB, kGiB, record::BlockState::kAllocated},
+                                   {kAt + 3 * kGiB, kSegment - 3 * kGiB}}}};
+  const auto add = [&](record::MemoryAction action, std::uint64_t address, std::uint64_t bytes) {
+    snapshot.events.push_back({.action = action, .name = 1, .address = address, .bytes = bytes});
+  };
+  add(kSegmentAlloc, kAt, kSegment);
+  for (const std::uint64_t bytes : {kSegment, 2 * kGiB}) {
+    add(kAlloc, kAt, bytes);
+    if (bytes == 2 * kGiB) add(kAlloc, kAt + 2 * kGiB, kGiB);
+    add(kFreeRequested, kAt, bytes);
+    add(kFreeCompleted, kAt, bytes);
+  }
+  add(kOutOfMemory, 11'048'227'200, 11'639'361'536);
+  add(kStep, 0, 0);
+  return snapshot;
+}
+
+TEST(ReplayReport, APolicyThatCannotServeTheRefusedRequestDoesNotFit) {
+  record::TraceDefects defects;
+  const SteppedTrace stepped =
+      with_steps(record::trace_of(half_a_card(), "half", "torch", &defects));
+  EXPECT_EQ(defects.contradictions, 0u);
+  ReplayReportOptions options;
+  options.timing_rounds = 1;
+  const auto verdicts = [&](std::uint64_t capacity_bytes) {
+    options.capacity_bytes = capacity_bytes;
+    const nlohmann::json event = replay_report(stepped, all_policies(), options);
+    std::string text;
+    for (const auto& policy : event["policies"]) text += policy["fits"].get<bool>() ? 'y' : 'n';
+    return std::pair(text, event);
+  };
+  // On that device: the policies that gather the free memory serve it.
+  const auto [text, event] = verdicts(22 * kGiB + 4 * kGiB / 5);
+  EXPECT_EQ(text, "nyyy");
+  EXPECT_EQ(event["peak_live_bytes"], 12 * kGiB + kGiB / 2);
+  EXPECT_EQ(event["peak_needed_bytes"], 12 * kGiB + kGiB / 2);
+  EXPECT_EQ(event["policies"][0]["peak_reserved_bytes"], 12 * kGiB + kGiB / 2);
+  EXPECT_GT(event["policies"][0]["least_capacity_bytes"], 23 * kGiB);
+  EXPECT_EQ(event["policies"][0]["failure"]["refused_in_record"], true);
+  ASSERT_EQ(event["refused"].size(), 1u);
+  EXPECT_EQ(event["refused"][0]["site"], "sit.py:76 f");
+  EXPECT_EQ(event["refused"][0]["device_free_bytes"], 11'048'227'200);
+  const std::string table = replay_report_table(event);
+  EXPECT_TRUE(testing::mentions(table, "the record refused 1 request"));
+  EXPECT_TRUE(testing::mentions(table, "sit.py:76 f"));
+  EXPECT_TRUE(testing::mentions(table, "native refuses 10.8 GiB at operation 5"));
+  // Below what was live and asked, nobody can.
+  EXPECT_EQ(verdicts(12 * kGiB + kGiB / 4).first, "nnnn");
+  EXPECT_EQ(verdicts(24 * kGiB).first, "yyyy");
+}
+
+// Programs ask for far more than any device has, by mistake.
+TEST(ReplayReport, NoMemorySufficesForAPetabyte) {
+  record::MemorySnapshot snapshot;
+  snapshot.events = {
+      {.action = record::MemoryAction::kAlloc, .address = 512, .bytes = 1024},
+      {.action = record::MemoryAction::kOutOfMemory, .bytes = std::uint64_t{1} << 50},
+      {.action = record::MemoryAction::kOutOfMemory, .bytes = std::uint64_t{1} << 61}};
+  ReplayReportOptions options;
+  options.capacity_bytes = 80 * kGiB;
+  options.timing_rounds = 1;
+  const nlohmann::json event = replay_report(
+      with_steps(record::trace_of(snapshot, "by mistake", "torch")), all_policies(), options);
+  for (const nlohmann::json& policy : event["policies"]) {
+    EXPECT_FALSE(policy["fits"].get<bool>()) << policy;
+    EXPECT_FALSE(policy.contains("least_capacity_bytes")) << policy;
+  }
+}
+
 // The events of a generated trace read back as the same operations.
 TEST(ReplayReport, EventsOfATraceReadBackAsTheTrace) {
   record::MemoryTrace trace = generated("rlhf", 3);  // flushes
@@ -140,7 +221,17 @@ TEST(ReplayReport, EventsOfATraceReadBackAsTheTrace) {
   for (std::size_t i = 0; i < trace.allocations.size(); i += 3) {
     trace.allocations[i].pool = i % 2 == 0 ? UINT64_MAX : 7;
   }
+  const auto refused = static_cast<std::uint32_t>(trace.allocations.size());
+  trace.allocations.push_back({.bytes = 12'345, .stream = 6, .pool = 7, .name = 1});
+  trace.operations.push_back({record::TraceAction::kRefused, refused});
+  trace.operations.push_back({record::TraceAction::kReleasePool, 7});
+  trace.refused.push_back({refused, 0, 55});
   const record::MemoryTrace again = record::trace_of(events_of(trace), trace.source, "sluice");
+  ASSERT_EQ(again.refused.size(), 1u);
+  EXPECT_EQ(again.refused[0].device_free_bytes, 55u);
+  EXPECT_EQ(again.allocations[again.refused[0].allocation].bytes, 12'345u);
+  EXPECT_EQ(again.operations.back().allocation,
+            again.allocations[again.refused[0].allocation].pool);
   ASSERT_EQ(again.operations.size(), trace.operations.size());
   std::map<std::uint64_t, std::set<std::uint64_t>> pools;  // numbered anew
   for (std::size_t i = 0; i < trace.operations.size(); ++i) {
@@ -198,6 +289,28 @@ TEST(ReplayReport, OurAllocatorsRecordTheReplayedTrace) {
           << family << planned;
     }
   }
+}
+
+// Memory from before the record is drawn, at its place, and the picture's figure is the table's.
+TEST(ReplayReport, ThePlotShowsTheMemoryFromBeforeTheRecord) {
+  constexpr std::uint64_t kAt = std::uint64_t{1} << 46;
+  record::MemorySnapshot snapshot;
+  snapshot.segments = {
+      {.address = kAt,
+       .bytes = 48 * kMiB,
+       .blocks = {{kAt, 40 * kMiB, 40 * kMiB, record::BlockState::kAllocated},
+                  {kAt + 40 * kMiB, 8 * kMiB, 7 * kMiB, record::BlockState::kAllocated}}}};
+  snapshot.events = {
+      {.action = record::MemoryAction::kAlloc, .address = kAt + 40 * kMiB, .bytes = 7 * kMiB}};
+  const record::MemoryTrace trace = record::trace_of(snapshot, "late", "torch");
+  EXPECT_EQ(record::peak_live_bytes(trace), 47 * kMiB);
+  for (const NamedPolicy& policy : all_policies()) {
+    ReplayRecord record;
+    ASSERT_TRUE(replay_trace(trace, policy, UINT64_MAX, &record).completed);
+    ASSERT_EQ(record.placed.size(), 2u) << policy.name;
+    EXPECT_EQ(record.placed[0].begin + record.placed[1].begin, 0u);
+  }
+  EXPECT_TRUE(testing::mentions(plot_replays(with_steps(trace), {native_policy()}), "47.0 MiB"));
 }
 
 TEST(ReplayReport, PlotsOfAllPoliciesAreOneSvg) {

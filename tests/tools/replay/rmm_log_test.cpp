@@ -36,11 +36,14 @@ TEST(RmmLog, AllocationsEndWithTheirFrees) {
                                                "8082,13:04:05:000127,allocate,0x7f00,300,0x1\n"
                                                "8082,13:04:05:000128,allocate,(nil),0,0x1\n",
                                            &defects);
-  ASSERT_EQ(result.allocations.size(), 3u);
+  ASSERT_EQ(result.allocations.size(), 4u);
   EXPECT_EQ(result.allocations[1].bytes, 200u);
   EXPECT_EQ(result.allocations[1].stream, 2u);
-  EXPECT_EQ(result.allocations[2].address, 0x7f00u);
-  ASSERT_EQ(result.operations.size(), 4u);
+  EXPECT_EQ(result.allocations[3].address, 0x7f00u);
+  ASSERT_EQ(result.operations.size(), 5u);
+  EXPECT_EQ(result.operations[3].action, record::TraceAction::kRefused);
+  EXPECT_EQ(result.allocations[2].bytes, 900u);
+  EXPECT_EQ(record::peak_needed_bytes(result), 1100u);
   EXPECT_EQ(result.operations[2].action, record::TraceAction::kFree);
   EXPECT_EQ(result.operations[2].allocation, 0u);
   EXPECT_EQ(record::peak_live_bytes(result), 500u);

@@ -43,6 +43,21 @@ TEST_F(Replay, ATraceThatDoesNotFitIsExplained) {
   EXPECT_EQ(events[1].at("event"), "out_of_memory");
 }
 
+TEST_F(Replay, ReportNamesTheCommandForARecordOfMemory) {
+  write_file(path("rmm.csv"),
+             "Thread,Time,Action,Pointer,Size,Stream\n"
+             "1,15:47:02.841961,allocate,0x10012400000,1073741824,0\n"
+             "1,15:47:02.842100,allocate failure,0x0,21474836480,0\n");
+  for (const char* const format : {"html", "perfetto"}) {
+    expect_refused({"report", "rmm.csv", "--format", format}, {"rmm.csv", "sluice replay"});
+  }
+  const std::string text = succeed({"replay", "rmm.csv", "--capacity", "8GiB", "--no-least"}).out;
+  EXPECT_TRUE(holds(text, "the record refused 1 request"));
+  EXPECT_TRUE(holds(text, "too large"));
+  EXPECT_FALSE(holds(text, "   fits"));
+  EXPECT_TRUE(holds(text, "out of device memory: 20.0 GiB asked"));
+}
+
 TEST_F(Replay, RefusesWithOneSentence) {
   write_file(path("garbage.bin"), std::string(100, '\x01'));
   write_file(path("empty.csv"), "");

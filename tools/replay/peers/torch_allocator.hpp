@@ -10,7 +10,7 @@
 // - A block becomes free at complete(), not at the next malloc; no request comes between. The
 //   events of one stream do not delay those after them, because the trace does not name the stream.
 // - An allocation in a private pool is assumed to be made under a capture, so it never makes the
-//   allocator synchronise. Blocks of private pools stay, because no record says when a graph ended.
+//   allocator synchronise. Segments of private pools stay until the record frees them.
 // - max_non_split_rounding_mb and large_segment_size_mb have their defaults (both 20 MiB), and
 //   garbage_collection_threshold is off, because traces do not carry these settings.
 // - With expandable segments and max_split_size, release_available_cached_blocks skips expandable
@@ -41,6 +41,10 @@ class TorchAllocator final : public ReplayPolicy {
   void free(std::uint32_t id, bool pending) override;
   void complete(std::uint32_t id) override;
   void flush() override { release_cached(); }
+  void release_pool(std::uint64_t pool) override;
+  std::uint64_t initial_address(std::uint32_t id) const override {
+    return blocks_by_id_[id]->address;
+  }
   // A flush is a call of release_cached_blocks. Synchronisations are the flushes, as
   // num_sync_all_streams counts them, frees of single blocks when memory runs out, and unmappings.
   PolicyCounters counters() const override { return device_.counters; }

@@ -49,6 +49,15 @@ void TorchAllocator::release_cached() {
   release_blocks(pools_.small);
 }
 
+// The part of release_cached_blocks that frees a private pool whose graphs are gone.
+void TorchAllocator::release_pool(std::uint64_t pool) {
+  const auto found = private_pools_.find(pool);
+  if (found == private_pools_.end()) return;
+  complete_all_pending();
+  release_blocks(found->second.large);
+  release_blocks(found->second.small);
+}
+
 void TorchAllocator::complete_all_pending() {
   for (const std::uint32_t id : pending_ids_) complete(id);
   pending_ids_.clear();

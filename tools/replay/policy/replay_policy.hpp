@@ -46,6 +46,10 @@ class ReplayPolicy {
   virtual void step() {}
   // The caller frees all cached memory (torch.cuda.empty_cache).
   virtual void flush() = 0;
+  // A private pool's cached memory is freed, because its graph has ended.
+  virtual void release_pool(std::uint64_t) {}
+  // Where allocation `id` lies, which the trace holds before its first operation.
+  virtual std::uint64_t initial_address(std::uint32_t id) const = 0;
   virtual PolicyCounters counters() const = 0;
   // The same as counters().reserved_bytes. It is called after every operation, so it must be cheap.
   virtual std::uint64_t reserved_bytes() const { return counters().reserved_bytes; }

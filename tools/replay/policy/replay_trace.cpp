@@ -2,7 +2,7 @@
 //
 // Tally tracks live and reserved bytes. From the step at which the policy becomes steady it also
 // keeps peaks of their own, and the counters are then relative to that step. least_capacity_bytes
-// bisects over capacities in steps of 2 MiB; below the peak of live bytes no policy can succeed.
+// bisects over capacities in steps of 2 MiB; below the peak of needed bytes no policy can succeed.
 #include "tools/replay/policy/replay_trace.hpp"
 
 #include <algorithm>
@@ -42,6 +42,16 @@ class Placements {
     placed_.push_back(found->second);
     held_.erase(found);
   }
+  void add_initial(const ReplayPolicy& policy) {
+    for (std::size_t s = 0; s < trace_.initial_segments.size(); ++s) {
+      const std::vector<record::SnapshotBlock>& blocks = trace_.initial_segments[s].blocks;
+      for (std::size_t b = 0; b < blocks.size(); ++b) {
+        if (blocks[b].state != record::BlockState::kAllocated) continue;
+        const std::uint32_t id = trace_.initial_ids[s][b];
+        add(id, policy.initial_address(id), 0);
+      }
+    }
+  }
   void finish(std::size_t position) {
     while (!held_.empty()) remove(held_.begin()->second.allocation, position);
   }
@@ -67,6 +77,11 @@ class Tally {
     if (outcome.was_steady) look();
   }
   void shrink(std::uint64_t bytes) { live_bytes_ -= bytes; }
+  void fail(std::size_t operation) {
+    outcome.completed = false;
+    outcome.failed_operation = operation;
+    outcome.failed_live_bytes = live_bytes_;
+  }
   void step(std::size_t operation) {
     if (outcome.was_steady || !policy_.is_steady()) return;
     outcome.was_steady = true;
@@ -120,23 +135,31 @@ ReplayOutcome replay_trace(const record::MemoryTrace& trace, const NamedPolicy& 
   // Replicas adopt the memory that the trace begins with even if it does not fit.
   outcome.completed = replayed->is_adopted() && replayed->reserved_bytes() <= capacity_bytes;
   if (!outcome.completed) {
+    tally.fail(0);
     tally.finish();
     return outcome;
   }
+  if (placements) placements->add_initial(*replayed);
   for (std::size_t i = 0; i < trace.operations.size(); ++i) {
     const record::TraceOperation& operation = trace.operations[i];
     const std::uint32_t id = operation.allocation;
     switch (operation.action) {
-      case record::TraceAction::kAlloc: {
+      case record::TraceAction::kAlloc:
+      case record::TraceAction::kRefused: {
         const auto address = replayed->allocate(id);
         if (!address) {
-          outcome.completed = false;
+          tally.fail(i);
           break;
         }
         tally.grow(trace.allocations[id].bytes);
-        if (!placements) break;
-        placements->add(id, *address, i);
-        record->samples.push_back({i, replayed->reserved_bytes()});
+        if (placements) {
+          placements->add(id, *address, i);
+          record->samples.push_back({i, replayed->reserved_bytes()});
+        }
+        if (operation.action == record::TraceAction::kAlloc) break;
+        tally.shrink(trace.allocations[id].bytes);
+        if (placements) placements->remove(id, i + 1);
+        replayed->free(id, false);
         break;
       }
       case record::TraceAction::kFree:
@@ -154,6 +177,9 @@ ReplayOutcome replay_trace(const record::MemoryTrace& trace, const NamedPolicy& 
         break;
       case record::TraceAction::kFlush:
         replayed->flush();
+        break;
+      case record::TraceAction::kReleasePool:
+        replayed->release_pool(id);
         break;
     }
     if (!outcome.completed) break;
@@ -188,6 +214,11 @@ double replay_seconds(const record::MemoryTrace& trace, const NamedPolicy& polic
         case record::TraceAction::kFlush:
           replayed->flush();
           break;
+        case record::TraceAction::kReleasePool:
+          replayed->release_pool(operation.allocation);
+          break;
+        case record::TraceAction::kRefused:
+          break;  // not a call that the caller's work consists of
       }
     }
     const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
@@ -199,7 +230,7 @@ double replay_seconds(const record::MemoryTrace& trace, const NamedPolicy& polic
 std::uint64_t least_capacity_bytes(const record::MemoryTrace& trace, const NamedPolicy& policy,
                                    std::uint64_t enough_bytes) {
   constexpr std::uint64_t kStep = 2 * kMiB;
-  std::uint64_t low = round_up(peak_live_bytes(trace), kStep) / kStep;  // a smaller one must fail
+  std::uint64_t low = round_up(peak_needed_bytes(trace), kStep) / kStep;  // a smaller one must fail
   std::uint64_t high = round_up(enough_bytes, kStep) / kStep;
   while (low < high) {
     const std::uint64_t middle = low + (high - low) / 2;

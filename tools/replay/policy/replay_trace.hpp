@@ -30,6 +30,10 @@ struct ReplayRecord {
 
 struct ReplayOutcome {
   bool completed = false;
+  // The operation that failed, and the live bytes then. 0 if the memory that the trace begins with
+  // did not fit.
+  std::size_t failed_operation = 0;
+  std::uint64_t failed_live_bytes = 0;
   std::uint64_t peak_live_bytes = 0;  // requested bytes, counted until the caller frees them
   std::uint64_t peak_reserved_bytes = 0;
   PolicyCounters counters;
@@ -44,7 +48,8 @@ struct ReplayOutcome {
   double fragmentation() const;
 };
 
-// Runs the trace through a fresh policy, to its end or to the first allocation that fails.
+// Runs the trace through a fresh policy, to its end or to the first request that fails. A refused
+// request of the record is a request like others; the policy frees it at once.
 ReplayOutcome replay_trace(const record::MemoryTrace& trace, const NamedPolicy& policy,
                            std::uint64_t capacity_bytes = UINT64_MAX,
                            ReplayRecord* record = nullptr);
@@ -53,8 +58,8 @@ ReplayOutcome replay_trace(const record::MemoryTrace& trace, const NamedPolicy& 
 // runs.
 double replay_seconds(const record::MemoryTrace& trace, const NamedPolicy& policy, int rounds);
 
-// The least capacity, in steps of 2 MiB, at which the trace completes. Precondition: it completes
-// at `enough_bytes`.
+// The least capacity, in steps of 2 MiB, at which the trace completes, refused requests included.
+// Precondition: it completes at `enough_bytes`.
 std::uint64_t least_capacity_bytes(const record::MemoryTrace& trace, const NamedPolicy& policy,
                                    std::uint64_t enough_bytes);
 

@@ -86,7 +86,7 @@ Write snapshot(std::vector<Write> segments, std::vector<Write> traces) {
 bool operator==(const MemoryEvent& a, const MemoryEvent& b) {
   return a.action == b.action && a.category == b.category && a.name == b.name &&
          a.stream == b.stream && a.address == b.address && a.bytes == b.bytes &&
-         a.time_ns == b.time_ns;
+         a.time_ns == b.time_ns && a.pool == b.pool;
 }
 
 TEST(TorchSnapshot, FilesOfOldVersionsAreRead) {
@@ -135,9 +135,17 @@ TEST(TorchSnapshot, KeysOfNewVersionsAreUsedAndUnknownOnesIgnored) {
                           {"size", number(5)},
                           {"time_us", number(12)},
                           {"compile_context", word("N/A")},
+                          {"pool_id", [](PickleWriter& out) { out.pair_of(2, 3); }},
                           {"category", word("parameter")}}),
+                    dict({{"action", word("alloc")},
+                          {"addr", number(1 << 21)},
+                          {"size", number(5)},
+                          {"pool_id", [](PickleWriter& out) { out.pair_of(0, 9); }}}),
                     event("workspace_snapshot", 1, 2), event("segment_map", 1 << 21, 2 << 20)})})},
        {"external_annotations", list({})},
+       {"host_segments", list({dict({{"total_size", number(3 << 20)}, {"device", number(-1)}}),
+                               dict({{"total_size", number(4 << 20)}})})},
+       {"host_traces", list({event("alloc", 1, 1)})},
        {"allocator_settings",
         dict({{"max_split_size", number(-1)},
               {"expandable_segments", [](PickleWriter& out) { out.boolean(true); }},
@@ -145,14 +153,19 @@ TEST(TorchSnapshot, KeysOfNewVersionsAreUsedAndUnknownOnesIgnored) {
                dict({{"1", number(4)}, {"2", number(8)}, {"32768", number(2)}})}})}}));
   ASSERT_EQ(read.segments.size(), 1u);
   EXPECT_EQ(read.segments[0].stream, static_cast<std::uint64_t>(-5));
-  EXPECT_EQ(read.segments[0].pool, std::uint64_t{2} << 32 | 3);
+  EXPECT_EQ(read.segments[0].pool, 1u);  // (2, 3)
   EXPECT_TRUE(read.segments[0].is_expandable);
-  ASSERT_EQ(read.events.size(), 2u);
+  ASSERT_EQ(read.events.size(), 3u);
+  EXPECT_EQ(read.events[0].pool, 1u);
+  EXPECT_EQ(read.events[1].pool, 2u);
+  EXPECT_EQ(read.events[2].pool, 0u);
+  EXPECT_EQ(read.host_segment_count, 2u);
+  EXPECT_EQ(read.host_bytes, 7u << 20);
   EXPECT_EQ(read.events[0].action, MemoryAction::kOutOfMemory);
   EXPECT_EQ(read.events[0].address, 77u);
   EXPECT_EQ(read.events[0].time_ns, 12'000);
   EXPECT_EQ(read.events[0].category, Category::kWeight);
-  EXPECT_EQ(read.events[1].action, MemoryAction::kSegmentMap);
+  EXPECT_EQ(read.events[2].action, MemoryAction::kSegmentMap);
   EXPECT_TRUE(read.expandable_segments);
   EXPECT_EQ(read.max_split_bytes, UINT64_MAX);
   ASSERT_EQ(read.roundup_divisions_by_power.size(), 16u);
@@ -191,6 +204,52 @@ TEST(TorchSnapshot, ANameIsTheCallersFrame) {
   EXPECT_EQ(name({}), "");
 }
 
+// Stacks as torch 2.15 and older versions wrote them with stacks="all": the allocator's own frames
+// come first, with a library's name or none, and the program's line stands among them.
+TEST(TorchSnapshot, NativeFramesHideNoLineOfTheProgram) {
+  const auto name = [](std::vector<Write> frames) {
+    const MemorySnapshot read = snapshot_of(snapshot(
+        {}, {list({dict({{"action", word("alloc")}, {"frames", list(std::move(frames))}})})}));
+    return read.names[read.events.at(0).name];
+  };
+  const auto unwind = frame("/b/torch/lib/libtorch_cpu.so", 108146796, "torch::unwind::unwind()");
+  const auto unknown = frame("/b/torch/lib/libc10_cuda.so", 319562, "??");
+  const auto malloc =
+      frame("", 0, "c10::cuda::CUDACachingAllocator::Native::malloc(void**, unsigned long)");
+  const auto empty = frame("", 0, "at::native::empty_cuda(c10::ArrayRef<long>)");
+  const auto interpreter = frame("/usr/bin/python3.11", 4224, "_start");
+  const auto vectorcall = frame("/usr/bin/python3.11", 1412002, "PyObject_Vectorcall");
+  const auto module = frame("/b/torch/nn/modules/module.py", 1374, "convert");
+  const auto linear = frame("/b/torch/nn/modules/linear.py", 134, "forward");
+  const auto step = frame("/u/train.py", 82, "step");
+  const auto node = frame("/b/torch/lib/libtorch_cpu.so", 83934254,
+                          "torch::autograd::generated::MmBackward0::apply(std::vector<int>&&)");
+  const auto mm = frame("", 0, "at::(anonymous namespace)::mm<float>(at::Tensor const&)");
+  EXPECT_EQ(name({malloc, step}), "/u/train.py:82 step");
+  EXPECT_EQ(name({unwind, unknown, malloc, empty, vectorcall, linear, interpreter, module, step}),
+            "/u/train.py:82 step");
+  // Where the package was built tells that the other file is of it, too.
+  EXPECT_EQ(name({unknown, malloc, linear, interpreter, module}),
+            "/b/torch/nn/modules/linear.py:134 forward");
+  EXPECT_EQ(name({malloc, frame("C:\\py\\Lib\\site-packages\\torch\\nn\\linear.py", 1, "f"),
+                  frame("C:\\u\\train.py", 2, "g")}),
+            "C:\\u\\train.py:2 g");
+  // The thread of a backward pass has no Python.
+  EXPECT_EQ(name({unwind, unknown, malloc, empty, mm, node}),
+            "torch::autograd::generated::MmBackward0::apply");
+  EXPECT_EQ(name({unwind, malloc, empty, mm}), "at::(anonymous namespace)::mm<float>");
+  EXPECT_EQ(name({malloc, mm, frame("/u/net.cpp", 88, "net::train(int)"), node}),
+            "/u/net.cpp:88 net::train");
+  EXPECT_EQ(name({malloc, frame("/u/mat.cpp", 7, "mat::mul(int)"), linear, module}),
+            "/u/mat.cpp:7 mat::mul");
+  EXPECT_EQ(name({unwind, malloc}), "c10::cuda::CUDACachingAllocator::Native::malloc");
+  EXPECT_EQ(name({unwind, unknown}), "");
+  // A program's folder may have torch's name.
+  EXPECT_EQ(name({frame("/u/torch/nets/module.py", 3, "f"), step}), "/u/torch/nets/module.py:3 f");
+  // One frame without a file is a name that a caller gave.
+  EXPECT_EQ(name({frame("", 0, "warm_start (cache)")}), "warm_start (cache)");
+}
+
 TEST(TorchSnapshot, FrameNamesAreSplitAgain) {
   const TorchFrame cases[] = {
       {"/u/a.py", 3, "f"}, {"C:/a b.py", 12, "a 3:4 b"}, {"", 0, "tag"}, {"x", 0, ""}};
@@ -213,7 +272,7 @@ MemorySnapshot example(bool with_categories) {
                             .bytes = 2 << 20,
                             .stream = 9,
                             .is_small = true,
-                            .pool = std::uint64_t{1} << 32 | 7,
+                            .pool = 1,
                             .blocks = {{.address = 0x7f0000000000,
                                         .bytes = 1024,
                                         .requested_bytes = 700,
@@ -229,6 +288,7 @@ MemorySnapshot example(bool with_categories) {
   for (std::uint8_t action = 0; action < kMemoryActionNames.size(); ++action) {
     given.events.push_back({.action = static_cast<MemoryAction>(action),
                             .category = with_categories ? Category::kWeight : Category::kExternal,
+                            .pool = static_cast<std::uint16_t>(action % 3),
                             .name = action % 3u,
                             .stream = action == 2 ? UINT64_MAX : action,
                             .address = 0x7f0000000000u + action,

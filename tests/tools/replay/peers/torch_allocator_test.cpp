@@ -111,6 +111,10 @@ TEST(NativePeer, StreamsAndPrivatePoolsShareNothing) {
   for (std::uint32_t id : {1, 3, 4}) peer.free(id);
   peer.policy().flush();
   EXPECT_EQ(peer.reserved(), 12 * kMiB);  // the private pool's stays
+  peer.policy().release_pool(8);
+  EXPECT_EQ(peer.reserved(), 12 * kMiB);
+  peer.policy().release_pool(7);
+  EXPECT_EQ(peer.reserved(), 0u);
 }
 
 TEST(NativePeer, AFlushFreesWhollyFreeSegmentsAndWaitsForPendingOnes) {
