@@ -1,5 +1,6 @@
 """PyTorch tensors over the pager's memory."""
 import ctypes
+import sys
 
 import torch
 
@@ -10,8 +11,30 @@ def tensor_at(address, like, keeper, dtype=None):
     count = like.numel()
     memory = (ctypes.c_byte * (count * dtype.itemsize)).from_address(address)
     memory.keeper = keeper
-    return torch.frombuffer(memory, dtype=dtype, count=count).as_strided(like.size(), like.stride())
+    return torch.frombuffer(memory, dtype=dtype, count=count).as_strided(like.size(), like.stride()).data  # no view
+
+
+def storage_of(tensor):
+    """Identifies the tensor's memory for as long as a tensor over it lives."""
+    return tensor.untyped_storage()._cdata
+
+
+def holders(tensor):
+    """How many tensors, graphs and other objects have the tensor's memory, itself among them. The storage's object counts
+    once in its own count, and has the references of this function, of the call and of PyTorch."""
+    storage = tensor.untyped_storage()
+    return torch._C._storage_Use_Count(storage._cdata) - 1 + sys.getrefcount(storage) - 3
 
 
 def bytes_of(tensor):
     return tensor.numel() * tensor.element_size()
+
+
+def is_dense(tensor):
+    """Whether the elements fill their memory without gaps or overlaps, in whatever order."""
+    expected = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.size()) if size > 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True

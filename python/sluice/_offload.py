@@ -20,9 +20,11 @@ from ._memory import bytes_of
 from ._offloaded_unit import OffloadedUnit
 from ._pager import PLACES, STATE, WEIGHT, Pager
 from ._passes import Hook, Passes
+from ._sharing import find_views, move, place_of
 from ._stand_in import Values
 from ._stepping import Stepper, check_optimizer, planned_state, unwrapped
 from ._units import find_units, nested_bytes
+from ._weights import Weights
 
 _UNITS = {"B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40, "KB": 10**3, "MB": 10**6,
           "GB": 10**9, "TB": 10**12}
@@ -106,13 +108,15 @@ class Offloaded:
             device_bytes=most, pinned_bytes=_bytes(settings["pinned"], "pinned") if "pinned" in settings else 0,
             storage_bytes=_bytes(settings["storage_bytes"], "storage_bytes") if "storage_bytes" in settings else 0,
             storage=storage, threads=settings.get("threads", 0))
+        views = [(view, parameter, place_of(view, parameter)) for view, parameter in find_views(found)]
         self._state_place = settings.get("state", "auto")
         self.pager = Pager(self.engine, weights=settings.get("weights", "auto"), state=self._state_place)
         self._numbers = {number: number for number in range(len(found))}
         self._late = []  # (pager of state that was planned later, {unit: its number there})
         self.other_optimizers = weakref.WeakSet()  # that have stepped this model's parameters without offload()'s knowledge
-        self.units = [OffloadedUnit(unit, self.pager) for unit in found]
-        self.values = Values(self._read, self._write)
+        self.units = [OffloadedUnit(unit) for unit in found]
+        self.values = Values(self._read, self._write, lambda parameter: self.weights.of(parameter))
+        self.weights = Weights(self.pager, self.values)
         self._number_of = {}
         self.unit_of = {p: i for i, unit in enumerate(self.units) for p in unit.parameters.values()}
         states = [planned_state(optimizer, self.unit_of) for optimizer in optimizers]
@@ -125,7 +129,9 @@ class Offloaded:
                     self._add_state(self.pager, number, parameter, state)
         _seal(self.pager)
         for unit in self.units:
-            unit.move(self.values)
+            unit.move(self.weights)
+        for view, parameter, offset in views:
+            move(view, offset, self.weights.of(parameter).home)
         self.passes = Passes(model, found, self.units, self.pager, self)
         self.steppers = [Stepper(optimizer, self, state) for optimizer, state in zip(optimizers, states)]
 
@@ -174,11 +180,12 @@ class Offloaded:
         self.pager.write(self._number_of[id(parameter)], value.data_ptr(), bytes_of(value))
         self.passes.is_stale = True
 
-    def take_replaced(self):
-        """Data that the program has put in the place of homes since the last pass are copied there."""
+    def look(self):
+        """Between passes: follows what the program has assigned to parameter.data."""
         for unit in self.units:
-            unit.take_replaced()
+            unit.look()
         self.values.settle()
+        self.weights.settle()
 
     def restore(self):
         """Sluice's memory ends with the last tensor over it that the program has kept."""
@@ -188,7 +195,7 @@ class Offloaded:
             stepper.restore()
         for unit in self.units:
             unit.restore()
-        self.values = self.pager = self.engine = None
+        self.values = self.weights = self.pager = self.engine = None
         self.steppers, self._late = [], []
 
 
@@ -280,7 +287,7 @@ def restore(model):
 
 def rests_on_storage(model):
     """Whether some weights of the offloaded model do."""
-    return any(unit.is_stored(parameter) for unit in _of(model).units for parameter in unit.windows)
+    return any(unit.is_stored(parameter) for unit in _of(model).units for parameter in unit.parameters)
 
 
 def status(model):

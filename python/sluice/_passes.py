@@ -225,7 +225,7 @@ class Passes:
             if self._stack:
                 self._check_stack(module)
             if not self._stack:
-                self._owner.take_replaced()
+                self._owner.look()
                 self._begin_pass()
         entry = _Entry(module)
         self._stack.append(entry)
@@ -235,9 +235,9 @@ class Passes:
             self._bring(number, self._held.values(), entry.suspended)
             self._clock += 1
             entry.calls.append(_Call(number, self._clock))
-            self._begin_use(number, module.training)
+            self._begin_use(number)
         if spans:
-            entry.saved = SavedTensors(spans, entry.calls, self._begin_saved)
+            entry.saved = SavedTensors(self._units, self._owner.weights, entry.calls, self._begin_saved)
 
     def _begin_pass(self):
         self.is_stale = False
@@ -283,16 +283,20 @@ class Passes:
                 held.calls.append(call)
                 self._begin_use(call.unit)
 
-    def _begin_use(self, number, trains=True):
+    def _begin_use(self, number):
         self._inside[number] = self._inside.get(number, 0) + 1
         if self._inside[number] == 1:
-            self._units[number].put_in(trains)
+            self._units[number].put_in()
 
     def _end_use(self, number):
         self._inside[number] -= 1
         if self._inside[number] == 0:
             del self._inside[number]
-            self.is_stale |= self._units[number].take_out()
+            try:
+                self.is_stale |= self._units[number].take_out()
+            finally:
+                self._pager.release(number)
+            return
         self._pager.release(number)
 
     def _leave(self, module, output, arguments, spans, reads):
@@ -303,11 +307,21 @@ class Passes:
         self._stack.pop()
         try:
             copied = with_copies(output, spans, type(module).__name__)
+            # Frames of an exception hold tensors, and so does the node whose backward pass recomputes this one.
+            if output is not None and _graph_task() == -1:
+                self._check_kept(entry, type(module).__name__, output)
         finally:
             self._end_entry(entry)
         if reads and torch.is_grad_enabled():
             self._watch_outputs(entry.calls, output if copied is None else copied, arguments)
         return copied
+
+    def _check_kept(self, entry, name, output):
+        known = None
+        for call in entry.calls:
+            if self._inside[call.unit] == 1:
+                known = list(tensors_of(output)) if known is None else known
+                self._units[call.unit].check_kept(name, known)
 
     def _watch_outputs(self, calls, output, arguments):
         inputs = {id(tensor) for tensor in tensors_of(arguments)}

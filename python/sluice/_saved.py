@@ -18,8 +18,10 @@ class SavedTensors:
     """The hooks of one module's forward pass. Hooks of the program around it are called, too: torch applies the
     innermost pair only. It checks versions of saved tensors only where there are no hooks, so they do."""
 
-    def __init__(self, spans, calls, begin):
+    def __init__(self, units, weights, calls, begin):
         self._context = None
+        parameters = {id(parameter) for call in calls for parameter in units[call.unit].parameters.values()}
+        spans = [units[call.unit].span for call in calls]
         if not _are_enabled():
             if torch.is_grad_enabled():
                 raise InputError("torch.func's transforms and disable_saved_tensors_hooks() do not reach offloaded "
@@ -32,21 +34,25 @@ class SavedTensors:
                 address = tensor.data_ptr()
             except RuntimeError:  # a tensor without memory
                 address = 0
-            marked = any(low <= address < high for low, high in spans)
+            weight, place = None, None
+            is_ours = id(tensor) in parameters
+            if not is_ours and any(low <= address < high for low, high in spans):
+                weight = weights.at(address)
+                place = weight.note_saved(tensor)
             if outer is not None:
-                return outer[0](tensor), None, marked
-            return tensor, tensor._version, marked
+                return outer[0](tensor), None, is_ours, weight, place
+            return tensor, tensor._version, is_ours, weight, place
 
         def unpack(packed):
-            value, version, marked = packed
-            if marked:
+            value, version, is_ours, weight, place = packed
+            if is_ours or weight is not None:
                 begin(calls)
             if version is None:
                 return outer[1](value)
             if value._version != version:
                 raise RuntimeError(_MODIFIED.format(kind=value.type(), shape=list(value.shape), found=value._version,
                                                     expected=version))
-            return value
+            return value if weight is None else weight.true_view(value, place)
         self._pack = pack
         self._context = torch.autograd.graph.saved_tensors_hooks(pack, unpack)
         self._context.__enter__()

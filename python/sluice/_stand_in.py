@@ -55,6 +55,30 @@ class StandIn(torch.nn.Parameter):
         return f"Parameter containing (on storage):\n{self._source.read(self)!r}"
 
 
+class Unguarded(torch.nn.Parameter):
+    """The parameter while it has memory: in a pass, in an update, and with data of the program's. Only an assignment to
+    its data goes another way, because older data of its own have none."""
+
+    @property
+    def data(self):
+        return _TENSOR.data.__get__(self)
+
+    @data.setter
+    def data(self, value):
+        if isinstance(value, (StandIn, View, Copy)):
+            self._source.assign(self, value)
+        else:
+            _TENSOR.data.__set__(self, value)
+
+    def __deepcopy__(self, memo):
+        if id(self) not in memo:
+            memo[id(self)] = torch.nn.Parameter(self.data.clone(memory_format=torch.preserve_format), self.requires_grad)
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol):
+        return torch.nn.Parameter(self.data, self.requires_grad).__reduce_ex__(protocol)
+
+
 class View(torch.Tensor):
     """A view of a stand-in's value: a write in place goes to the parameter."""
 
@@ -141,6 +165,11 @@ def _call(func, args, kwargs):
         if func is _TENSOR.share_memory_:
             raise InputError(f"parameter '{first._source.name_of(first)}' rests on storage, which cannot be shared; "
                              "call sluice.restore(model) first")
+        if func == _TENSOR.data.__set__:
+            return first._source.assign(first, args[1])
+        if func is _TENSOR.set_:
+            raise InputError(f"parameter '{first._source.name_of(first)}' rests on storage; assign to parameter.data in the "
+                             "place of set_()")
     found, copies = [], []
     values = _replace(args, found, copies), _replace(kwargs, found, copies)
     if torch.is_grad_enabled() and func not in _PASSED_BY_AUTOGRAD:
@@ -152,10 +181,6 @@ def _call(func, args, kwargs):
                 raise InputError(f"parameter '{parameter._source.name_of(parameter)}' rests on storage and is used "
                                  "outside its module's forward pass with gradients enabled; use it under "
                                  "torch.no_grad(), or keep weights in pinned memory")
-    if func == _TENSOR.data.__set__:
-        if args[0] is not args[1]:
-            args[0]._source.write(args[0], values[0][1])
-        return None
     if func in _DETACHES and isinstance(first, (StandIn, View)):
         # The same memory for each owner of a tied weight.
         return first._source.copy_of(first, values[0][0])
@@ -196,7 +221,7 @@ def _with_views(result, found):
         if result._base is base:
             with torch._C.DisableTorchFunctionSubclass():
                 view = torch.Tensor._make_subclass(View, result, False)
-            view._source = _ViewOf(getattr(parameter._source, "parameter", parameter), base, result)
+            view._source = _ViewOf(parameter, base, result)
             return view
     return result
 
@@ -240,8 +265,10 @@ def _write_back(func, args, kwargs, values, result):
 class Values:
     """True values of stand-ins: copies on the host, which live as long as somebody holds them."""
 
-    def __init__(self, read, write):
+    def __init__(self, read, write, weight_of):
         self._read, self._write = read, write  # of (parameter, tensor)
+        self._weight_of = weight_of            # of a parameter
+        self._data = {}   # id of a parameter: weak references to stand-ins of its data
         self._known = {}  # id of a parameter: (name, strides)
         self._alive = weakref.WeakValueDictionary()  # id of a parameter: its copy
         self.copies = {}    # id: weak reference, of those that the program has
@@ -268,12 +295,47 @@ class Values:
     def alive(self, parameter):
         return self._alive.get(id(parameter))
 
-    def write(self, parameter, value):
-        name, strides = self._known[id(parameter)]
+    def check_at_home(self, parameter):
+        if self._weight_of(parameter).is_in:
+            raise InputError(f"parameter '{self.name_of(parameter)}', which rests on storage, is in its module's pass; use the "
+                             "parameter there and no data or views of it that are older")
+
+    def is_held(self, parameter):
+        """Whether the program has data of the parameter, which show the bytes at home."""
+        alive = [data for data in self._data.get(id(parameter), ()) if data() is not None]
+        self._data[id(parameter)] = alive
+        return bool(alive)
+
+    def assign(self, parameter, value):
+        """parameter.data = value. The two share memory from now on."""
+        source = getattr(value, "_source", None)
+        alive = self._alive.get(id(parameter))
+        with torch._C.DisableTorchFunctionSubclass():
+            is_copy = alive is not None and value.untyped_storage()._cdata == alive.untyped_storage()._cdata
+        if value is parameter or is_copy and value.stride() == parameter.stride() or isinstance(source, _DataOf) and source.parameter is parameter:
+            self._weight_of(parameter).assign(None)
+        elif isinstance(value, (StandIn, View, Copy)) or is_copy:
+            raise InputError(f"parameter '{self.name_of(parameter)}' would share the memory of a weight on storage or of a "
+                             "part of it; assign a clone()")
+        else:
+            self._check_kind(parameter, value)
+            self._weight_of(parameter).assign(value)
+
+    def replace(self, parameter, value):
+        """The bytes at home become those of another tensor, and copies keep theirs."""
+        self._alive.pop(id(parameter), None)
+        self.write(parameter, value)
+
+    def _check_kind(self, parameter, value):
+        name, _ = self._known[id(parameter)]
         if value.dtype != parameter.dtype or value.shape != parameter.shape or value.device.type != "cpu":
             raise InputError(f"parameter '{name}' rests on storage as {parameter.dtype} of shape {tuple(parameter.shape)} "
                              f"and cannot become {value.dtype} of shape {tuple(value.shape)} on {value.device}; call "
                              "sluice.restore(model) before you convert or move it")
+
+    def write(self, parameter, value):
+        self._check_kind(parameter, value)
+        _, strides = self._known[id(parameter)]
         with torch._C.DisableTorchFunctionSubclass():
             own = torch.empty_strided(parameter.size(), strides, dtype=parameter.dtype)
             own.copy_(value)
@@ -291,6 +353,7 @@ class Values:
         with torch._C.DisableTorchFunctionSubclass():
             data = torch.Tensor._make_subclass(StandIn, parameter.data, False)
         data._source = _DataOf(self, parameter)
+        self._data.setdefault(id(parameter), []).append(weakref.ref(data))
         return data
 
     def copy_of(self, parameter, value, base=None):
@@ -321,24 +384,34 @@ class _DataOf:
     """The source of parameter.data: that of the parameter. Torch does not count writes to it."""
 
     def __init__(self, values, parameter):
-        self._values, self._parameter = values, parameter
+        self._values, self.parameter = values, parameter
 
     def name_of(self, data):
-        return self._values.name_of(self._parameter)
+        return self._values.name_of(self.parameter)
 
     def read(self, data):
-        return self._values.read(self._parameter)
+        self._values.check_at_home(self.parameter)
+        return self._values.read(self.parameter)
 
     base_of = read
 
+    def check_at_home(self, data):
+        self._values.check_at_home(self.parameter)
+
     def copy_of(self, data, value):
-        return self._values.copy_of(self._parameter, value)
+        return self._values.copy_of(self.parameter, value)
 
     def alive(self, data):
-        return self._values.alive(self._parameter)
+        return self._values.alive(self.parameter)
 
     def write(self, data, value):
-        self._values.write(self._parameter, value)
+        self._values.check_at_home(self.parameter)
+        self._values.write(self.parameter, value)
+
+    def assign(self, data, value):
+        if data is not value:
+            raise InputError(f"parameter '{self.name_of(data)}' rests on storage; assign to parameter.data, not to data of it "
+                             "that you hold")
 
     def count(self, data):
         pass
@@ -350,18 +423,23 @@ class _DataOf:
 class _ViewOf:
     """The source of a view: a part of the parameter's value."""
 
-    def __init__(self, parameter, base, view):
-        self.parameter, self._base, self._view = parameter, base, view
+    def __init__(self, of, base, view):
+        """of: a stand-in or a view, which this is a view of."""
+        outer = of._source
+        self._of = outer._of if isinstance(outer, _ViewOf) else of
+        self._values = outer._values if isinstance(outer, _ViewOf) else outer
+        self._base, self._view = base, view
 
     def _source(self):
-        source = self.parameter._source
-        if source.alive(self.parameter) is not self._base:
+        source = self._values
+        if source.alive(self._of) is not self._base:
             raise InputError(f"a view of parameter '{self.name_of(None)}', which rests on storage, is older than an update "
                              "of it; take the view anew")
+        source.check_at_home(self._of)
         return source
 
     def name_of(self, view):
-        return self.parameter._source.name_of(self.parameter)
+        return self._values.name_of(self._of)
 
     def read(self, view):
         self._source()
@@ -371,9 +449,9 @@ class _ViewOf:
         return self._base
 
     def copy_of(self, view, value):
-        source, parameter = self._source(), self.parameter
+        source, parameter = self._source(), self._of
         if isinstance(source, _DataOf):
-            source, parameter = source._values, source._parameter
+            source, parameter = source._values, source.parameter
         return source.copy_of(parameter, value, self._base)
 
     def alive(self, view):
@@ -383,10 +461,14 @@ class _ViewOf:
         source = self._source()
         if value is not self._view:  # it was written in place otherwise
             self._view.copy_(value)
-        source.write(self.parameter, self._base)
+        source.write(self._of, self._base)
+
+    def assign(self, view, value):
+        if view is not value:
+            raise InputError(f"a view of parameter '{self.name_of(view)}', which rests on storage, cannot get other data")
 
     def count(self, view):
-        self.parameter._source.count(self.parameter)
+        self._values.count(self._of)
 
     def data_of(self, view):
-        return _with_views(self._view.view_as(self._view), [self.parameter])
+        return _with_views(self._view.view_as(self._view), [view])

@@ -13,7 +13,7 @@ from collections import defaultdict
 import torch
 
 from ._library import InputError
-from ._memory import bytes_of, tensor_at
+from ._memory import bytes_of, is_dense, tensor_at
 from ._stored_state import StoredState
 
 # Each of these updates a parameter from nothing but its own gradient and state.
@@ -138,7 +138,7 @@ class Stepper:
         """Entries that are in a sealed pager."""
         self.planned.update(planned)
         for parameter, entries in planned.items():
-            like = self.offloaded.units[self.offloaded.unit_of[parameter]].staged[parameter]
+            like = self.offloaded.weights.of(parameter).staged
             for key, entry in entries.items():
                 entry.tensor = tensor_at(entry.pager.staged(entry.number), like, entry.pager, entry.dtype)
                 if entry.is_stored():
@@ -201,7 +201,7 @@ class Stepper:
         if any(type(g) is torch.Tensor and g.is_sparse for ps in lists for g in (p.grad for p in ps)):
             raise InputError("a gradient is sparse; offload() takes dense gradients")
         self._plan_late()
-        self.offloaded.take_replaced()
+        self.offloaded.look()
         self.offloaded.passes.is_stale = True
         try:
             for number, following, members in self._units_to_step(lists):
@@ -254,14 +254,13 @@ class Stepper:
         self.offloaded.stage(number, following)
         try:
             for parameter in members:
-                unit.unguard(parameter)
+                unit.weights[parameter].stage()
                 self._bring(parameter)
             self._step_members(groups, lists, members.__contains__)
         finally:
             for parameter in members:
                 self._adopt(parameter)
-                if unit.is_stored(parameter):
-                    unit.guard(parameter)
+                unit.weights[parameter].unstage()
             self.offloaded.unstage(number)
 
     def _bring(self, parameter):
@@ -278,6 +277,9 @@ class Stepper:
         for key, entry in self.planned.get(parameter, {}).items():
             value = state.get(key)
             if isinstance(value, torch.Tensor) and value is not entry.tensor:
+                if value.stride() != entry.tensor.stride() and is_dense(value):
+                    # State has the strides that its weight had at the time, such as those of torch.channels_last.
+                    entry.tensor = tensor_at(entry.pager.staged(entry.number), value, entry.pager, entry.dtype)
                 entry.tensor.copy_(value)
                 state[key] = entry.tensor
         self._send(parameter, state)

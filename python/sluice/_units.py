@@ -6,7 +6,7 @@ first, and the other owner's pass brings that unit, too.
 import torch
 
 from ._library import InputError
-from ._memory import bytes_of
+from ._memory import bytes_of, is_dense
 from ._stand_in import StandIn
 
 _COMPUTE_FOR_CHILDREN = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)
@@ -51,16 +51,6 @@ def find_blocks(model):
     return found
 
 
-def _is_dense(tensor):
-    """Whether the elements fill their memory without gaps or overlaps, in whatever order."""
-    expected = 1
-    for stride, size in sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.size()) if size > 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
-
-
 def is_lazy(parameter):
     return isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin)
 
@@ -78,7 +68,7 @@ def check_parameter(name, parameter):
         raise InputError(f"parameter '{name}' is a {type(parameter).__name__}; offload() takes torch.nn.Parameter alone")
     if parameter.layout != torch.strided:
         raise InputError(f"parameter '{name}' is of layout {parameter.layout}; offload() takes dense parameters")
-    if not _is_dense(parameter):
+    if not is_dense(parameter):
         raise InputError(f"parameter '{name}' has strides {parameter.stride()} with gaps or overlaps; make it contiguous")
     if parameter.is_inference():
         raise InputError(f"parameter '{name}' was made in inference_mode(), where torch counts no writes; make it outside")
@@ -128,7 +118,6 @@ def find_units(model):
             first = inside.get(id(module.layers[0]))
             if first is not None and first is not inside.get(id(module)):
                 first.modules.append(module)
-    check_sharing(units)
     return units
 
 
@@ -138,15 +127,6 @@ def add_outside_owners(unit, inside, callers):
         caller = callers[id(module)]
         if caller not in unit.modules and inside.get(id(module)) is not unit:
             unit.modules.append(caller)
-
-
-def check_sharing(units):
-    """Two parameters over the same memory would part when each gets a home."""
-    begins = sorted((parameter.data_ptr(), parameter.data_ptr() + parameter.numel() * parameter.element_size(), name)
-                    for unit in units for name, parameter in unit.parameters.items())
-    for (_, end, name), (begin, _, other) in zip(begins, begins[1:]):
-        if begin < end:
-            raise InputError(f"parameters '{name}' and '{other}' share memory but are two objects; tie them as one")
 
 
 def window_bytes(unit):

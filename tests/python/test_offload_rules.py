@@ -125,11 +125,13 @@ class Modules(Case):
         def other_hook(embedding):
             embedding.register_forward_hook(lambda module, given, output: Scaled.apply(output, module.weight.detach()[:2]))
             return embedding
-        for norm in (torch.nn.utils.spectral_norm, torch.nn.utils.weight_norm, own_hook, other_hook,
+        for norm in (torch.nn.utils.spectral_norm, torch.nn.utils.weight_norm, own_hook,
                      torch.nn.utils.parametrizations.weight_norm):
             with self.subTest(norm), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 self.compare(lambda: Discriminator(norm), steps=2)
+        with self.assertRaisesRegex(sluice.InputError, "keeps a tensor over the memory of parameter 'label.weight'"):
+            self.compare(lambda: Discriminator(other_hook), steps=2)
 
     def test_encoders_that_look_at_their_first_layer(self):
         class Encoder(torch.nn.Module):
