@@ -305,6 +305,8 @@ class StepGenerator {
              std::ranges::any_of(items_of(turn),
                                  [&](const ComputeItem& item) { return completes_gradient(item); });
     });
+    // All state is saved before the first pass that completes a gradient of an update in backward.
+    // The update itself, and the commit before it, may come several passes later (exchange_lag).
     const auto saves_within = static_cast<std::size_t>(updated - turns.begin());
     auto message = step.messages.begin();
     const auto emit_messages = [&](std::size_t before) {

@@ -36,7 +36,7 @@ StateSaver::StateSaver(StepBuilder& builder) : builder_(builder) {
 }
 
 void StateSaver::advance(std::size_t done, std::size_t all) {
-  const std::size_t due = all == 0 ? pieces_.size() : pieces_.size() * done / all;
+  const std::size_t due = done >= all ? pieces_.size() : pieces_.size() * done / all;
   while (saved_ < due) save(pieces_[saved_++]);
 }
 

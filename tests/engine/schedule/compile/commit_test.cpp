@@ -7,6 +7,7 @@
 #include "engine/schedule/check/interpret.hpp"
 #include "engine/schedule/check/validate.hpp"
 #include "tests/support/holds.hpp"
+#include "tests/support/rank_world.hpp"
 #include "tests/support/step_chain.hpp"
 #include "tests/support/step_examples.hpp"
 #include "tests/support/sweep.hpp"
@@ -84,6 +85,28 @@ TEST(SavingStep, ASaveBetweenStepsCommitsTheSameState) {
     const Schedule save = compile(model, random_durable(model, seed), StepKind::kSave);
     ASSERT_EQ(joined(validate(save)), "");
     EXPECT_EQ(interpret(save).committed, state_at_entry(model));
+  }
+}
+
+// Updates in the backward pass lag behind the exchanges of their gradients, and the Commit with them.
+// It follows the last piece of state all the same. Ranks whose shards of these small units are empty
+// commit too, since all ranks wait for each other.
+TEST(SavingStep, OfSeveralRanksCommitsBeforeTheFirstUpdate) {
+  for (std::uint64_t seed = 0; seed < sweep(32); ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    const StepModel model = example_model(1 + static_cast<int>(seed % 2), seed % 4 < 2,
+                                          seed % 3 == 0 ? DType::kF32 : DType::kBF16);
+    const auto ranks = static_cast<std::int32_t>(2 + seed % 3);
+    const auto stage = static_cast<std::int32_t>(seed / 3 % 4);
+    StepOptions options = durable(random_options(model, ranks, seed));
+    options.recompute = {};
+    options.update = UpdatePlacement::kInBackward;
+    options.carried_units = 0;
+    options.exchange_lag = static_cast<std::int32_t>(seed % 5);
+    place_for_stage(options.placement, stage);
+    for (const StepKind kind : {StepKind::kSaving, StepKind::kSave}) {
+      EXPECT_EQ(joined(validate(world_of(model, options, kind, ranks, stage))), "");
+    }
   }
 }
 
