@@ -274,7 +274,9 @@ void parse_state_record(std::string_view text, const std::string& name,
         std::min<std::uint64_t>(number(*space, "ranks", name), std::uint64_t{1} << 31));
   }
   const auto files = space->find("files");
-  if (files == space->end() || !files->is_array() || files->empty()) {
+  // A rank without a shard has no state, and no file of it.
+  const bool has_state = !homes->empty();
+  if (files == space->end() || !files->is_array() || files->empty() == has_state) {
     refuse(name, "'files' must be a list of names");
   }
   for (const Json& file : *files) {
@@ -288,7 +290,7 @@ void parse_state_record(std::string_view text, const std::string& name,
     }
     state.files.push_back(path);
   }
-  state.shares = parse_shares(*space, name, state.files.size());
+  if (has_state) state.shares = parse_shares(*space, name, state.files.size());
   for (const Json& home : *homes) state.homes.push_back(parse_home(home, name, state.space_bytes));
   const auto boxes = document.find("boxes");
   if (boxes == document.end()) return;

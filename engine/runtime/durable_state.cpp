@@ -44,10 +44,12 @@ schedule::ElemRange SavedHome::range() const {
 }
 
 void DurableState::begin(const schedule::Schedule& schedule, Record record) {
-  const bool commits = !schedule.commit.empty();
-  SLUICE_CHECK(commits == (record != nullptr));
+  // A rank without a shard names no state, and commits with the others.
+  const bool commits = record != nullptr;
+  const bool names_state = !schedule.commit.empty();
+  SLUICE_CHECK(commits ? names_state || schedule.entry.empty() : !names_state);
   // Committing the same state twice would overwrite its log copies.
-  SLUICE_CHECK(!commits || committed_ != current_);
+  SLUICE_CHECK(!names_state || committed_ != current_);
   schedule_ = &schedule;
   record_ = std::move(record);
   made_ = commits || committed_ == current_ ? 1 - current_ : current_;

@@ -42,11 +42,12 @@ const char* engine_kind(config::Config::StorageEngineKind kind) {
   return "auto";
 }
 
-// Runs without state on storage have no engine.
+// Runs without state on storage have no engine, but a durable run writes its log with it, even on a
+// rank that keeps no state.
 std::unique_ptr<offload::StorageEngine> make_storage(const config::Config& config,
                                                      const planner::Plan& plan,
                                                      const StorageWrapper& wrap) {
-  if (plan.need.storage_bytes == 0) return nullptr;
+  if (plan.need.storage_bytes == 0 && !plan.options.durable) return nullptr;
   offload::StorageOptions options;
   options.submission_thread = config.memory.storage_sqpoll;
   auto engine = offload::make_storage_engine(engine_kind(config.memory.storage_engine), options);

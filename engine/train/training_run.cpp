@@ -313,7 +313,8 @@ bool Start::plan() {
 
 // The first rank makes the run's directory; the others learn its name, and the run's.
 void Start::claim_files() {
-  const bool stores = prepared_->plan()->need.storage_bytes > 0;
+  const planner::Plan& plan = *prepared_->plan();
+  const bool stores = plan.need.storage_bytes > 0 || plan.options.durable;
   world_.agree("the run's files", [&] {
     if (!world_.is_first()) return;
     if (!files_) files_.emplace(config(), given_, id_);

@@ -821,13 +821,19 @@ class ContentCheck {
     }
   }
 
-  void leave() {
-    std::map<std::int32_t, int> commits;  // declared, by rank
-    for (const Residency& residency : schedule_.commit) {
-      commits[schedule_.buffers[residency.home].rank] = 1;
+  // All ranks commit once, or none does: a rank waits for the commits of all others. A rank without
+  // a shard finds no state and declares none, but it commits too.
+  void check_commits() {
+    const bool finds_nothing = schedule_.entry.empty() && !committed_.empty();
+    std::map<std::int32_t, int> once;  // by rank
+    for (std::int32_t rank = 0; rank < schedule_.ranks; ++rank) {
+      if (finds_nothing || !schedule_.commit.empty()) once[rank] = 1;
     }
-    if (commits != committed_)
-      problems_.add("what is declared to be committed is not, or not once");
+    if (committed_ != once) problems_.add("what is declared to be committed is not, or not once");
+  }
+
+  void leave() {
+    check_commits();
     for (const Buffer& buffer : schedule_.buffers) {
       if (!buffer.persistent) continue;
       held_[buffer.id].spans.each([&](const Span& span) { refuse_waste(buffer, span); });
