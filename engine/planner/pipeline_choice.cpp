@@ -2,12 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <numeric>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "base/error.hpp"
+#include "base/open_failure.hpp"
+#include "base/posix_file.hpp"
+#include "base/units.hpp"
 #include "engine/parallel/server_order.hpp"
 #include "engine/parallel/stages.hpp"
 #include "engine/planner/candidates.hpp"
@@ -25,15 +28,17 @@ std::string ranks_text(const config::Config& config) {
 }
 
 std::string read_file(const std::string& path, const std::string& name) {
-  constexpr std::streamoff kMostBytes = std::streamoff{64} << 20;
-  std::ifstream file(path, std::ios::binary | std::ios::ate);
-  const std::streamoff bytes = file ? static_cast<std::streamoff>(file.tellg()) : -1;
-  if (bytes < 0) throw InputError(name + " cannot be read; it must name a file");
-  if (bytes > kMostBytes) throw InputError(name + " is larger than 64 MiB");
-  std::string text(static_cast<std::size_t>(bytes), '\0');
-  file.seekg(0);
-  if (!file.read(text.data(), bytes)) throw InputError(name + " cannot be read");
-  return text;
+  constexpr std::uint64_t kMostBytes = 64 * kMiB;
+  try {
+    const PosixFile file = PosixFile::open_read(path);
+    const std::uint64_t bytes = file.size_bytes();
+    if (bytes > kMostBytes) throw InputError(name + " is larger than 64 MiB");
+    std::string text(bytes, '\0');
+    file.read_exact(0, std::as_writable_bytes(std::span(text)));
+    return text;
+  } catch (const IoError& error) {
+    throw InputError(name + " cannot be read (" + open_failure(error) + "); it must name a file");
+  }
 }
 
 // An order from a file must be one that can run and that has one rank's bits.

@@ -4,12 +4,14 @@
 #include <array>
 #include <charconv>
 #include <cstdint>
-#include <fstream>
 #include <optional>
+#include <span>
 #include <sstream>
 #include <string_view>
 
 #include "base/error.hpp"
+#include "base/open_failure.hpp"
+#include "base/posix_file.hpp"
 #include "base/units.hpp"
 
 namespace sluice::replay {
@@ -130,12 +132,13 @@ std::vector<packing::Lifetime> parse_lifetime_csv(const std::string& text,
 }
 
 std::vector<packing::Lifetime> read_lifetime_csv(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) throw InputError("'" + path + "' cannot be read");
   std::string text(kMaxFileBytes + 1, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  text.resize(static_cast<std::size_t>(file.gcount()));
-  if (file.bad()) throw InputError("'" + path + "' cannot be read");
+  try {
+    const PosixFile file = PosixFile::open_read(path);
+    text.resize(file.read_some(0, std::as_writable_bytes(std::span(text))));
+  } catch (const IoError& error) {
+    throw InputError("'" + path + "' cannot be read (" + open_failure(error) + ")");
+  }
   if (text.size() > kMaxFileBytes) throw InputError("'" + path + "' is above 64 MiB");
   return parse_lifetime_csv(text, path);
 }

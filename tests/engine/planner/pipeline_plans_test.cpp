@@ -1,6 +1,7 @@
 // Plans of pipelines: every rank fits its budgets, the bubble is that of the order, and what cannot be
 // is refused with a sentence.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <fstream>
@@ -234,6 +235,13 @@ TEST(PipelinePlans, OrdersThatCannotBeAreRefusedByName) {
   EXPECT_TRUE(holds(refusal_of_order(stuck), "cannot run"));
   EXPECT_TRUE(holds(refusal_of_plan({"parallel.schedule=csv:/nowhere/order.csv"}),
                     "'/nowhere/order.csv' cannot be read"));
+  // On a FIFO a read would wait for a writer, and a device never ends.
+  const std::string fifo = pipeline_bench().run_directory("fifo");
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  for (const std::string& path : {fifo, std::string("/dev/zero")}) {
+    EXPECT_TRUE(holds(refusal_of_plan({"parallel.schedule=csv:" + path}),
+                      "cannot be read (it is not a regular file)"));
+  }
   std::ofstream(pipeline_bench().run_directory("text.csv")) << "0F0,nonsense\n";
   EXPECT_TRUE(holds(
       refusal_of_plan({"parallel.schedule=csv:" + pipeline_bench().run_directory("text.csv")}),

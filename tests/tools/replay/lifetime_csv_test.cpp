@@ -1,6 +1,7 @@
 #include "tools/replay/lifetime_csv.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <string>
 #include <utility>
@@ -45,8 +46,12 @@ TEST(LifetimeCsv, NamesTheLineOfAnError) {
   };
   testing::expect_refusals(cases, "given.csv", refusal);
   EXPECT_THROW(static_cast<void>(read_lifetime_csv("/nowhere/given.csv")), InputError);
-  EXPECT_THROW(static_cast<void>(read_lifetime_csv(testing::TempDirectory().path().string())),
-               InputError);
+  const testing::TempDirectory directory;
+  EXPECT_THROW(static_cast<void>(read_lifetime_csv(directory.path().string())), InputError);
+  // Without a writer a read of a FIFO would wait forever.
+  const std::string fifo = directory.file("fifo");
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  EXPECT_THROW(static_cast<void>(read_lifetime_csv(fifo)), InputError);
 }
 
 }  // namespace
