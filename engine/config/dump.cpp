@@ -46,7 +46,8 @@ std::string config_to_toml(const Config& config) {
       section = top;
     }
     text += is_derived(key) ? "# derived: " : "";
-    text += key.path.substr(top.size() + 1) + " = " + format_value(key, key.read(config)) + "\n";
+    text += key.path.substr(top.size() + 1) + " = " +
+            format_value(key, written_value(config, key)) + "\n";
   }
   return text;
 }

@@ -334,6 +334,7 @@ class Loader {
   }
 
   void add_override(std::string_view assignment) {
+    origins_.begin_override();
     const auto equals = assignment.find('=');
     const std::string origin = "--set " + shown(assignment);
     if (equals == std::string_view::npos || equals == 0) {

@@ -10,11 +10,12 @@
 namespace sluice::config {
 namespace {
 
-// The largest number of groups up to `groups`, or else the least, of which each rank folds a power
-// of two.
-std::int64_t foldable_groups(std::int64_t groups, std::int64_t ranks) {
+// The largest number of groups up to `groups`, or else the least, that divides the micro-batches and
+// of which each rank folds a power of two.
+std::int64_t foldable_groups(std::int64_t groups, std::int64_t ranks, std::int64_t accumulate) {
+  if (accumulate % ranks != 0) return 1;
   std::int64_t next = ranks;
-  while (next * 2 <= groups) next *= 2;
+  while (next * 2 <= groups && accumulate % (next * 2) == 0) next *= 2;
   return next;
 }
 
@@ -261,25 +262,26 @@ std::optional<RanksProblem> ranks_problem(const Config& config) {
   const std::int64_t ranks = config.parallel.data;
   if (ranks == 1) return std::nullopt;
   const std::string ranks_text = "parallel.data = " + std::to_string(ranks);
+  if (auto problem = plain_problem(config)) return problem;
   const std::int64_t accumulate = config.train.accumulate;
-  const bool one_each = config.parallel.server_mode == Config::ServerMode::kAsp;
-  if (accumulate != Config::kAutoCount && accumulate % ranks != 0 && !one_each) {
-    return RanksProblem{"train.accumulate",
-                        "train.accumulate is " + std::to_string(accumulate) +
-                            ", the micro-batches of a step over all ranks, and must be a multiple "
-                            "of " +
-                            ranks_text + ", such as " +
-                            std::to_string((accumulate / ranks + 1) * ranks)};
-  }
   const std::int64_t groups = config.train.fold_groups;
   if (!schedule::can_fold(groups, ranks)) {
     return RanksProblem{"train.fold_groups",
                         "train.fold_groups is " + std::to_string(groups) + ", and with " +
                             ranks_text +
                             " it must be 1 or give each rank a power of two of groups, such as " +
-                            std::to_string(foldable_groups(groups, ranks))};
+                            std::to_string(foldable_groups(groups, ranks, accumulate))};
   }
-  if (auto problem = plain_problem(config)) return problem;
+  const bool one_each = config.parallel.server_mode == Config::ServerMode::kAsp;
+  if (accumulate != Config::kAutoCount && accumulate % ranks != 0 && !one_each) {
+    const std::int64_t step = std::lcm(ranks, groups);
+    return RanksProblem{"train.accumulate",
+                        "train.accumulate is " + std::to_string(accumulate) +
+                            ", the micro-batches of a step over all ranks, and must be a multiple "
+                            "of " +
+                            ranks_text + ", such as " +
+                            std::to_string((accumulate / step + 1) * step)};
+  }
   if (auto problem = node_problem(config)) return problem;
   return partial_problem(config);
 }

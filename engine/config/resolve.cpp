@@ -452,6 +452,7 @@ void resolve_config(Config& config, const ConfigOrigins& origins) {
   check_transport(config, origins);
   check_pipeline(config, origins);
   check_delays(config, origins);
+  check_mesh_keys(config, origins);
 }
 
 }  // namespace sluice::config

@@ -15,22 +15,43 @@ class ConfigOrigins {
  public:
   explicit ConfigOrigins(std::string file) : file_(std::move(file)) {}
   const std::string& file() const { return file_; }
-  void set(const std::string& path, const std::string& origin) { origins_[path] = origin; }
+  void set(const std::string& path, const std::string& origin) {
+    origins_[path] = {origin, overrides_};
+  }
+  // The keys of each override are later than those before it, and than all of the file.
+  void begin_override() { ++overrides_; }
   bool given(std::string_view path) const { return origins_.find(path) != origins_.end(); }
   // The place where the key was given; the file for a key that was not.
   const std::string& of(std::string_view path) const {
     const auto found = origins_.find(path);
-    return found == origins_.end() ? file_ : found->second;
+    return found == origins_.end() ? file_ : found->second.text;
+  }
+  // Whether a key was given later than another one. Those of a file are given at once, and before them
+  // those that were not given at all.
+  bool is_later(std::string_view path, std::string_view than) const {
+    const auto order = [this](std::string_view key) {
+      const auto found = origins_.find(key);
+      return found == origins_.end() ? 0 : found->second.override_number;
+    };
+    return order(path) > order(than);
   }
 
  private:
+  struct Origin {
+    std::string text;
+    int override_number = 0;  // from 1; 0: of the file
+  };
   std::string file_;
-  std::map<std::string, std::string, std::less<>> origins_;
+  int overrides_ = 0;
+  std::map<std::string, Origin, std::less<>> origins_;
 };
 
 // Fills in derived defaults and throws InputError where a required key is missing or values
 // disagree.
 void resolve_config(Config& config, const ConfigOrigins& origins);
+// Throws InputError for a key that has a meaning among several ranks alone, if there is one rank and
+// no later override made it so.
+void check_mesh_keys(const Config& config, const ConfigOrigins& origins);
 
 // The configuration with all derived defaults derived once more from its other keys. train.accumulate
 // stays: it follows train.batch only where that is given.

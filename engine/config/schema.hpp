@@ -78,6 +78,12 @@ std::string_view without_quotes(std::string_view text);
 // Parses the text of a `--set` for this key; empty if it is no such value. Ranges are not checked.
 // It does not serve kGroups and kPlaces, which are written as TOML.
 std::optional<ConfigValue> value_from_text(const ConfigKey& key, std::string_view text);
+// The key's value in a configuration as a run writes it: the default of a key that has a meaning among
+// several ranks alone, if there is one rank.
+ConfigValue written_value(const Config& config, const ConfigKey& key);
+// The keys that have a meaning among several ranks alone, as "key=value". With them config_to_toml()
+// gives an equal Config on another mesh, too.
+std::vector<std::string> mesh_settings(const Config& config);
 // Whether a value of the right type is in the key's range.
 bool in_range(const ConfigKey& key, const ConfigValue& value);
 

@@ -16,6 +16,7 @@
 
 #include "base/error.hpp"
 #include "base/thread.hpp"
+#include "engine/config/schema.hpp"
 #include "engine/config/shapes.hpp"
 #include "engine/planner/tier_bytes.hpp"
 
@@ -170,9 +171,10 @@ config::Config with_mesh(const config::Config& config, const Mesh& mesh) {
   const auto setting = [](const char* key, std::int64_t value) {
     return std::string("parallel.") + key + "=" + std::to_string(value);
   };
-  const std::vector<std::string> settings{
-      setting("data", mesh.data), setting("tensor", mesh.tensor),
-      setting("pipeline", mesh.pipeline), setting("zero", mesh.zero), setting("context", 1)};
+  std::vector<std::string> settings = config::mesh_settings(config);
+  settings.insert(settings.end(), {setting("data", mesh.data), setting("tensor", mesh.tensor),
+                                   setting("pipeline", mesh.pipeline), setting("zero", mesh.zero),
+                                   setting("context", 1)});
   config::Config result = config::parse_config(config::config_to_toml(config), "--mesh", settings);
   config::check_supported(result);
   return result;

@@ -1,3 +1,4 @@
+// 810 lines because one table of keys has one suite.
 #include "engine/config/config.hpp"
 
 #include <gtest/gtest.h>
@@ -510,17 +511,20 @@ TEST(Config, AScheduleFromAFileComesBackTheSame) {
   EXPECT_EQ(again.parallel.schedule_file, "a b/order.csv");
   EXPECT_EQ(config_to_toml(again), config_to_toml(config));
   // The last one of a key wins, and takes no file along.
-  const Config last = parse(kSmall, {"parallel.schedule=csv:x", "parallel.schedule=zb-v"});
+  const Config last =
+      parse(kSmall, {"parallel.pipeline=2", "parallel.schedule=csv:x", "parallel.schedule=zb-v"});
   EXPECT_EQ(last.parallel.schedule_file, "");
 }
 
 TEST(Config, AScheduleSaysTheStagesOfARank) {
   for (const auto& [schedule, stages] :
        {std::pair("1f1b", 1), {"gpipe", 1}, {"interleaved", 2}, {"vertical", 2}, {"zb-v", 2}}) {
-    const Config config = parse(kSmall, {std::string("parallel.schedule=") + schedule});
+    const Config config =
+        parse(kSmall, {"parallel.pipeline=2", std::string("parallel.schedule=") + schedule});
     EXPECT_EQ(config.parallel.virtual_stages, stages) << schedule;
   }
-  EXPECT_EQ(parse(kSmall, {"parallel.schedule=vertical", "parallel.virtual_stages=3"})
+  EXPECT_EQ(parse(kSmall, {"parallel.pipeline=2", "parallel.schedule=vertical",
+                           "parallel.virtual_stages=3"})
                 .parallel.virtual_stages,
             3);
   expect_refusals(
@@ -586,8 +590,8 @@ TEST(Config, RanksDivideTheMicroBatchesAndFoldWholeSubtrees) {
   const std::string four = "parallel.data=4";
   expect_refusals({{{two, "train.accumulate=3"}, "a multiple of parallel.data = 2, such as 4"},
                    {{four, "train.accumulate=8", "train.fold_groups=2"}, "such as 4"},
-                   {{two, "train.accumulate=6", "train.fold_groups=6"}, "such as 4"},
-                   {{four, "train.accumulate=12", "train.fold_groups=12"}, "such as 8"}});
+                   {{two, "train.accumulate=6", "train.fold_groups=6"}, "such as 2"},
+                   {{four, "train.accumulate=12", "train.fold_groups=12"}, "such as 4"}});
   EXPECT_NO_THROW(
       check_supported(parse(kSmall, {two, "train.accumulate=2", "checkpoint.mode=durable"})));
 }
@@ -711,7 +715,7 @@ TEST(ResultSettings, OnlyARingBelongsToItsNumberOfRanks) {
   for (const std::vector<std::string>& same : {std::vector<std::string>{"parallel.data=4"},
                                                {"parallel.data=2", "parallel.zero=3"},
                                                {"parallel.data=2", "parallel.server=true"},
-                                               {ring}}) {
+                                               {ring, "parallel.data=1"}}) {
     EXPECT_EQ(with(same), with({}));
   }
   EXPECT_NE(with({ring, "parallel.data=2"}), with({"parallel.data=2"}));
@@ -759,6 +763,71 @@ TEST(Config, WaysToDivideAStepThatDoNotGoTogetherAreRefused) {
        {{data, step, "memory.place.partial=pinned"}, "memory.place.partial has no meaning"},
        {{data, "train.accumulate=4", "train.fold_groups=4", "memory.place.partial=pinned"},
         "one micro-batch for each rank"}});
+}
+
+// The setting that a refusal suggests ("such as 4") is not refused for the same key.
+TEST(Config, ASuggestedNumberIsNotRefusedNext) {
+  const auto number_in = [](const std::string& words) {
+    const std::string start = "such as ";
+    const std::size_t at = words.find(start);
+    return at == std::string::npos ? std::string() : words.substr(at + start.size());
+  };
+  const auto sentence = [](const std::vector<std::string>& settings) -> std::string {
+    try {
+      parse(kSmall, settings);
+    } catch (const InputError& error) {
+      return error.what();
+    }
+    return {};
+  };
+  std::size_t suggested = 0;
+  for (const int ranks : {2, 3, 4, 6, 8}) {
+    for (const int accumulate : {1, 2, 3, 4, 6, 8, 12, 24}) {
+      for (int groups = 1; groups <= accumulate; ++groups) {
+        std::vector<std::string> settings{"parallel.data=" + std::to_string(ranks),
+                                          "train.accumulate=" + std::to_string(accumulate),
+                                          "train.fold_groups=" + std::to_string(groups)};
+        for (const std::size_t key : {2u, 1u}) {
+          const std::string number = number_in(sentence(settings));
+          if (number.empty()) continue;
+          settings[key] = settings[key].substr(0, settings[key].find('=') + 1) + number;
+          ++suggested;
+        }
+        EXPECT_EQ(number_in(sentence(settings)), "") << sentence(settings);
+      }
+    }
+  }
+  EXPECT_GT(suggested, 100u);
+}
+
+TEST(Config, KeysOfSeveralRanksAreRefusedBesideOne) {
+  const std::vector<std::pair<std::string, std::string>> rows{
+      {"parallel.node_ranks=3", "parallel.data"},
+      {"parallel.server=true", "parallel.data"},
+      {"parallel.reduction=ring", "parallel.data"},
+      {"parallel.bucket=64KiB", "parallel.data"},
+      {"memory.place.partial=pinned", "parallel.data"},
+      {"parallel.schedule=csv:/nowhere", "parallel.pipeline"},
+      {"parallel.schedule=zb-v", "parallel.pipeline"},
+      {"parallel.context_attention=ring", "parallel.context"}};
+  for (const auto& [setting, count] : rows) {
+    SCOPED_TRACE(setting);
+    const std::string key = setting.substr(0, setting.find('='));
+    const std::string words = refusal(kSmall, {count + "=1", setting});
+    EXPECT_TRUE(holds(words, "--set " + setting + ": " + key + " = ")) << words;
+    EXPECT_TRUE(holds(words, " has no meaning with " + count + " = 1; leave it out")) << words;
+    EXPECT_EQ(refusal(kSmall, {setting}), words);
+    // A run of fewer ranks rests its keys, and the configuration that it writes is its own.
+    const Config resting = parse(kSmall, {setting, count + "=1"});
+    const Config again = parse(config_to_toml(resting));
+    EXPECT_EQ(config_to_toml(again), config_to_toml(parse(kSmall)));
+    // A search for a mesh gets them back.
+    std::vector<std::string> settings = mesh_settings(resting);
+    settings.push_back(count + "=1");
+    EXPECT_EQ(mesh_settings(parse(config_to_toml(resting), settings)), mesh_settings(resting));
+  }
+  EXPECT_TRUE(holds(refusal(kSmall, {"parallel.transport=gloo"}), "has no meaning with one rank"));
+  EXPECT_NO_THROW(parse(kSmall, {"parallel.transport=gloo", "parallel.tensor=2"}));
 }
 
 // Keys that the rule, or the precision, does not read refuse no resume.
