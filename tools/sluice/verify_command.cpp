@@ -14,13 +14,9 @@
 namespace sluice::cli {
 namespace {
 
-// A durable run's files stay; the bits are those of a scratch run.
-constexpr const char* kNoFiles = "checkpoint.mode=scratch";
-
 config::Config load(const ConfigArguments& arguments, const std::vector<std::string>& more) {
   std::vector<std::string> settings = arguments.overrides;
   settings.insert(settings.end(), more.begin(), more.end());
-  settings.emplace_back(kNoFiles);
   return config::load_config(arguments.path, settings);
 }
 

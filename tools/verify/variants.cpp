@@ -44,12 +44,16 @@ std::string number_text(double number) {
 }  // namespace
 
 std::vector<Variant> list_variants(const config::Config& given) {
+  const bool durable = given.checkpoint.mode == config::Config::CheckpointMode::kDurable;
   std::vector<Variant> variants{
       state_in("device", "on the device"),
       state_in("pinned", "in pinned memory"),
       state_in("storage", "on storage"),
       {"nothing recomputed", {"recompute.policy=none"}, false},
       {"every unit recomputed", {"recompute.policy=unit"}, false},
+      {std::string("checkpoints in ") + (durable ? "scratch" : "durable") + " mode",
+       {std::string("checkpoint.mode=") + (durable ? "scratch" : "durable")},
+       false},
       {"updates after backward", {"optimizer.placement=after_backward"}, false},
       {"updates in the next forward pass", {"optimizer.placement=next_forward"}, false},
       {"one rank",

@@ -33,6 +33,20 @@ TEST_F(Verify, WhatCannotRunIsSkippedWithItsReason) {
   EXPECT_TRUE(holds(outcome.out, "train.accumulate is 3"));
 }
 
+// A durable configuration commits and goes on from a commit, alone and among ranks, and leaves nothing.
+// Its updates are in the backward pass, before which a commit has to end.
+TEST_F(Verify, ADurableConfigurationCommitsAndGoesOn) {
+  const auto before = snapshot();
+  const ChildOutcome outcome =
+      succeed({"verify", "config.toml", "--steps", "2", "--set", "train.accumulate=12",
+               "checkpoint.mode=durable", "train.clip=0", "optimizer.placement=in_backward"});
+  EXPECT_TRUE(snapshot() == before) << "something stayed on the disk";
+  const std::string said = outcome.out + outcome.err;
+  EXPECT_TRUE(holds(said, "same     checkpoints in scratch mode")) << said;
+  EXPECT_TRUE(holds(said, "same     4 ranks, ZeRO-3")) << said;
+  EXPECT_FALSE(holds(said, "DIFFERS")) << said;
+}
+
 // The ring is outside law 1, and verify says so instead of comparing it with other numbers of ranks.
 TEST_F(Verify, ARingIsNotComparedWithOtherNumbersOfRanks) {
   const ChildOutcome outcome =
