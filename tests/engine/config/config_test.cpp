@@ -1,4 +1,4 @@
-// 863 lines because one table of keys has one suite.
+// 860 lines because one table of keys has one suite.
 #include "engine/config/config.hpp"
 
 #include <gtest/gtest.h>
@@ -808,8 +808,7 @@ TEST(Config, KeysOfSeveralRanksAreRefusedBesideOne) {
       {"parallel.bucket=64KiB", "parallel.data"},
       {"memory.place.partial=pinned", "parallel.data"},
       {"parallel.schedule=csv:/nowhere", "parallel.pipeline"},
-      {"parallel.schedule=zb-v", "parallel.pipeline"},
-      {"parallel.context_attention=ring", "parallel.context"}};
+      {"parallel.schedule=zb-v", "parallel.pipeline"}};
   for (const auto& [setting, count] : rows) {
     SCOPED_TRACE(setting);
     const std::string key = setting.substr(0, setting.find('='));
@@ -826,8 +825,6 @@ TEST(Config, KeysOfSeveralRanksAreRefusedBesideOne) {
     settings.push_back(count + "=1");
     EXPECT_EQ(mesh_settings(parse(config_to_toml(resting), settings)), mesh_settings(resting));
   }
-  EXPECT_TRUE(holds(refusal(kSmall, {"parallel.transport=gloo"}), "has no meaning with one rank"));
-  EXPECT_NO_THROW(parse(kSmall, {"parallel.transport=gloo", "parallel.tensor=2"}));
 }
 
 // Keys that the rule, or the precision, does not read refuse no resume.
