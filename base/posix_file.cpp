@@ -117,7 +117,17 @@ void PosixFile::sync() {
   if (::fsync(descriptor_) != 0) throw IoError("fsync", path_, 0, 0, errno);
 }
 
+void check_replaceable(const std::string& path) {
+  struct stat status {};
+  if (::lstat(path.c_str(), &status) != 0) return;
+  const mode_t mode = status.st_mode;
+  if (S_ISREG(mode) || S_ISDIR(mode) || S_ISLNK(mode)) return;
+  throw InputError("'" + shown(path) +
+                   "' is a device, a FIFO or a socket, which a file would replace; name a file");
+}
+
 void rename_durably(const std::string& from, const std::string& to) {
+  check_replaceable(to);
   if (std::rename(from.c_str(), to.c_str()) != 0) throw IoError("rename", from, 0, 0, errno);
   const auto slash = to.rfind('/');
   const std::string directory = slash == std::string::npos ? "." : to.substr(0, slash + 1);

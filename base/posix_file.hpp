@@ -46,8 +46,11 @@ class PosixFile {
   std::string path_;
 };
 
+// Refuses (InputError) a path whose entry is a device node, a FIFO or a socket: renaming a file over it
+// would destroy it. Call before a file is written beside `path`, so that nothing is written in vain.
+void check_replaceable(const std::string& path);
 // Renames a file and makes the rename durable (fsync of the directory of `to`). Both paths must be
-// in one file system.
+// in one file system. Refuses `to` as check_replaceable() does.
 void rename_durably(const std::string& from, const std::string& to);
 
 // The path as absolute, without ".", ".." and a final slash. Two spellings of one path become

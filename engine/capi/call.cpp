@@ -68,10 +68,10 @@ bool is_utf8(const std::string& text) {
   }
 }
 
-void record_memory(const OutOfMemory& error) {
-  last.info.tier = static_cast<std::int32_t>(error.tier);
-  last.info.requested_bytes = error.requested_bytes;
-  last.info.available_bytes = error.available_bytes;
+void record_shortage(Tier tier, std::uint64_t requested_bytes, std::uint64_t available_bytes) {
+  last.info.tier = static_cast<std::int32_t>(tier);
+  last.info.requested_bytes = requested_bytes;
+  last.info.available_bytes = available_bytes;
 }
 
 }  // namespace
@@ -106,7 +106,7 @@ sluice_status keep_failure(const char* function, const std::exception_ptr& error
     return record(function, e.status, e.what());
   } catch (const OutOfMemory& e) {
     record(function, SLUICE_E_MEMORY, e.what());
-    record_memory(e);
+    record_shortage(e.tier, e.requested_bytes, e.available_bytes);
     return SLUICE_E_MEMORY;
   } catch (const offload::IntegrityError& e) {
     return record(function, SLUICE_E_INTEGRITY, e.what());
@@ -119,7 +119,9 @@ sluice_status keep_failure(const char* function, const std::exception_ptr& error
   } catch (const DeviceError& e) {
     return record(function, SLUICE_E_DEVICE, e.what());
   } catch (const host::Refused& e) {
-    return record(function, SLUICE_E_REFUSED, e.what());
+    record(function, SLUICE_E_REFUSED, e.what());
+    record_shortage(e.tier, e.needed_bytes, e.available_bytes);
+    return SLUICE_E_REFUSED;
   } catch (const host::SessionStateError& e) {
     return record(function, SLUICE_E_STATE, e.what());
   } catch (const host::SessionPoisoned& e) {

@@ -14,6 +14,6 @@ sluice_status sluice_plan(const char* request_json, const char** answer_json) {
     thread_local std::string text;
     text = std::move(answer.json);
     *answer_json = text.c_str();
-    if (!answer.refusal.empty()) throw sluice::host::Refused(answer.refusal);
+    if (answer.refusal) throw sluice::host::Refused(*answer.refusal);
   });
 }

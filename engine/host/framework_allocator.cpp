@@ -183,6 +183,7 @@ FrameworkAllocator::Statistics FrameworkAllocator::statistics() {
 }
 
 void FrameworkAllocator::write_snapshot(const std::string& path, SnapshotFormat format) {
+  check_replaceable(path);
   const record::MemorySnapshot snapshot = planning_ ? planning_->snapshot() : caching_.snapshot();
   const std::string unfinished = path + ".tmp";
   PosixFile file = PosixFile::create(unfinished);

@@ -102,6 +102,7 @@ std::unique_ptr<offload::StorageEngine> HostEngine::make_storage() const {
 }
 
 void HostEngine::write_trace(const std::string& path) const {
+  check_replaceable(path);
   const std::string text = trace_.to_json();
   const std::string unfinished = path + ".tmp";
   PosixFile::create(unfinished).write_all(0, std::as_bytes(std::span(text)));

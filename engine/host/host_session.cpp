@@ -270,6 +270,7 @@ void HostSession::save(const std::string& path) {
   if (path.empty() || std::filesystem::is_directory(path)) {
     throw InputError("'" + shown(path) + "' is not a file to save to");
   }
+  check_replaceable(path);
   const std::string temporary = path + ".tmp";
   inner.files().save(temporary, {{kUpdatesNote, std::to_string(updates_)}});
   rename_durably(temporary, path);

@@ -20,9 +20,10 @@ using Budgets = std::array<std::uint64_t, kTierCount>;
                          const std::string& why) {
   const std::string name(tier_name(tier));
   throw Refused(why + ": " + name + " memory has " + format_bytes_exact(left) +
-                " left and this needs " + format_bytes_exact(needed) +
-                "; smallest change that fits: " + name + "_bytes larger by " +
-                format_bytes_exact(needed - left));
+                    " left and this needs " + format_bytes_exact(needed) +
+                    "; smallest change that fits: " + name + "_bytes larger by " +
+                    format_bytes_exact(needed - left),
+                tier, needed, left);
 }
 
 // Gives every part its offset in the tier that is chosen for it, and adds up.

@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <vector>
 
 #include "base/error.hpp"
@@ -27,15 +28,26 @@ constexpr const char* kRequest = "the request";
 
 Json parse_request(const std::string& request) {
   if (request.size() > kMostRequestBytes) throw InputError("the request has more than 1 MiB");
-  const auto refuse_depth = [](int depth, Json::parse_event_t, Json&) {
+  std::vector<std::set<std::string>> open;  // members of the objects around the present place
+  const auto check = [&open](int depth, Json::parse_event_t event, Json& value) {
+    using Event = Json::parse_event_t;
     if (depth > kMostDepth + 1) throw InputError("the request is nested too deeply");
+    if (event == Event::object_start) open.emplace_back();
+    if (event == Event::object_end) open.pop_back();
+    if (event == Event::key && !open.back().insert(value.get<std::string>()).second) {
+      throw InputError("the request has the member '" + shown(value.get<std::string>()) +
+                       "' twice in one object");
+    }
     return true;
   };
   Json parsed;
   try {
-    parsed = Json::parse(request, refuse_depth);
-  } catch (const Json::exception& error) {
-    throw InputError(std::string("the request is not JSON: ") + error.what());
+    parsed = Json::parse(request, check);
+  } catch (const Json::parse_error& error) {
+    throw InputError("the request is not JSON: the error is at byte " + std::to_string(error.byte));
+  } catch (const Json::exception&) {
+    throw InputError(
+        "the request is not JSON that can be read: a number or a text is out of range");
   }
   if (!parsed.is_object()) throw InputError("the request is not a JSON object");
   for (const auto& [name, value] : parsed.items()) {
@@ -123,6 +135,21 @@ void refuse_unknown_workspaces(const config::Config& config,
       "with `sluice plan`, for a GPU, or with train.precision = \"fp32\"");
 }
 
+// The tier that lacks most.
+Refused refused(const planner::Refusal& refusal) {
+  Tier tier = Tier::kDevice;
+  std::uint64_t most = 0;
+  for (const Tier each : kTiers) {
+    const auto at = static_cast<std::size_t>(each);
+    const std::uint64_t needed = refusal.needed_bytes[at], there = refusal.available_bytes[at];
+    if (needed <= there || needed - there <= most) continue;
+    most = needed - there;
+    tier = each;
+  }
+  const auto at = static_cast<std::size_t>(tier);
+  return {refusal.sentence(), tier, refusal.needed_bytes[at], refusal.available_bytes[at]};
+}
+
 }  // namespace
 
 PlanAnswer answer_plan(const std::string& request) {
@@ -133,9 +160,9 @@ PlanAnswer answer_plan(const std::string& request) {
   refuse_unknown_workspaces(config, hardware);
   train::Prepared prepared = train::prepare_described(config, hardware);
   if (const planner::Refusal* refusal = prepared.refusal()) {
-    return {train::refused_event(*refusal).dump(), refusal->sentence()};
+    return {train::refused_event(*refusal).dump(), refused(*refusal)};
   }
-  return {train::complete_event(prepared).dump(), ""};
+  return {train::complete_event(prepared).dump(), {}};
 }
 
 }  // namespace sluice::host

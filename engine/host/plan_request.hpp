@@ -2,13 +2,16 @@
 // --json` out. No device, driver or storage path is touched, and nothing is created.
 #pragma once
 
+#include <optional>
 #include <string>
+
+#include "engine/host/session_plan.hpp"
 
 namespace sluice::host {
 
 struct PlanAnswer {
-  std::string json;     // the plan, or the refusal
-  std::string refusal;  // a sentence with the least change that fits; empty: it is a plan
+  std::string json;                // the plan, or the refusal
+  std::optional<Refused> refusal;  // with the least change that fits; none: it is a plan
 };
 
 // request: {"config": {"model": {…}, "memory": {…}, …} or the path of a TOML file,

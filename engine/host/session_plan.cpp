@@ -78,11 +78,12 @@ class PlanSearch {
   [[noreturn]] void refuse(const SessionPlan& plan, std::size_t tier, const char* state) const {
     const std::uint64_t needed = plan.need.peak_bytes()[tier];
     throw Refused("the session does not fit with " + std::string(state) + ": " +
-                  std::string(tier_name(static_cast<Tier>(tier))) + " memory has " +
-                  format_bytes_exact(budgets_[tier]) + " left and the session needs " +
-                  format_bytes_exact(needed) + "; smallest change that fits: " +
-                  std::string(tier_name(static_cast<Tier>(tier))) + "_bytes larger by " +
-                  format_bytes_exact(needed - budgets_[tier]));
+                      std::string(tier_name(static_cast<Tier>(tier))) + " memory has " +
+                      format_bytes_exact(budgets_[tier]) + " left and the session needs " +
+                      format_bytes_exact(needed) + "; smallest change that fits: " +
+                      std::string(tier_name(static_cast<Tier>(tier))) + "_bytes larger by " +
+                      format_bytes_exact(needed - budgets_[tier]),
+                  static_cast<Tier>(tier), needed, budgets_[tier]);
   }
 
  private:

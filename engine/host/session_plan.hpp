@@ -16,10 +16,14 @@
 
 namespace sluice::host {
 
-// No plan fits the budgets. The message names the budget, the bytes needed and the bytes there.
+// No plan fits the budgets. The message names the budget, the bytes needed and the bytes there; the
+// members have the same facts for a program.
 class Refused : public Error {
  public:
-  using Error::Error;
+  Refused(const std::string& message, Tier tier_in, std::uint64_t needed, std::uint64_t available)
+      : Error(message), tier(tier_in), needed_bytes(needed), available_bytes(available) {}
+  Tier tier;
+  std::uint64_t needed_bytes, available_bytes;
 };
 
 enum class StatePlace { kAuto, kPinned, kStorage };

@@ -400,6 +400,7 @@ void save_profile(const HardwareProfile& profile, const std::string& path) {
   std::error_code status;
   if (target.has_parent_path()) fs::create_directories(target.parent_path(), status);
   if (status) throw IoError("mkdir", target.parent_path().string(), 0, 0, status.value());
+  check_replaceable(path);
   const std::string text = to_json(profile);
   const std::string fresh = path + "." + std::to_string(::getpid());
   std::ofstream file(fresh, std::ios::binary | std::ios::trunc);

@@ -227,6 +227,8 @@ static void test_refusals(const char* folder) {
     EXPECT(SLUICE_E_REFUSED, sluice_pager_seal(t.pager));
     EXPECT(SLUICE_OK, sluice_error(&info));
     CHECK(strstr(info.message, i == 0 ? "device_bytes larger by 2MiB" : "pinned_bytes larger by"));
+    CHECK(info.tier == (i == 0 ? SLUICE_TIER_DEVICE : SLUICE_TIER_PINNED));
+    CHECK(i > 0 || info.requested_bytes == info.available_bytes + 2 * MIB);
     EXPECT(SLUICE_E_STATE, sluice_pager_begin_pass(t.pager));
     close_trial(&t);
   }

@@ -15,6 +15,10 @@ static void expect_refused(const char* request, sluice_status status, const char
     ++check_failures;
     fprintf(stderr, "%s\n    says: %s\n    and not: %s\n", request, info.message, word);
   }
+  if (status == SLUICE_E_REFUSED) {
+    CHECK(info.tier == SLUICE_TIER_DEVICE && info.available_bytes == 1 << 20);
+    CHECK(info.requested_bytes > info.available_bytes);
+  }
   CHECK(status == SLUICE_E_REFUSED ? strstr(answer, "suggest") != NULL
                                    : strcmp(answer, "untouched") == 0);
 }
@@ -28,6 +32,8 @@ int main(int argc, char** argv) {
   }
   expect_refused("", SLUICE_E_INPUT, "not JSON");
   expect_refused("[]", SLUICE_E_INPUT, "not a JSON object");
+  expect_refused("{\"config\":{}", SLUICE_E_INPUT, "at byte 14");
+  expect_refused("{\"config\":{\"train\":{\"seq\":8,\"seq\":9}}}", SLUICE_E_INPUT, "'seq' twice");
   expect_refused("{}", SLUICE_E_INPUT, "no config");
   expect_refused("{\"config\":7}", SLUICE_E_INPUT, "neither an object nor a path");
   expect_refused("{\"config\":{},\"x\":1}", SLUICE_E_INPUT, "'x'");

@@ -166,6 +166,7 @@ static void test_refusal(void) {
   EXPECT(SLUICE_E_REFUSED, sluice_session_seal(t.session));
   EXPECT(SLUICE_OK, sluice_error(&info));
   CHECK(strstr(info.message, "pinned_bytes larger by") != NULL);
+  CHECK(info.tier == SLUICE_TIER_PINNED && info.requested_bytes > info.available_bytes);
   EXPECT(SLUICE_OK, sluice_engine_usage(engine, SLUICE_TIER_PINNED, &usage));
   CHECK(usage.peak_bytes == 0); /* refused before anything was taken */
   sluice_session_destroy(t.session);
