@@ -1,4 +1,5 @@
-// The error for a block that storage returned with other bytes than were last written.
+// The error for a block that storage returned with other bytes than were last written, and for a file
+// whose bytes are not those of its digest.
 #pragma once
 
 #include <cstdint>
@@ -23,12 +24,17 @@ class IntegrityError : public Error {
         path(path_in),
         offset_bytes(offset_bytes_in),
         bytes(bytes_in) {}
+  explicit IntegrityError(const std::string& path_in)
+      : Error("'" + path_in +
+              "' is corrupt: its bytes are not those of its digest; use an older file, and check "
+              "that disk"),
+        path(path_in) {}
   std::string_view code() const noexcept override { return "integrity"; }
 
   std::string block;
   std::string path;
-  std::uint64_t offset_bytes;
-  std::uint64_t bytes;
+  std::uint64_t offset_bytes = 0;
+  std::uint64_t bytes = 0;
 };
 
 }  // namespace sluice::offload

@@ -251,11 +251,12 @@ void ModelState::visit_joined(std::size_t unit, const StateColumn& column,
   }
 }
 
-void ModelState::write(const std::string& path, const StoredTensors& tensors, const Notes& notes) {
+void ModelState::write(const std::string& path, const StoredTensors& tensors, const Notes& notes,
+                       bool has_digest) {
   std::optional<SafetensorsWriter> writer;
   Notes metadata = file_metadata();
   metadata.insert(notes.begin(), notes.end());
-  if (store_.writes_files()) writer.emplace(path, tensors.specs(), metadata);
+  if (store_.writes_files()) writer.emplace(path, tensors.specs(), metadata, has_digest);
   for (std::size_t unit = 0; unit < space_.unit_count(); ++unit) {
     for (std::size_t k = 0; k < tensors.columns(unit).size(); ++k) {
       const StateColumn& column = tensors.columns(unit)[k];
@@ -296,13 +297,13 @@ std::uint64_t ModelState::exported_bytes(const model::ParameterSpace& space,
   return safetensors_bytes(tensors.specs(), file_metadata());
 }
 
-void ModelState::save(const std::string& path, const Notes& notes) {
-  write(path, StoredTensors(space_, table_, StoredTensors::Kinds::kAll), notes);
+void ModelState::save(const std::string& path, const Notes& notes, bool has_digest) {
+  write(path, StoredTensors(space_, table_, StoredTensors::Kinds::kAll), notes, has_digest);
 }
 
 void ModelState::export_weights(const std::string& path) {
   const std::string temporary = path + ".tmp";
-  write(temporary, StoredTensors(space_, table_, StoredTensors::Kinds::kWeights), {});
+  write(temporary, StoredTensors(space_, table_, StoredTensors::Kinds::kWeights), {}, false);
   if (store_.writes_files()) rename_durably(temporary, path);
 }
 

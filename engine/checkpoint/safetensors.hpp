@@ -18,6 +18,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/digest.hpp"
 #include "base/dtype.hpp"
 #include "base/posix_file.hpp"
 
@@ -45,6 +46,10 @@ std::optional<std::uint64_t> tensor_bytes(DType dtype, std::span<const std::int6
 SafetensorsHeader parse_safetensors_header(std::string_view json, std::uint64_t buffer_bytes,
                                            const std::string& file);
 
+// A metadata member of this name holds a digest of the file: XXH3-128, in hexadecimal, of the header as
+// it is written with zeros in its place, and of each tensor's own digest in order.
+inline constexpr const char* kDigestMember = "digest";
+
 // Thread rule: const calls may be made by several threads at once.
 class SafetensorsReader {
  public:
@@ -53,6 +58,9 @@ class SafetensorsReader {
   const std::string& path() const { return file_.path(); }
   const std::vector<SafetensorsTensor>& tensors() const { return header_.tensors; }
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
+  // Reads the whole file and compares it with its digest. Throws InputError if it has none, and
+  // IntegrityError if they differ.
+  void check_digest() const;
   // Null where there is none.
   const SafetensorsTensor* find(const std::string& name) const;
 
@@ -65,6 +73,7 @@ class SafetensorsReader {
   SafetensorsHeader header_;
   std::unordered_map<std::string, std::size_t> index_;
   std::uint64_t buffer_offset_ = 0;  // of the buffer in the file
+  Digest digest_;                    // of the header, with zeros for the digest
 };
 
 struct SafetensorsSpec {
@@ -89,12 +98,13 @@ std::uint64_t safetensors_bytes(const std::vector<SafetensorsSpec>& specs,
                                 const std::map<std::string, std::string>& metadata = {});
 
 // Writes the header at once, then tensors in pieces and in any order; they lie in the order of the
-// specs. Write to a temporary name and rename_durably() it: a file that was not finished is removed
+// specs. has_digest: kDigestMember is added to the metadata. Write to a temporary name and rename_durably() it: a file that was not finished is removed
 // by the destructor. One thread at a time.
 class SafetensorsWriter {
  public:
   SafetensorsWriter(const std::string& path, const std::vector<SafetensorsSpec>& specs,
-                    const std::map<std::string, std::string>& metadata = {});
+                    const std::map<std::string, std::string>& metadata = {},
+                    bool has_digest = false);
   ~SafetensorsWriter();
   SafetensorsWriter(const SafetensorsWriter&) = delete;
   SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
@@ -109,6 +119,7 @@ class SafetensorsWriter {
   std::vector<SafetensorsSpec> specs_;
   SafetensorsLayout layout_;
   std::vector<std::uint64_t> written_bytes_;  // of each tensor
+  std::vector<Digest> digests_;               // of each tensor's bytes; empty: the file has none
   bool finished_ = false;
 };
 

@@ -272,7 +272,7 @@ void HostSession::save(const std::string& path) {
   }
   check_replaceable(path);
   const std::string temporary = path + ".tmp";
-  inner.files().save(temporary, {{kUpdatesNote, std::to_string(updates_)}});
+  inner.files().save(temporary, {{kUpdatesNote, std::to_string(updates_)}}, true);
   rename_durably(temporary, path);
 }
 
@@ -316,6 +316,7 @@ void HostSession::load(const std::string& path) {
     known = parsed.ec == std::errc() && parsed.ptr == end && updates <= kMostUpdates;
   }
   if (!known) throw InputError(path + ": its metadata do not say how many updates it has");
+  reader.check_digest();
   try {
     inner.leave_committed_state();
     inner.files().load(reader);

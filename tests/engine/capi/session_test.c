@@ -295,6 +295,34 @@ static void test_structs(void) {
   sluice_engine_destroy(engine);
 }
 
+/* Any byte of a saved file that is not as it was written: never a wrong state without a word. */
+static void check_flipped_bytes(struct trial* t, const char* folder) {
+  char path[512];
+  long at, size;
+  uint64_t before;
+  FILE* file;
+  snprintf(path, sizeof(path), "%s/capi_flipped.safetensors", folder);
+  EXPECT(SLUICE_OK, sluice_save(t->session, path));
+  EXPECT(SLUICE_OK, sluice_load(t->session, path));
+  before = digest_state(t);
+  file = fopen(path, "r+b");
+  CHECK(file != NULL && fseek(file, 0, SEEK_END) == 0);
+  size = ftell(file);
+  for (at = 0; at < size; at += 1 + size / 499) {
+    sluice_status status;
+    int byte, written;
+    CHECK(fseek(file, at, SEEK_SET) == 0 && (byte = fgetc(file)) != EOF);
+    CHECK(fseek(file, at, SEEK_SET) == 0 && fputc(byte ^ 1, file) != EOF && fflush(file) == 0);
+    status = sluice_load(t->session, path);
+    CHECK(status == SLUICE_E_INTEGRITY || status == SLUICE_E_INPUT);
+    written = fseek(file, at, SEEK_SET) == 0 && fputc(byte, file) != EOF && fflush(file) == 0;
+    CHECK(written);
+  }
+  CHECK(fclose(file) == 0);
+  CHECK(digest_state(t) == before);
+  EXPECT(SLUICE_OK, sluice_load(t->session, path));
+}
+
 static void test_wrong_calls(const char* folder) {
   sluice_engine* engine = make_engine(NULL, 8 * MIB);
   sluice_session_options options = SLUICE_SESSION_OPTIONS_INIT;
@@ -440,6 +468,7 @@ static void test_wrong_calls(const char* folder) {
   file = fopen(path, "wb");
   CHECK(file != NULL && fputs("no file of tensors", file) >= 0 && fclose(file) == 0);
   EXPECT(SLUICE_E_INPUT, sluice_load(t.session, path));
+  check_flipped_bytes(&t, folder);
   info.max_norm = -1;
   EXPECT(SLUICE_E_INPUT, sluice_update(t.session, &info));
   info.max_norm = NAN;
