@@ -57,7 +57,8 @@ sluice_status sluice_allocator_create(sluice_engine* engine,
   return run_call("sluice_allocator_create", [&] {
     required(engine, "engine");
     required(out, "out");
-    const sluice_allocator_options wanted = sluice::capi::read_struct(options, "options");
+    const sluice_allocator_options wanted =
+        sluice::capi::read_or_default(options, SLUICE_ALLOCATOR_OPTIONS_INIT, "options");
     if (wanted.planned < 0 || wanted.planned > 1) {
       throw sluice::InputError("options.planned is neither 0 nor 1");
     }
@@ -78,22 +79,22 @@ void sluice_allocator_destroy(sluice_allocator* allocator) {
   delete allocator;
 }
 
-sluice_status sluice_alloc(sluice_allocator* allocator, uint64_t bytes, const sluice_stream* stream,
-                           uint32_t site, void** out) {
-  return run_call("sluice_alloc", [&] {
+sluice_status sluice_allocator_alloc(sluice_allocator* allocator, uint64_t bytes,
+                                     const sluice_stream* stream, uint32_t site, void** out) {
+  return run_call("sluice_allocator_alloc", [&] {
     FrameworkAllocator& from = inner(allocator);
     required(out, "out");
     *out = from.allocate(bytes, sluice::capi::native_stream(from, stream), site);
   });
 }
 
-sluice_status sluice_free(sluice_allocator* allocator, void* data) {
-  return run_call("sluice_free", [&] { inner(allocator).free(data); });
+sluice_status sluice_allocator_free(sluice_allocator* allocator, void* data) {
+  return run_call("sluice_allocator_free", [&] { inner(allocator).free(data); });
 }
 
-sluice_status sluice_record_use(sluice_allocator* allocator, void* data,
-                                const sluice_stream* stream) {
-  return run_call("sluice_record_use", [&] {
+sluice_status sluice_allocator_record_use(sluice_allocator* allocator, void* data,
+                                          const sluice_stream* stream) {
+  return run_call("sluice_allocator_record_use", [&] {
     FrameworkAllocator& of = inner(allocator);
     sluice::capi::require_data(data, "data");
     of.record_use(data, sluice::capi::native_stream(of, stream));

@@ -84,6 +84,11 @@ Struct read_struct(const Struct* in, const char* name) {
   }
   return copy;
 }
+// The same for options that have defaults, which NULL stands for.
+template <typename Struct>
+Struct read_or_default(const Struct* in, const Struct& defaults, const char* name) {
+  return in == nullptr ? defaults : read_struct(in, name);
+}
 // For calls that must not fail once they have done their work: whether write_struct() can fill it.
 template <typename Struct>
 void check_struct(const Struct* out, const char* name) {

@@ -17,17 +17,18 @@ struct Format {
   std::int32_t dtype;
   std::uint8_t code, bits;
 };
-constexpr std::array<Format, 4> kFormats{{{SLUICE_F32, kDLFloat, 32},
-                                          {SLUICE_BF16, kDLBfloat, 16},
-                                          {SLUICE_F16, kDLFloat, 16},
-                                          {SLUICE_I16, kDLInt, 16}}};
+constexpr std::array<Format, 4> kFormats{{{SLUICE_DTYPE_F32, kDLFloat, 32},
+                                          {SLUICE_DTYPE_BF16, kDLBfloat, 16},
+                                          {SLUICE_DTYPE_F16, kDLFloat, 16},
+                                          {SLUICE_DTYPE_I16, kDLInt, 16}}};
 
 DLDataType type_of(std::int32_t dtype) {
   for (const Format& format : kFormats) {
     if (format.dtype == dtype) return {format.code, format.bits, 1};
   }
-  throw InputError("tensor.dtype is " + std::to_string(dtype) +
-                   "; use SLUICE_F32, SLUICE_BF16, SLUICE_F16 or SLUICE_I16");
+  throw InputError(
+      "tensor.dtype is " + std::to_string(dtype) +
+      "; use SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F16 or SLUICE_DTYPE_I16");
 }
 
 std::int32_t number_of(const DLDataType& type) {

@@ -71,7 +71,8 @@ using sluice::capi::run_call;
 sluice_status sluice_engine_create(const sluice_engine_options* options, sluice_engine** out) {
   return run_call("sluice_engine_create", [&] {
     required(out, "out");
-    const auto wanted = sluice::capi::engine_options(sluice::capi::read_struct(options, "options"));
+    const auto wanted = sluice::capi::engine_options(
+        sluice::capi::read_or_default(options, SLUICE_ENGINE_OPTIONS_INIT, "options"));
     sluice::capi::watch_forks();
     auto engine = std::make_unique<sluice_engine>();
     engine->inner = std::make_shared<sluice::host::HostEngine>(wanted);

@@ -98,7 +98,8 @@ sluice_status sluice_pager_create(sluice_engine* engine, const sluice_pager_opti
   return run_call("sluice_pager_create", [&] {
     const std::shared_ptr<sluice::host::HostEngine>& inner = required(engine, "engine").inner;
     required(out, "out");
-    const sluice_pager_options from = sluice::capi::read_struct(options, "options");
+    const sluice_pager_options from =
+        sluice::capi::read_or_default(options, SLUICE_PAGER_OPTIONS_INIT, "options");
     auto pager = std::make_unique<sluice_pager>();
     if (inner->options().cuda) pager->device_type = SLUICE_DEVICE_CUDA;
     pager->device_id = inner->options().device_id;
@@ -118,7 +119,7 @@ sluice_status sluice_pager_add_unit(sluice_pager* pager, const char* name, sluic
   return run_call("sluice_pager_add_unit", [&] {
     PagerTurn turn(pager);
     required(out, "out");
-    *out = turn->add_unit(sluice::capi::required_name(name, "name"));
+    out->index = turn->add_unit(sluice::capi::required_name(name, "name"));
   });
 }
 
@@ -127,7 +128,7 @@ sluice_status sluice_pager_add(sluice_pager* pager, sluice_unit unit, int32_t pa
   return run_call("sluice_pager_add", [&] {
     PagerTurn turn(pager);
     required(out, "out");
-    *out = turn->add_tensor(unit, sluice::capi::part_of(part), bytes, data);
+    out->index = turn->add_tensor(unit.index, sluice::capi::part_of(part), bytes, data);
   });
 }
 
@@ -139,7 +140,7 @@ sluice_status sluice_pager_window(sluice_pager* pager, sluice_paged tensor, void
   return run_call("sluice_pager_window", [&] {
     PagerTurn turn(pager);
     required(out, "out");
-    *out = turn->window(tensor);
+    *out = turn->window(tensor.index);
   });
 }
 
@@ -147,7 +148,7 @@ sluice_status sluice_pager_home(sluice_pager* pager, sluice_paged tensor, void**
   return run_call("sluice_pager_home", [&] {
     PagerTurn turn(pager);
     required(out, "out");
-    *out = turn->home(tensor);
+    *out = turn->home(tensor.index);
   });
 }
 
@@ -155,7 +156,7 @@ sluice_status sluice_pager_staged(sluice_pager* pager, sluice_paged tensor, void
   return run_call("sluice_pager_staged", [&] {
     PagerTurn turn(pager);
     required(out, "out");
-    *out = turn->staged(tensor);
+    *out = turn->staged(tensor.index);
   });
 }
 
@@ -167,7 +168,7 @@ sluice_status sluice_pager_acquire(sluice_pager* pager, sluice_unit unit,
                                    const sluice_stream* stream) {
   return run_call("sluice_pager_acquire", [&] {
     PagerTurn turn(pager);
-    turn->acquire(unit, turn.native_of(stream));
+    turn->acquire(unit.index, turn.native_of(stream));
   });
 }
 
@@ -175,19 +176,19 @@ sluice_status sluice_pager_release(sluice_pager* pager, sluice_unit unit,
                                    const sluice_stream* stream) {
   return run_call("sluice_pager_release", [&] {
     PagerTurn turn(pager);
-    turn->release(unit, turn.native_of(stream));
+    turn->release(unit.index, turn.native_of(stream));
   });
 }
 
 sluice_status sluice_pager_stage(sluice_pager* pager, sluice_unit unit, sluice_unit next) {
   return run_call("sluice_pager_stage", [&] {
     PagerTurn turn(pager);
-    turn->stage(unit, next == SLUICE_NONE ? std::nullopt : std::optional(next));
+    turn->stage(unit.index, next.index == SLUICE_NONE ? std::nullopt : std::optional(next.index));
   });
 }
 
 sluice_status sluice_pager_unstage(sluice_pager* pager, sluice_unit unit) {
-  return run_call("sluice_pager_unstage", [&] { PagerTurn(pager)->unstage(unit); });
+  return run_call("sluice_pager_unstage", [&] { PagerTurn(pager)->unstage(unit.index); });
 }
 
 sluice_status sluice_pager_settle(sluice_pager* pager) {
@@ -198,7 +199,7 @@ sluice_status sluice_pager_read(sluice_pager* pager, sluice_paged tensor, uint64
                                 void* into, uint64_t bytes) {
   return run_call("sluice_pager_read", [&] {
     PagerTurn turn(pager);
-    turn->read(tensor, first, bytes, &required(static_cast<std::byte*>(into), "into"));
+    turn->read(tensor.index, first, bytes, &required(static_cast<std::byte*>(into), "into"));
   });
 }
 
@@ -206,7 +207,7 @@ sluice_status sluice_pager_write(sluice_pager* pager, sluice_paged tensor, uint6
                                  const void* from, uint64_t bytes) {
   return run_call("sluice_pager_write", [&] {
     PagerTurn turn(pager);
-    turn->write(tensor, first, bytes, &required(static_cast<const std::byte*>(from), "from"));
+    turn->write(tensor.index, first, bytes, &required(static_cast<const std::byte*>(from), "from"));
   });
 }
 

@@ -38,29 +38,29 @@ class Turn {
 
 DType weight_dtype(std::int32_t number, const char* name) {
   switch (number) {
-    case SLUICE_F32:
+    case SLUICE_DTYPE_F32:
       return DType::kF32;
-    case SLUICE_BF16:
+    case SLUICE_DTYPE_BF16:
       return DType::kBF16;
-    case SLUICE_F16:
+    case SLUICE_DTYPE_F16:
       return DType::kF16;
     default:
-      refuse_number(name, number, "SLUICE_F32, SLUICE_BF16 or SLUICE_F16");
+      refuse_number(name, number, "SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16 or SLUICE_DTYPE_F16");
   }
 }
 
 std::int32_t number_of(DType dtype) {
   switch (dtype) {
     case DType::kF32:
-      return SLUICE_F32;
+      return SLUICE_DTYPE_F32;
     case DType::kBF16:
-      return SLUICE_BF16;
+      return SLUICE_DTYPE_BF16;
     case DType::kF16:
-      return SLUICE_F16;
+      return SLUICE_DTYPE_F16;
     case DType::kI16:
-      return SLUICE_I16;
+      return SLUICE_DTYPE_I16;
     case DType::kBlock8:
-      return SLUICE_BLOCK8;
+      return SLUICE_DTYPE_BLOCK8;
     default:
       throw InternalError("the C API has no number for this dtype");
   }
@@ -83,14 +83,15 @@ host::KeptState kind_of(std::int32_t number) {
 DType moments_of(std::int32_t number) {
   switch (number) {
     case 0:
-    case SLUICE_F32:
+    case SLUICE_DTYPE_F32:
       return DType::kF32;
-    case SLUICE_BF16:
+    case SLUICE_DTYPE_BF16:
       return DType::kBF16;
-    case SLUICE_BLOCK8:
+    case SLUICE_DTYPE_BLOCK8:
       return DType::kBlock8;
     default:
-      refuse_number("options.moments", number, "SLUICE_F32, SLUICE_BF16 or SLUICE_BLOCK8");
+      refuse_number("options.moments", number,
+                    "SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16 or SLUICE_DTYPE_BLOCK8");
   }
 }
 
@@ -101,19 +102,20 @@ std::uint64_t elem_bytes_of(DType dtype) {
 
 kernels::OptimizerRule rule_of(std::int32_t number) {
   switch (number) {
-    case SLUICE_ADAMW:
+    case SLUICE_RULE_ADAMW:
       return kernels::OptimizerRule::kAdamW;
-    case SLUICE_ADAM:
+    case SLUICE_RULE_ADAM:
       return kernels::OptimizerRule::kAdam;
-    case SLUICE_SGD:
+    case SLUICE_RULE_SGD:
       return kernels::OptimizerRule::kSgd;
-    case SLUICE_LION:
+    case SLUICE_RULE_LION:
       return kernels::OptimizerRule::kLion;
-    case SLUICE_CALLER:
+    case SLUICE_RULE_CALLER:
       return kernels::OptimizerRule::kCaller;
     default:
       refuse_number("options.rule", number,
-                    "SLUICE_ADAMW, SLUICE_ADAM, SLUICE_SGD, SLUICE_LION or SLUICE_CALLER");
+                    "SLUICE_RULE_ADAMW, SLUICE_RULE_ADAM, SLUICE_RULE_SGD, SLUICE_RULE_LION or "
+                    "SLUICE_RULE_CALLER");
   }
 }
 
@@ -133,10 +135,11 @@ host::GroupOptions group_options(const sluice_group_options& from) {
   }
   group.rule.caller_moments = from.caller_moments;
   if (group.rule.rule == kernels::OptimizerRule::kCaller && group.rule.split_master) {
-    throw InputError("options.split_master is of our own rules; SLUICE_CALLER has no master");
+    throw InputError("options.split_master is of our own rules; SLUICE_RULE_CALLER has no master");
   }
   if (group.rule.rule == kernels::OptimizerRule::kCaller && group.rule.moments == DType::kBlock8) {
-    throw InputError("SLUICE_BLOCK8 moments are of our own rules; SLUICE_CALLER has plain ones");
+    throw InputError(
+        "SLUICE_DTYPE_BLOCK8 moments are of our own rules; SLUICE_RULE_CALLER has plain ones");
   }
   group.rule.beta1 = from.beta1;
   group.rule.beta2 = from.beta2;
@@ -161,8 +164,8 @@ host::ParameterOptions parameter_options(const sluice_param_options& from) {
   parameter.name = required_name(from.name, "options.name");
   parameter.dtype = weight_dtype(from.dtype, "options.dtype");
   parameter.shape = shape_of(from.ndim, from.shape, "options");
-  parameter.unit = from.unit;
-  if (from.group != SLUICE_NONE) parameter.group = from.group;
+  parameter.unit = from.unit.index;
+  if (from.group.index != SLUICE_NONE) parameter.group = from.group.index;
   parameter.data = from.data;
   return parameter;
 }
@@ -197,19 +200,19 @@ host::UpdateRequest update_request(const sluice_update_info& from) {
 
 void write_home(host::HostSession& session, sluice_param param, StateKind kind,
                 sluice_tensor* out) {
-  const host::SessionParameter& parameter = session.parameter(param);
+  const host::SessionParameter& parameter = session.parameter(param.index);
   sluice_tensor tensor = SLUICE_TENSOR_INIT;
   tensor.dtype = number_of(parameter.options.dtype);
   tensor.ndim = static_cast<std::int32_t>(parameter.options.shape.size());
   tensor.shape = parameter.options.shape.data();
-  tensor.data = session.home(param, kind);
+  tensor.data = session.home(param.index, kind);
   write_struct(out, tensor, "out");
 }
 
 // The bytes of `count` elements, which the caller states too.
 void check_bytes(const host::HostSession& session, sluice_param param, host::KeptState kind,
                  std::uint64_t count, std::uint64_t bytes) {
-  const std::uint64_t elem_bytes = elem_bytes_of(session.layout(param, kind).dtype);
+  const std::uint64_t elem_bytes = elem_bytes_of(session.layout(param.index, kind).dtype);
   if (count <= UINT64_MAX / elem_bytes && bytes == count * elem_bytes) return;
   throw InputError("bytes is " + std::to_string(bytes) + ", and " + std::to_string(count) +
                    " elements of this kind have " + std::to_string(elem_bytes) + " bytes each");
@@ -227,7 +230,8 @@ sluice_status sluice_session_create(sluice_engine* engine, const sluice_session_
   return run_call("sluice_session_create", [&] {
     required(engine, "engine");
     required(out, "out");
-    const sluice_session_options wanted = sluice::capi::read_struct(options, "options");
+    const sluice_session_options wanted =
+        sluice::capi::read_or_default(options, SLUICE_SESSION_OPTIONS_INIT, "options");
     if (wanted.state < SLUICE_STATE_AUTO || wanted.state > SLUICE_STATE_STORAGE) {
       sluice::capi::refuse_number("options.state", wanted.state, "a SLUICE_STATE_ number");
     }
@@ -247,39 +251,39 @@ void sluice_session_destroy(sluice_session* session) {
   if (!sluice::capi::is_forked_child()) delete session;
 }
 
-sluice_status sluice_add_group(sluice_session* session, const sluice_group_options* options,
-                               sluice_group* out) {
-  return run_call("sluice_add_group", [&] {
+sluice_status sluice_session_add_group(sluice_session* session, const sluice_group_options* options,
+                                       sluice_group* out) {
+  return run_call("sluice_session_add_group", [&] {
     Turn turn(session);
     required(out, "out");
-    *out =
-        turn->add_group(sluice::capi::group_options(sluice::capi::read_struct(options, "options")));
+    out->index = turn->add_group(sluice::capi::group_options(
+        sluice::capi::read_or_default(options, SLUICE_GROUP_OPTIONS_INIT, "options")));
   });
 }
 
-sluice_status sluice_set_group(sluice_session* session, sluice_group group,
-                               const sluice_group_options* options) {
-  return run_call("sluice_set_group", [&] {
+sluice_status sluice_session_set_group(sluice_session* session, sluice_group group,
+                                       const sluice_group_options* options) {
+  return run_call("sluice_session_set_group", [&] {
     Turn turn(session);
-    turn->set_group(group,
-                    sluice::capi::group_options(sluice::capi::read_struct(options, "options")));
+    turn->set_group(group.index, sluice::capi::group_options(sluice::capi::read_or_default(
+                                     options, SLUICE_GROUP_OPTIONS_INIT, "options")));
   });
 }
 
-sluice_status sluice_add_unit(sluice_session* session, const char* name, sluice_unit* out) {
-  return run_call("sluice_add_unit", [&] {
+sluice_status sluice_session_add_unit(sluice_session* session, const char* name, sluice_unit* out) {
+  return run_call("sluice_session_add_unit", [&] {
     Turn turn(session);
     required(out, "out");
-    *out = turn->add_unit(sluice::capi::required_name(name, "name"));
+    out->index = turn->add_unit(sluice::capi::required_name(name, "name"));
   });
 }
 
-sluice_status sluice_add_param(sluice_session* session, const sluice_param_options* options,
-                               sluice_param* out) {
-  return run_call("sluice_add_param", [&] {
+sluice_status sluice_session_add_param(sluice_session* session, const sluice_param_options* options,
+                                       sluice_param* out) {
+  return run_call("sluice_session_add_param", [&] {
     Turn turn(session);
     required(out, "out");
-    *out = turn->add_parameter(
+    out->index = turn->add_parameter(
         sluice::capi::parameter_options(sluice::capi::read_struct(options, "options")));
   });
 }
@@ -288,48 +292,51 @@ sluice_status sluice_session_seal(sluice_session* session) {
   return run_call("sluice_session_seal", [&] { Turn(session)->seal(); });
 }
 
-sluice_status sluice_param_weight(sluice_session* session, sluice_param param, sluice_tensor* out) {
-  return run_call("sluice_param_weight", [&] {
+sluice_status sluice_session_weight(sluice_session* session, sluice_param param,
+                                    sluice_tensor* out) {
+  return run_call("sluice_session_weight", [&] {
     Turn turn(session);
     sluice::capi::write_home(*turn, param, sluice::StateKind::kWeight, out);
   });
 }
 
-sluice_status sluice_param_grad(sluice_session* session, sluice_param param, sluice_tensor* out) {
-  return run_call("sluice_param_grad", [&] {
+sluice_status sluice_session_grad(sluice_session* session, sluice_param param, sluice_tensor* out) {
+  return run_call("sluice_session_grad", [&] {
     Turn turn(session);
     sluice::capi::write_home(*turn, param, sluice::StateKind::kGradient, out);
   });
 }
 
-sluice_status sluice_give_grad(sluice_session* session, sluice_param param,
-                               const sluice_tensor* grad) {
-  return run_call("sluice_give_grad", [&] {
+sluice_status sluice_session_give_grad(sluice_session* session, sluice_param param,
+                                       const sluice_tensor* grad) {
+  return run_call("sluice_session_give_grad", [&] {
     Turn turn(session);
     const sluice_tensor given = sluice::capi::read_struct(grad, "grad");
-    sluice::capi::check_gradient(turn->parameter(param), given);
-    turn->give_gradient(param, given.data);
+    sluice::capi::check_gradient(turn->parameter(param.index), given);
+    turn->give_gradient(param.index, given.data);
   });
 }
 
-sluice_status sluice_update(sluice_session* session, sluice_update_info* info) {
-  return run_call("sluice_update", [&] {
+sluice_status sluice_session_update(sluice_session* session, sluice_update_info* info) {
+  return run_call("sluice_session_update", [&] {
     Turn turn(session);
-    sluice_update_info wanted = sluice::capi::read_struct(info, "info");
+    sluice_update_info wanted =
+        sluice::capi::read_or_default(info, SLUICE_UPDATE_INFO_INIT, "info");
     wanted.grad_norm = turn->update(sluice::capi::update_request(wanted));
-    sluice::capi::write_struct(info, wanted, "info");
+    if (info != nullptr) sluice::capi::write_struct(info, wanted, "info");
   });
 }
 
-sluice_status sluice_update_begin(sluice_session* session, const sluice_update_info* info) {
-  return run_call("sluice_update_begin", [&] {
+sluice_status sluice_session_update_begin(sluice_session* session, const sluice_update_info* info) {
+  return run_call("sluice_session_update_begin", [&] {
     Turn turn(session);
-    turn->begin_update(sluice::capi::update_request(sluice::capi::read_struct(info, "info")));
+    turn->begin_update(sluice::capi::update_request(
+        sluice::capi::read_or_default(info, SLUICE_UPDATE_INFO_INIT, "info")));
   });
 }
 
-sluice_status sluice_update_next(sluice_session* session, sluice_update_part* out) {
-  return run_call("sluice_update_next", [&] {
+sluice_status sluice_session_update_next(sluice_session* session, sluice_update_part* out) {
+  return run_call("sluice_session_update_next", [&] {
     Turn turn(session);
     // Looked at first: a part that cannot be handed out must not be taken.
     sluice::capi::check_struct(out, "out");
@@ -337,7 +344,7 @@ sluice_status sluice_update_next(sluice_session* session, sluice_update_part* ou
     sluice_update_part part = SLUICE_UPDATE_PART_INIT;
     part.grad_norm = turn->grad_norm();
     if (found) {
-      part.param = found->parameter;
+      part.param.index = found->parameter;
       part.grad_factor = found->gradient_factor;
       part.weight = found->weight;
       part.grad = found->gradient;
@@ -348,61 +355,62 @@ sluice_status sluice_update_next(sluice_session* session, sluice_update_part* ou
   });
 }
 
-sluice_status sluice_kind_dtype(sluice_session* session, sluice_param param, int32_t kind,
-                                int32_t* out) {
-  return run_call("sluice_kind_dtype", [&] {
+sluice_status sluice_session_kind_dtype(sluice_session* session, sluice_param param, int32_t kind,
+                                        int32_t* out) {
+  return run_call("sluice_session_kind_dtype", [&] {
     Turn turn(session);
     required(out, "out");
-    *out = sluice::capi::number_of(turn->layout(param, sluice::capi::kind_of(kind)).dtype);
+    *out = sluice::capi::number_of(turn->layout(param.index, sluice::capi::kind_of(kind)).dtype);
   });
 }
 
-sluice_status sluice_read(sluice_session* session, sluice_param param, int32_t kind, uint64_t first,
-                          uint64_t count, void* into, uint64_t bytes) {
-  return run_call("sluice_read", [&] {
+sluice_status sluice_session_read(sluice_session* session, sluice_param param, int32_t kind,
+                                  uint64_t first, uint64_t count, void* into, uint64_t bytes) {
+  return run_call("sluice_session_read", [&] {
     Turn turn(session);
     const sluice::host::KeptState of = sluice::capi::kind_of(kind);
     sluice::capi::check_bytes(*turn, param, of, count, bytes);
-    turn->read(param, of, first, count, &required(static_cast<std::byte*>(into), "into"));
+    turn->read(param.index, of, first, count, &required(static_cast<std::byte*>(into), "into"));
   });
 }
 
-sluice_status sluice_write(sluice_session* session, sluice_param param, int32_t kind,
-                           uint64_t first, uint64_t count, const void* from, uint64_t bytes) {
-  return run_call("sluice_write", [&] {
+sluice_status sluice_session_write(sluice_session* session, sluice_param param, int32_t kind,
+                                   uint64_t first, uint64_t count, const void* from,
+                                   uint64_t bytes) {
+  return run_call("sluice_session_write", [&] {
     Turn turn(session);
     const sluice::host::KeptState of = sluice::capi::kind_of(kind);
     sluice::capi::check_bytes(*turn, param, of, count, bytes);
     const std::byte& data = required(static_cast<const std::byte*>(from), "from");
     if (reinterpret_cast<std::uintptr_t>(from) %
-            sluice::capi::elem_bytes_of(turn->layout(param, of).dtype) !=
+            sluice::capi::elem_bytes_of(turn->layout(param.index, of).dtype) !=
         0) {
       throw sluice::InputError("from is not aligned to its elements");
     }
-    turn->write(param, of, first, count, &data);
+    turn->write(param.index, of, first, count, &data);
   });
 }
 
-sluice_status sluice_save(sluice_session* session, const char* path) {
-  return run_call("sluice_save", [&] {
+sluice_status sluice_session_save(sluice_session* session, const char* path) {
+  return run_call("sluice_session_save", [&] {
     Turn turn(session);
     turn->save(sluice::capi::required_text(path, "path"));
   });
 }
 
-sluice_status sluice_load(sluice_session* session, const char* path) {
-  return run_call("sluice_load", [&] {
+sluice_status sluice_session_load(sluice_session* session, const char* path) {
+  return run_call("sluice_session_load", [&] {
     Turn turn(session);
     turn->load(sluice::capi::required_text(path, "path"));
   });
 }
 
-sluice_status sluice_commit(sluice_session* session) {
-  return run_call("sluice_commit", [&] { Turn(session)->commit(); });
+sluice_status sluice_session_commit(sluice_session* session) {
+  return run_call("sluice_session_commit", [&] { Turn(session)->commit(); });
 }
 
-sluice_status sluice_set_updates(sluice_session* session, uint64_t updates) {
-  return run_call("sluice_set_updates", [&] { Turn(session)->set_update_count(updates); });
+sluice_status sluice_session_set_updates(sluice_session* session, uint64_t updates) {
+  return run_call("sluice_session_set_updates", [&] { Turn(session)->set_update_count(updates); });
 }
 
 sluice_status sluice_session_get_stats(sluice_session* session, sluice_session_stats* out) {

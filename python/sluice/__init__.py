@@ -97,15 +97,15 @@ class Session(Handle):
 
     def add_group(self, **settings):
         number = ctypes.c_uint32()
-        _library.call("sluice_add_group", self._handle, ctypes.byref(self._group(**settings)), ctypes.byref(number))
+        _library.call("sluice_session_add_group", self._handle, ctypes.byref(self._group(**settings)), ctypes.byref(number))
         return number.value
 
     def set_group(self, group, **settings):
-        _library.call("sluice_set_group", self._handle, group, ctypes.byref(self._group(**settings)))
+        _library.call("sluice_session_set_group", self._handle, group, ctypes.byref(self._group(**settings)))
 
     def add_unit(self, name):
         number = ctypes.c_uint32()
-        _library.call("sluice_add_unit", self._handle, name.encode(), ctypes.byref(number))
+        _library.call("sluice_session_add_unit", self._handle, name.encode(), ctypes.byref(number))
         return number.value
 
     def add_param(self, name, shape, *, unit, group=None, dtype="fp32", data=None):
@@ -115,7 +115,7 @@ class Session(Handle):
             group=_library.NONE if group is None else group, name=name.encode(),
             shape=(ctypes.c_int64 * len(shape))(*shape), data=data)
         number = ctypes.c_uint32()
-        _library.call("sluice_add_param", self._handle, ctypes.byref(options), ctypes.byref(number))
+        _library.call("sluice_session_add_param", self._handle, ctypes.byref(options), ctypes.byref(number))
         return number.value
 
     def seal(self):
@@ -127,26 +127,26 @@ class Session(Handle):
         return tensor
 
     def weight_address(self, param):
-        return self._home("sluice_param_weight", param).data
+        return self._home("sluice_session_weight", param).data
 
     def gradient_address(self, param):
-        return self._home("sluice_param_grad", param).data
+        return self._home("sluice_session_grad", param).data
 
     def give_gradient(self, param, address):
         """A gradient of the parameter's dtype and shape, dense, in host memory."""
-        tensor = self._home("sluice_param_grad", param)
+        tensor = self._home("sluice_session_grad", param)
         tensor.data = address
-        _library.call("sluice_give_grad", self._handle, param, ctypes.byref(tensor))
+        _library.call("sluice_session_give_grad", self._handle, param, ctypes.byref(tensor))
 
     def update(self, *, max_norm=0.0, grad_scale=1.0):
         """Returns the norm of all gradients."""
         info = _library.UpdateInfo(max_norm=max_norm, grad_scale=grad_scale)
-        _library.call("sluice_update", self._handle, ctypes.byref(info))
+        _library.call("sluice_session_update", self._handle, ctypes.byref(info))
         return info.grad_norm
 
     def kind_dtype(self, param, kind):
         number = ctypes.c_int32()
-        _library.call("sluice_kind_dtype", self._handle, param, number_of(KINDS, kind, "kind"), ctypes.byref(number))
+        _library.call("sluice_session_kind_dtype", self._handle, param, number_of(KINDS, kind, "kind"), ctypes.byref(number))
         return next(word for word, code in DTYPES.items() if code == number.value)
 
     def _copy(self, function, param, kind, address, count, first):
@@ -154,21 +154,21 @@ class Session(Handle):
         _library.call(function, self._handle, param, KINDS[kind], first, count, address, count * elem_bytes)
 
     def read(self, param, kind, address, count, first=0):
-        self._copy("sluice_read", param, kind, address, count, first)
+        self._copy("sluice_session_read", param, kind, address, count, first)
 
     def write(self, param, kind, address, count, first=0):
-        self._copy("sluice_write", param, kind, address, count, first)
+        self._copy("sluice_session_write", param, kind, address, count, first)
 
     def save(self, path):
-        _library.call("sluice_save", self._handle, os.fsencode(path))
+        _library.call("sluice_session_save", self._handle, os.fsencode(path))
 
     def load(self, path):
         """A file of save(), or the directory of commits."""
-        _library.call("sluice_load", self._handle, os.fsencode(path))
+        _library.call("sluice_session_load", self._handle, os.fsencode(path))
 
     def commit(self):
         """Makes all weights and state durable as they lie, in the directory commit_path."""
-        _library.call("sluice_commit", self._handle)
+        _library.call("sluice_session_commit", self._handle)
 
     def stats(self):
         stats = _library.SessionStats()

@@ -165,7 +165,7 @@ class AdamW(torch.optim.Optimizer):
                 if name in states[i]:
                     self._write(number, kind, states[i][name], dtype)
         self._note_values()
-        _library.call("sluice_set_updates", self._session._handle, int(steps.pop()) if steps else 0)
+        _library.call("sluice_session_set_updates", self._session._handle, int(steps.pop()) if steps else 0)
 
     @staticmethod
     def _check_entry(entry, name, dtype, shape):

@@ -35,7 +35,7 @@ static sluice_param add(sluice_session* session, sluice_unit unit, sluice_group 
                         const char* name, int64_t rows, int64_t cols, const float* data) {
   sluice_param_options options = SLUICE_PARAM_OPTIONS_INIT;
   int64_t shape[2];
-  sluice_param number = 0;
+  sluice_param number = {0};
   shape[0] = rows;
   shape[1] = cols;
   options.unit = unit;
@@ -44,14 +44,14 @@ static sluice_param add(sluice_session* session, sluice_unit unit, sluice_group 
   options.ndim = 2;
   options.shape = shape;
   options.data = data;
-  check(sluice_add_param(session, &options, &number));
+  check(sluice_session_add_param(session, &options, &number));
   return number;
 }
 
 static void find_homes(sluice_session* session, struct parameter* p) {
   sluice_tensor weight = SLUICE_TENSOR_INIT, grad = SLUICE_TENSOR_INIT;
-  check(sluice_param_weight(session, p->number, &weight));
-  check(sluice_param_grad(session, p->number, &grad));
+  check(sluice_session_weight(session, p->number, &weight));
+  check(sluice_session_grad(session, p->number, &grad));
   p->weight = weight.data;
   p->grad = grad.data;
 }
@@ -126,9 +126,9 @@ int main(int argc, char** argv) {
   check(sluice_session_create(engine, &session_options, &session));
   group_options.lr = 5e-3;
   group_options.weight_decay = 1e-4;
-  check(sluice_add_group(session, &group_options, &group));
-  check(sluice_add_unit(session, "hidden", &first));
-  check(sluice_add_unit(session, "output", &second));
+  check(sluice_session_add_group(session, &group_options, &group));
+  check(sluice_session_add_unit(session, "hidden", &first));
+  check(sluice_session_add_unit(session, "output", &second));
   for (i = 0; i < INPUTS * HIDDEN; ++i) w1[i] = 1.5f * uniform(&random);
   for (i = 0; i < HIDDEN; ++i) w2[i] = 0.2f * uniform(&random);
   p[0].number = add(session, first, group, "hidden.weight", INPUTS, HIDDEN, w1);
@@ -143,11 +143,12 @@ int main(int argc, char** argv) {
     const double loss = run_batch(p, &random);
     for (i = 0; i < 4; ++i) {
       sluice_tensor grad = SLUICE_TENSOR_INIT;
-      check(sluice_param_grad(session, p[i].number, &grad));
-      check(sluice_give_grad(session, p[i].number, &grad)); /* already home: nothing is copied */
+      check(sluice_session_grad(session, p[i].number, &grad));
+      check(sluice_session_give_grad(session, p[i].number,
+                                     &grad)); /* already home: nothing is copied */
     }
     update.max_norm = 1.0;
-    check(sluice_update(session, &update));
+    check(sluice_session_update(session, &update));
     if (step % 100 == 0) printf("step %d  loss %.6f  norm %.4f\n", step, loss, update.grad_norm);
   }
   check(sluice_session_get_stats(session, &stats));

@@ -108,12 +108,12 @@ static void test_null(void) {
   EXPECT(SLUICE_E_INPUT, sluice_engine_usage(NULL, 0, &usage));
   EXPECT(SLUICE_E_INPUT, sluice_allocator_create(NULL, &allocator_options, &made));
   EXPECT(SLUICE_E_INPUT, sluice_allocator_create(engine, &allocator_options, NULL));
-  EXPECT(SLUICE_E_INPUT, sluice_alloc(NULL, 512, NULL, 0, &data));
-  EXPECT(SLUICE_E_INPUT, sluice_alloc(allocator, 512, NULL, 0, NULL));
-  EXPECT(SLUICE_E_INPUT, sluice_free(NULL, &data));
-  EXPECT(SLUICE_OK, sluice_free(allocator, NULL));
-  EXPECT(SLUICE_E_INPUT, sluice_record_use(NULL, &data, NULL));
-  EXPECT(SLUICE_E_INPUT, sluice_record_use(allocator, NULL, NULL));
+  EXPECT(SLUICE_E_INPUT, sluice_allocator_alloc(NULL, 512, NULL, 0, &data));
+  EXPECT(SLUICE_E_INPUT, sluice_allocator_alloc(allocator, 512, NULL, 0, NULL));
+  EXPECT(SLUICE_E_INPUT, sluice_allocator_free(NULL, &data));
+  EXPECT(SLUICE_OK, sluice_allocator_free(allocator, NULL));
+  EXPECT(SLUICE_E_INPUT, sluice_allocator_record_use(NULL, &data, NULL));
+  EXPECT(SLUICE_E_INPUT, sluice_allocator_record_use(allocator, NULL, NULL));
   EXPECT(SLUICE_E_INPUT, sluice_allocator_step(NULL));
   EXPECT(SLUICE_E_INPUT, sluice_allocator_pin_stream(NULL, NULL));
   EXPECT(SLUICE_E_INPUT, sluice_allocator_site(NULL, "x", &site));
@@ -178,16 +178,16 @@ static void test_wrong_use(const char* folder) {
   void* data = NULL;
   EXPECT(SLUICE_E_INPUT, sluice_engine_usage(engine, 3, &usage));
   EXPECT(SLUICE_E_INPUT, sluice_engine_usage(engine, -1, &usage));
-  EXPECT(SLUICE_E_INPUT, sluice_alloc(allocator, 512, &elsewhere, 0, &data));
+  EXPECT(SLUICE_E_INPUT, sluice_allocator_alloc(allocator, 512, &elsewhere, 0, &data));
   EXPECT(SLUICE_OK, sluice_allocator_pin_stream(allocator, &queue));
   EXPECT(SLUICE_E_STATE, sluice_allocator_pin_stream(allocator, &queue));
-  EXPECT(SLUICE_E_INPUT, sluice_free(allocator, local + 64));
-  EXPECT(SLUICE_OK, sluice_alloc(allocator, 512, &queue, 0, &data));
+  EXPECT(SLUICE_E_INPUT, sluice_allocator_free(allocator, local + 64));
+  EXPECT(SLUICE_OK, sluice_allocator_alloc(allocator, 512, &queue, 0, &data));
   CHECK((uintptr_t)data % 512 == 0);
   memset(data, 0x5a, 512);
-  EXPECT(SLUICE_OK, sluice_record_use(allocator, data, NULL));
-  EXPECT(SLUICE_OK, sluice_free(allocator, data));
-  EXPECT(SLUICE_E_INPUT, sluice_free(allocator, data));
+  EXPECT(SLUICE_OK, sluice_allocator_record_use(allocator, data, NULL));
+  EXPECT(SLUICE_OK, sluice_allocator_free(allocator, data));
+  EXPECT(SLUICE_E_INPUT, sluice_allocator_free(allocator, data));
   EXPECT(SLUICE_E_INPUT, sluice_allocator_snapshot(allocator, folder, 77));
   EXPECT(SLUICE_E_IO, sluice_allocator_snapshot(allocator, "/nonexistent/x", SLUICE_FORMAT_CSV));
   EXPECT(SLUICE_OK, sluice_error(&info));
@@ -204,7 +204,7 @@ static void* lend(sluice_allocator* allocator, uint64_t bytes, const sluice_stre
                   int for_torch) {
   void* data = NULL;
   if (for_torch) return sluice_torch_alloc((ptrdiff_t)bytes, 0, stream->native);
-  EXPECT(SLUICE_OK, sluice_alloc(allocator, bytes, stream, 0, &data));
+  EXPECT(SLUICE_OK, sluice_allocator_alloc(allocator, bytes, stream, 0, &data));
   return data;
 }
 static void record_use(sluice_allocator* allocator, void* data, const sluice_stream* stream,
@@ -212,7 +212,7 @@ static void record_use(sluice_allocator* allocator, void* data, const sluice_str
   if (for_torch) {
     sluice_torch_record_stream(data, stream->native);
   } else {
-    EXPECT(SLUICE_OK, sluice_record_use(allocator, data, stream));
+    EXPECT(SLUICE_OK, sluice_allocator_record_use(allocator, data, stream));
   }
 }
 
@@ -235,14 +235,14 @@ static void test_streams(int for_torch) {
     finish_stream(first);
     queue_read(seen, data, BYTES, second);
     record_use(allocator, data, &second, for_torch);
-    EXPECT(SLUICE_OK, sluice_free(allocator, data));
+    EXPECT(SLUICE_OK, sluice_allocator_free(allocator, data));
     data = lend(allocator, BYTES, &first, for_torch);
     CHECK(data != NULL);
     queue_fill(data, 0xee, BYTES, first);
     finish_stream(second);
     for (i = 0; i < BYTES; ++i) wrong += seen[i] != round + 1;
     CHECK(wrong == 0);
-    EXPECT(SLUICE_OK, sluice_free(allocator, data));
+    EXPECT(SLUICE_OK, sluice_allocator_free(allocator, data));
   }
   sluice_allocator_destroy(allocator);
   sluice_engine_destroy(engine);
@@ -257,7 +257,7 @@ static void test_order(void) {
   sluice_allocator* allocator = make_allocator(engine, 1, 0);
   void* data = NULL;
   sluice_engine_destroy(engine);
-  EXPECT(SLUICE_OK, sluice_alloc(allocator, 4096, NULL, 0, &data));
+  EXPECT(SLUICE_OK, sluice_allocator_alloc(allocator, 4096, NULL, 0, &data));
   memset(data, 1, 4096);
   sluice_allocator_destroy(allocator); /* with a block out */
 }
@@ -272,7 +272,7 @@ static int32_t free_spare(void* user, uint64_t wanted_bytes) {
   CHECK(wanted_bytes == 6 * MIB);
   ++state->calls;
   if (state->spare == NULL) return 0;
-  EXPECT(SLUICE_OK, sluice_free(state->allocator, state->spare));
+  EXPECT(SLUICE_OK, sluice_allocator_free(state->allocator, state->spare));
   state->spare = NULL;
   return 1;
 }
@@ -291,24 +291,24 @@ static void test_out_of_memory(void) {
   EXPECT(SLUICE_OK, sluice_allocator_site(allocator, "weights of layer 3", &site));
   EXPECT(SLUICE_OK, sluice_allocator_site(allocator, "weights of layer 3", &again));
   CHECK(site != 0 && site == again);
-  EXPECT(SLUICE_E_INPUT, sluice_alloc(allocator, MIB, NULL, site + 1, &first));
-  EXPECT(SLUICE_OK, sluice_alloc(allocator, 5 * MIB, NULL, site, &first));
-  EXPECT(SLUICE_E_MEMORY, sluice_alloc(allocator, 6 * MIB, NULL, 0, &second));
+  EXPECT(SLUICE_E_INPUT, sluice_allocator_alloc(allocator, MIB, NULL, site + 1, &first));
+  EXPECT(SLUICE_OK, sluice_allocator_alloc(allocator, 5 * MIB, NULL, site, &first));
+  EXPECT(SLUICE_E_MEMORY, sluice_allocator_alloc(allocator, 6 * MIB, NULL, 0, &second));
   CHECK(second == NULL);
   EXPECT(SLUICE_OK, sluice_error(&info));
   CHECK(info.status == SLUICE_E_MEMORY && info.tier == SLUICE_TIER_DEVICE);
   CHECK(info.requested_bytes == 6 * MIB && info.available_bytes < 6 * MIB);
   EXPECT(SLUICE_OK, sluice_allocator_report(allocator, 1, &report));
   CHECK(strstr(report, "weights of layer 3") != NULL && strstr(report, "\"cause\"") != NULL);
-  EXPECT(SLUICE_E_MEMORY, sluice_alloc(allocator, UINT64_MAX, NULL, 0, &second));
+  EXPECT(SLUICE_E_MEMORY, sluice_allocator_alloc(allocator, UINT64_MAX, NULL, 0, &second));
 
   state.spare = first;
   EXPECT(SLUICE_OK, sluice_allocator_on_pressure(allocator, free_spare, &state));
-  EXPECT(SLUICE_OK, sluice_alloc(allocator, 6 * MIB, NULL, 0, &second));
+  EXPECT(SLUICE_OK, sluice_allocator_alloc(allocator, 6 * MIB, NULL, 0, &second));
   CHECK(state.calls == 1 && second != NULL);
-  EXPECT(SLUICE_E_MEMORY, sluice_alloc(allocator, 6 * MIB, NULL, 0, &first));
+  EXPECT(SLUICE_E_MEMORY, sluice_allocator_alloc(allocator, 6 * MIB, NULL, 0, &first));
   CHECK(state.calls == 2);
-  EXPECT(SLUICE_OK, sluice_free(allocator, second));
+  EXPECT(SLUICE_OK, sluice_allocator_free(allocator, second));
   sluice_allocator_destroy(allocator);
   sluice_engine_destroy(engine);
 }
@@ -320,14 +320,14 @@ static void test_usage(void) {
   sluice_usage usage = SLUICE_USAGE_INIT;
   sluice_allocator_stats stats = SLUICE_ALLOCATOR_STATS_INIT;
   void* data = NULL;
-  EXPECT(SLUICE_OK, sluice_alloc(allocator, 5 * MIB, NULL, 0, &data));
+  EXPECT(SLUICE_OK, sluice_allocator_alloc(allocator, 5 * MIB, NULL, 0, &data));
   EXPECT(SLUICE_OK, sluice_engine_usage(engine, SLUICE_TIER_DEVICE, &usage));
   CHECK(usage.cap_bytes == 64 * MIB && usage.live_bytes == 6 * MIB);
   CHECK(usage.measured_peak_bytes == 6 * MIB);
   CHECK(usage.live_by_category[SLUICE_CATEGORY_EXTERNAL] == 6 * MIB);
   EXPECT(SLUICE_OK, sluice_allocator_get_stats(allocator, &stats));
   CHECK(stats.live_bytes == 5 * MIB && stats.reserved_bytes == 6 * MIB && stats.allocations == 1);
-  EXPECT(SLUICE_OK, sluice_free(allocator, data));
+  EXPECT(SLUICE_OK, sluice_allocator_free(allocator, data));
   EXPECT(SLUICE_OK, sluice_allocator_trim(allocator));
   EXPECT(SLUICE_OK, sluice_engine_usage(engine, SLUICE_TIER_DEVICE, &usage));
   CHECK(usage.live_bytes == 0 && usage.peak_bytes == 6 * MIB);
@@ -347,7 +347,8 @@ static void test_planned(void) {
     requested = 0;
     EXPECT(SLUICE_OK, sluice_allocator_step(allocator));
     for (i = 0; i < 8; ++i) {
-      EXPECT(SLUICE_OK, sluice_alloc(allocator, (uint64_t)(i + 1) * 300000, NULL, 0, &blocks[i]));
+      EXPECT(SLUICE_OK,
+             sluice_allocator_alloc(allocator, (uint64_t)(i + 1) * 300000, NULL, 0, &blocks[i]));
       memset(blocks[i], step, 300000);
       requested += (uint64_t)(i + 1) * 300000;
     }
@@ -355,7 +356,7 @@ static void test_planned(void) {
     CHECK(stats.live_bytes == requested);
     for (i = 0; i < 8; ++i) {
       CHECK(((unsigned char*)blocks[i])[299999] == (unsigned char)step);
-      EXPECT(SLUICE_OK, sluice_free(allocator, blocks[i]));
+      EXPECT(SLUICE_OK, sluice_allocator_free(allocator, blocks[i]));
     }
   }
   EXPECT(SLUICE_OK, sluice_allocator_get_stats(allocator, &stats));
@@ -407,7 +408,7 @@ static void test_snapshots(const char* folder) {
   char start[64] = {0};
   FILE* file;
   void* data = NULL;
-  EXPECT(SLUICE_OK, sluice_alloc(allocator, 4096, NULL, 0, &data));
+  EXPECT(SLUICE_OK, sluice_allocator_alloc(allocator, 4096, NULL, 0, &data));
   snprintf(path, sizeof(path), "%s/capi_snapshot.csv", folder);
   EXPECT(SLUICE_OK, sluice_allocator_snapshot(allocator, path, SLUICE_FORMAT_CSV));
   file = fopen(path, "rb");

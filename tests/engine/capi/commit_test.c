@@ -90,24 +90,24 @@ static void test_tiers(int format, int place, int next_place) {
   EXPECT(SLUICE_OK, sluice_engine_usage(t.engine, SLUICE_TIER_PINNED, &usage));
   CHECK(usage.live_bytes == stats.planned_pinned_bytes);
   train(&t, 0, 2, &norm);
-  EXPECT(SLUICE_OK, sluice_commit(t.session));
+  EXPECT(SLUICE_OK, sluice_session_commit(t.session));
   train(&t, 2, 3, &norm);
-  EXPECT(SLUICE_OK, sluice_commit(t.session));
+  EXPECT(SLUICE_OK, sluice_session_commit(t.session));
   CHECK(train(&t, 3, STEPS, &norm) == expected);
   close_here(&t);
   open_here(&t, next_place, format);
-  EXPECT(SLUICE_OK, sluice_load(t.session, folder));
+  EXPECT(SLUICE_OK, sluice_session_load(t.session, folder));
   CHECK(updates_of(&t) == 3);
   CHECK(train(&t, 3, 5, &norm) == plain_digest(format, 5));
-  EXPECT(SLUICE_OK, sluice_commit(t.session)); /* the files of the first session go */
-  CHECK(for_files(NULL) == 3);                 /* a log, its data, the lock */
+  EXPECT(SLUICE_OK, sluice_session_commit(t.session)); /* the files of the first session go */
+  CHECK(for_files(NULL) == 3);                         /* a log, its data, the lock */
   CHECK(train(&t, 5, STEPS, &norm) == expected);
   close_here(&t);
   /* A session that does not commit loads them, too. */
   open_trial(&t, make_engine(folder, 8 * MIB), places[place], formats[format]);
-  EXPECT(SLUICE_OK, sluice_load(t.session, folder));
+  EXPECT(SLUICE_OK, sluice_session_load(t.session, folder));
   CHECK(train(&t, 5, STEPS, &norm) == expected);
-  EXPECT(SLUICE_E_STATE, sluice_commit(t.session));
+  EXPECT(SLUICE_E_STATE, sluice_session_commit(t.session));
   close_here(&t);
   for_files(remove_file);
 }
@@ -120,39 +120,40 @@ static void test_changes_between(int format, int place) {
   double norm;
   uint64_t committed, changed;
   const size_t elems = elems_of(3);
-  const size_t bytes = elems * (formats[format].dtype == SLUICE_F32 ? 4 : 2);
+  const size_t bytes = elems * (formats[format].dtype == SLUICE_DTYPE_F32 ? 4 : 2);
   snprintf(path, sizeof(path), "%s.safetensors", folder);
   open_here(&t, place, format);
   committed = train(&t, 0, 3, &norm);
-  EXPECT(SLUICE_OK, sluice_save(t.session, path));
-  EXPECT(SLUICE_OK, sluice_commit(t.session));
-  EXPECT(SLUICE_OK, sluice_commit(t.session));
+  EXPECT(SLUICE_OK, sluice_session_save(t.session, path));
+  EXPECT(SLUICE_OK, sluice_session_commit(t.session));
+  EXPECT(SLUICE_OK, sluice_session_commit(t.session));
   CHECK(digest_state(&t) == committed);
   /* Not committed, so lost. */
-  EXPECT(SLUICE_OK, sluice_write(t.session, t.params[3], SLUICE_KIND_WEIGHT, 0, elems, raw, bytes));
+  EXPECT(SLUICE_OK,
+         sluice_session_write(t.session, t.params[3], SLUICE_KIND_WEIGHT, 0, elems, raw, bytes));
   CHECK(digest_state(&t) != committed);
-  EXPECT(SLUICE_OK, sluice_load(t.session, folder));
+  EXPECT(SLUICE_OK, sluice_session_load(t.session, folder));
   CHECK(digest_state(&t) == committed);
   /* A part of a home on storage is written, and committed. */
-  EXPECT(SLUICE_OK, sluice_write(t.session, t.params[3], SLUICE_KIND_WEIGHT, 5000, 300, raw,
-                                 300 * bytes / elems));
+  EXPECT(SLUICE_OK, sluice_session_write(t.session, t.params[3], SLUICE_KIND_WEIGHT, 5000, 300, raw,
+                                         300 * bytes / elems));
   changed = digest_state(&t);
-  EXPECT(SLUICE_OK, sluice_commit(t.session));
+  EXPECT(SLUICE_OK, sluice_session_commit(t.session));
   train(&t, 3, 4, &norm);
-  EXPECT(SLUICE_OK, sluice_load(t.session, folder));
+  EXPECT(SLUICE_OK, sluice_session_load(t.session, folder));
   CHECK(digest_state(&t) == changed && updates_of(&t) == 3);
   /* A file behind a commit. */
-  EXPECT(SLUICE_OK, sluice_load(t.session, path));
+  EXPECT(SLUICE_OK, sluice_session_load(t.session, path));
   CHECK(digest_state(&t) == committed);
   close_here(&t);
   open_here(&t, 1 - place, format);
-  EXPECT(SLUICE_OK, sluice_load(t.session, folder));
+  EXPECT(SLUICE_OK, sluice_session_load(t.session, folder));
   CHECK(digest_state(&t) == changed);
-  EXPECT(SLUICE_OK, sluice_load(t.session, path));
-  EXPECT(SLUICE_OK, sluice_commit(t.session));
+  EXPECT(SLUICE_OK, sluice_session_load(t.session, path));
+  EXPECT(SLUICE_OK, sluice_session_commit(t.session));
   close_here(&t);
   open_here(&t, place, format);
-  EXPECT(SLUICE_OK, sluice_load(t.session, folder));
+  EXPECT(SLUICE_OK, sluice_session_load(t.session, folder));
   CHECK(digest_state(&t) == committed);
   close_here(&t);
   for_files(remove_file);
@@ -166,12 +167,12 @@ static void test_not_finite(void) {
   uint64_t committed;
   open_here(&t, 1, 0);
   committed = train(&t, 0, 2, &norm);
-  EXPECT(SLUICE_OK, sluice_commit(t.session));
+  EXPECT(SLUICE_OK, sluice_session_commit(t.session));
   give_grads(&t, 5, NAN);
-  EXPECT(SLUICE_E_NOT_FINITE, sluice_update(t.session, &info));
+  EXPECT(SLUICE_E_NOT_FINITE, sluice_session_update(t.session, &info));
   CHECK(digest_state(&t) == committed);
-  EXPECT(SLUICE_OK, sluice_commit(t.session));
-  EXPECT(SLUICE_OK, sluice_load(t.session, folder));
+  EXPECT(SLUICE_OK, sluice_session_commit(t.session));
+  EXPECT(SLUICE_OK, sluice_session_load(t.session, folder));
   CHECK(train(&t, 2, STEPS, &norm) == plain_digest(0, STEPS));
   close_here(&t);
   for_files(remove_file);
@@ -188,9 +189,9 @@ static sluice_status seal_with(sluice_engine* engine, const char* commit_path) {
   status = sluice_session_create(engine, &options, &session);
   if (status != SLUICE_OK) return status;
   t.session = session;
-  t.dtype = SLUICE_F32;
-  EXPECT(SLUICE_OK, sluice_add_group(session, &group, &t.groups[0]));
-  EXPECT(SLUICE_OK, sluice_add_unit(session, "unit", &unit));
+  t.dtype = SLUICE_DTYPE_F32;
+  EXPECT(SLUICE_OK, sluice_session_add_group(session, &group, &t.groups[0]));
+  EXPECT(SLUICE_OK, sluice_session_add_unit(session, "unit", &unit));
   EXPECT(SLUICE_OK, add_param(&t, 1, unit, t.groups[0], NULL));
   status = sluice_session_seal(session);
   sluice_session_destroy(session);
@@ -220,24 +221,24 @@ static void test_refusals(void) {
   /* One session at a time; a session that commits nothing leaves nothing. */
   open_here(&t, 0, 0);
   EXPECT(SLUICE_E_INPUT, seal_with(engine, folder));
-  EXPECT(SLUICE_E_INPUT, sluice_load(t.session, folder)); /* no commit yet */
+  EXPECT(SLUICE_E_INPUT, sluice_session_load(t.session, folder)); /* no commit yet */
   train(&t, 0, 1, &norm);
   close_here(&t);
   CHECK(for_files(NULL) == 0);
   /* Other parameters or formats, and data that are damaged: nothing has changed. */
   open_here(&t, 1, 0);
   train(&t, 0, 2, &norm);
-  EXPECT(SLUICE_OK, sluice_commit(t.session));
+  EXPECT(SLUICE_OK, sluice_session_commit(t.session));
   close_here(&t);
   open_trial(&t, engine, SLUICE_STATE_PINNED, formats[3]);
   before = digest_state(&t);
-  EXPECT(SLUICE_E_INPUT, sluice_load(t.session, folder));
+  EXPECT(SLUICE_E_INPUT, sluice_session_load(t.session, folder));
   CHECK(digest_state(&t) == before);
   close_trial(&t);
   for_files(damage);
   open_trial(&t, engine, SLUICE_STATE_PINNED, formats[0]);
   before = digest_state(&t);
-  EXPECT(SLUICE_E_INPUT, sluice_load(t.session, folder));
+  EXPECT(SLUICE_E_INPUT, sluice_session_load(t.session, folder));
   CHECK(digest_state(&t) == before);
   close_trial(&t);
   sluice_engine_destroy(plain);
@@ -251,10 +252,10 @@ static int run_until_killed(int place, int format) {
   double norm;
   uint32_t step;
   open_here(&t, place, format);
-  if (for_files(NULL) > 3) EXPECT(SLUICE_OK, sluice_load(t.session, folder));
+  if (for_files(NULL) > 3) EXPECT(SLUICE_OK, sluice_session_load(t.session, folder));
   for (step = (uint32_t)updates_of(&t); check_failures == 0; ++step) {
     train(&t, step, step + 1, &norm);
-    if (step % 2 == 1) EXPECT(SLUICE_OK, sluice_commit(t.session));
+    if (step % 2 == 1) EXPECT(SLUICE_OK, sluice_session_commit(t.session));
   }
   return check_result();
 }
@@ -278,7 +279,7 @@ static void test_kills(const char* program, int rounds) {
     CHECK(kill(child, SIGKILL) == 0 && waitpid(child, &status, 0) == child);
     CHECK(WIFSIGNALED(status));
     open_here(&t, 1 - place, format);
-    if (sluice_load(t.session, folder) == SLUICE_OK) {
+    if (sluice_session_load(t.session, folder) == SLUICE_OK) {
       const uint32_t updates = (uint32_t)updates_of(&t);
       CHECK(updates % 2 == 0 && digest_state(&t) == plain_digest(format, updates));
     } else {

@@ -32,8 +32,10 @@ static void test_out(void) {
   static const struct {
     int32_t dtype;
     uint8_t code, bits;
-  } formats[] = {
-      {SLUICE_F32, 2, 32}, {SLUICE_BF16, 4, 16}, {SLUICE_F16, 2, 16}, {SLUICE_I16, 0, 16}};
+  } formats[] = {{SLUICE_DTYPE_F32, 2, 32},
+                 {SLUICE_DTYPE_BF16, 4, 16},
+                 {SLUICE_DTYPE_F16, 2, 16},
+                 {SLUICE_DTYPE_I16, 0, 16}};
   const int64_t shape[3] = {2, 1, 5};
   const int64_t negative[1] = {-1};
   const int64_t huge[2] = {INT64_MAX, 3};
@@ -72,7 +74,7 @@ static void test_out(void) {
   tensor.shape = shape;
   tensor.dtype = 99;
   EXPECT(SLUICE_E_INPUT, sluice_to_dlpack(&tensor, &lent));
-  tensor.dtype = SLUICE_F32;
+  tensor.dtype = SLUICE_DTYPE_F32;
   tensor.data = NULL;
   EXPECT(SLUICE_E_INPUT, sluice_to_dlpack(&tensor, &lent));
 }
@@ -100,7 +102,7 @@ static void test_in(void) {
   sluice_tensor tensor = SLUICE_TENSOR_INIT;
   from.tensor.byte_offset = 8;
   EXPECT(SLUICE_OK, sluice_from_dlpack(&from, &tensor, got)); /* one row may have any stride */
-  CHECK(tensor.data == values + 2 && tensor.dtype == SLUICE_F32 && tensor.ndim == 2);
+  CHECK(tensor.data == values + 2 && tensor.dtype == SLUICE_DTYPE_F32 && tensor.ndim == 2);
   CHECK(tensor.shape == got && got[0] == 1 && got[1] == 6);
   from.tensor.strides = NULL;
   from.tensor.device.type = 3; /* pinned by CUDA */
@@ -146,7 +148,7 @@ static void test_session(void) {
   sluice_tensor weight = SLUICE_TENSOR_INIT, again = SLUICE_TENSOR_INIT;
   sluice_engine* engine = NULL;
   sluice_session* session = NULL;
-  sluice_param number = 0;
+  sluice_param number = {0};
   int64_t shape[2] = {3, 4}, got[8];
   float gradient[12] = {0};
   managed from = dense(gradient, shape, NULL);
@@ -154,21 +156,21 @@ static void test_session(void) {
   options.device_bytes = options.pinned_bytes = 8u << 20;
   EXPECT(SLUICE_OK, sluice_engine_create(&options, &engine));
   EXPECT(SLUICE_OK, sluice_session_create(engine, &session_options, &session));
-  EXPECT(SLUICE_OK, sluice_add_group(session, &group, &param.group));
-  EXPECT(SLUICE_OK, sluice_add_unit(session, "unit", &param.unit));
+  EXPECT(SLUICE_OK, sluice_session_add_group(session, &group, &param.group));
+  EXPECT(SLUICE_OK, sluice_session_add_unit(session, "unit", &param.unit));
   param.name = "w";
   param.ndim = 2;
   param.shape = shape;
-  EXPECT(SLUICE_OK, sluice_add_param(session, &param, &number));
+  EXPECT(SLUICE_OK, sluice_session_add_param(session, &param, &number));
   EXPECT(SLUICE_OK, sluice_session_seal(session));
-  EXPECT(SLUICE_OK, sluice_param_weight(session, number, &weight));
+  EXPECT(SLUICE_OK, sluice_session_weight(session, number, &weight));
   EXPECT(SLUICE_OK, sluice_to_dlpack(&weight, &lent));
   EXPECT(SLUICE_OK, sluice_from_dlpack(lent, &again, got));
   CHECK(again.data == weight.data && again.ndim == 2 && got[0] == 3 && got[1] == 4);
   gradient[5] = 2;
   EXPECT(SLUICE_OK, sluice_from_dlpack(&from, &again, got));
-  EXPECT(SLUICE_OK, sluice_give_grad(session, number, &again));
-  EXPECT(SLUICE_OK, sluice_update(session, &info));
+  EXPECT(SLUICE_OK, sluice_session_give_grad(session, number, &again));
+  EXPECT(SLUICE_OK, sluice_session_update(session, &info));
   CHECK(info.grad_norm == 2 && ((float*)lent->tensor.data)[5] != 0);
   lent->deleter(lent);
   sluice_session_destroy(session);

@@ -137,7 +137,7 @@ class PagerTrial {
       for (std::size_t i = 0; i < bytes.size(); ++i) {
         bytes[i] = static_cast<unsigned char>(i * 7 + (i >> 9) + unit * 50);
       }
-      sluice_unit number = 0;
+      sluice_unit number = {0};
       EXPECT_EQ(sluice_pager_add_unit(pager, "unit", &number), SLUICE_OK);
       EXPECT_EQ(sluice_pager_add(pager, number, SLUICE_PART_WEIGHT, kWeightBytes, bytes.data(),
                                  &weights_[unit]),
@@ -152,17 +152,18 @@ class PagerTrial {
     if (!check_(sluice_pager_begin_pass(pager))) return;
     for (std::uint32_t unit = 0; unit < kUnits; ++unit) {
       void* window = nullptr;
-      if (!check_(sluice_pager_acquire(pager, unit, nullptr))) continue;
+      if (!check_(sluice_pager_acquire(pager, sluice_unit{unit}, nullptr))) continue;
       EXPECT_EQ(sluice_pager_window(pager, weights_[unit], &window), SLUICE_OK);
       EXPECT_EQ(std::memcmp(window, expected_[unit].data(), kWeightBytes), 0);
-      EXPECT_EQ(sluice_pager_release(pager, unit, nullptr), SLUICE_OK);
+      EXPECT_EQ(sluice_pager_release(pager, sluice_unit{unit}, nullptr), SLUICE_OK);
     }
   }
 
   void update(sluice_pager* pager) {
     for (std::uint32_t unit = 0; unit < kUnits; ++unit) {
       void *weight = nullptr, *state = nullptr;
-      if (!check_(sluice_pager_stage(pager, unit, unit + 1 < kUnits ? unit + 1 : SLUICE_NONE))) {
+      if (!check_(sluice_pager_stage(pager, sluice_unit{unit},
+                                     unit + 1 < kUnits ? sluice_unit{unit + 1} : SLUICE_NO_UNIT))) {
         continue;
       }
       EXPECT_EQ(sluice_pager_staged(pager, weights_[unit], &weight), SLUICE_OK);
@@ -171,7 +172,7 @@ class PagerTrial {
       EXPECT_EQ(std::memcmp(state, expected_[unit].data() + kWeightBytes, kStateBytes), 0);
       static_cast<unsigned char*>(weight)[unit * 100] = expected_[unit][unit * 100] = 77;
       static_cast<unsigned char*>(state)[5] = expected_[unit][kWeightBytes + 5] = 78;
-      check_(sluice_pager_unstage(pager, unit));
+      check_(sluice_pager_unstage(pager, sluice_unit{unit}));
     }
     check_(sluice_pager_settle(pager));
   }
@@ -212,9 +213,9 @@ class SessionTrial {
     sluice_session* session = make(host.handle(), folder);
     if (check_(sluice_session_seal(session))) {
       update(session, 0);
-      if (check_(sluice_commit(session))) last_commit_ = 1;
+      if (check_(sluice_session_commit(session))) last_commit_ = 1;
       update(session, 1);
-      if (check_(sluice_commit(session))) last_commit_ = 2;
+      if (check_(sluice_session_commit(session))) last_commit_ = 2;
       update(session, 2);
       State state;
       if (read(session, state)) states_[updates(session)] = std::move(state);
@@ -235,7 +236,7 @@ class SessionTrial {
     FaultyHost host(folder, {});
     sluice_session* session = make(host.handle(), {});
     ASSERT_EQ(sluice_session_seal(session), SLUICE_OK);
-    if (sluice_load(session, folder.c_str()) == SLUICE_OK) {
+    if (sluice_session_load(session, folder.c_str()) == SLUICE_OK) {
       State state;
       ASSERT_TRUE(read(session, state));
       const std::uint64_t found = updates(session);
@@ -253,16 +254,16 @@ class SessionTrial {
     sluice_group_options group = SLUICE_GROUP_OPTIONS_INIT;
     sluice_param_options param = SLUICE_PARAM_OPTIONS_INIT;
     sluice_session* session = nullptr;
-    sluice_param number = 0;
+    sluice_param number = {0};
     options.state = SLUICE_STATE_STORAGE;
     if (!commit_path.empty()) options.commit_path = commit_path.c_str();
     EXPECT_EQ(sluice_session_create(engine, &options, &session), SLUICE_OK);
-    EXPECT_EQ(sluice_add_group(session, &group, &param.group), SLUICE_OK);
-    EXPECT_EQ(sluice_add_unit(session, "unit", &param.unit), SLUICE_OK);
+    EXPECT_EQ(sluice_session_add_group(session, &group, &param.group), SLUICE_OK);
+    EXPECT_EQ(sluice_session_add_unit(session, "unit", &param.unit), SLUICE_OK);
     param.name = "p";
     param.ndim = 1;
     param.shape = &kElems;
-    EXPECT_EQ(sluice_add_param(session, &param, &number), SLUICE_OK);
+    EXPECT_EQ(sluice_session_add_param(session, &param, &number), SLUICE_OK);
     return session;
   }
 
@@ -282,8 +283,8 @@ class SessionTrial {
     tensor.ndim = 1;
     tensor.shape = &kElems;
     tensor.data = gradient.data();
-    if (!check_(sluice_give_grad(session, 0, &tensor))) return;
-    if (!check_(sluice_update(session, &info))) return;
+    if (!check_(sluice_session_give_grad(session, sluice_param{0}, &tensor))) return;
+    if (!check_(sluice_session_update(session, &info))) return;
     State state;
     if (step < 2 && read(session, state)) states_[updates(session)] = std::move(state);
   }
@@ -292,10 +293,10 @@ class SessionTrial {
     constexpr std::uint64_t kBytes = kElems * sizeof(float);
     state.weights.resize(kElems);
     state.moments.resize(kElems);
-    return check_(sluice_read(session, 0, SLUICE_KIND_WEIGHT, 0, kElems, state.weights.data(),
-                              kBytes)) &&
-           check_(sluice_read(session, 0, SLUICE_KIND_MOMENT1, 0, kElems, state.moments.data(),
-                              kBytes));
+    return check_(sluice_session_read(session, sluice_param{0}, SLUICE_KIND_WEIGHT, 0, kElems,
+                                      state.weights.data(), kBytes)) &&
+           check_(sluice_session_read(session, sluice_param{0}, SLUICE_KIND_MOMENT1, 0, kElems,
+                                      state.moments.data(), kBytes));
   }
 
   std::uint64_t last_commit_ = 0;

@@ -88,13 +88,13 @@ static void test_streams(void) {
   void *data = NULL, *other = NULL;
   uintptr_t i;
   EXPECT(SLUICE_OK, sluice_allocator_create(engine, &options, &allocator));
-  EXPECT(SLUICE_OK, sluice_alloc(allocator, 512, NULL, 0, &data));
+  EXPECT(SLUICE_OK, sluice_allocator_alloc(allocator, 512, NULL, 0, &data));
   for (i = 1; i <= MOST + 1; ++i) {
     stream.native = (void*)i;
-    if (sluice_record_use(allocator, data, &stream) != SLUICE_OK) break;
+    if (sluice_allocator_record_use(allocator, data, &stream) != SLUICE_OK) break;
   }
   CHECK(i == MOST);
-  EXPECT(SLUICE_E_LIMIT, sluice_record_use(allocator, data, &stream));
+  EXPECT(SLUICE_E_LIMIT, sluice_allocator_record_use(allocator, data, &stream));
   EXPECT(SLUICE_OK, sluice_error(&info));
   CHECK(strstr(info.message, "1024 streams") != NULL);
   /* PyTorch cannot be refused: memory whose use is not recorded is never reused. */
@@ -104,8 +104,8 @@ static void test_streams(void) {
   sluice_torch_free(other, 512, 0, NULL);
   for (i = 0; i < 64; ++i) CHECK(sluice_torch_alloc(512, 0, NULL) != other);
   stream.native = (void*)(uintptr_t)7;
-  EXPECT(SLUICE_OK, sluice_record_use(allocator, data, &stream));
-  EXPECT(SLUICE_OK, sluice_free(allocator, data));
+  EXPECT(SLUICE_OK, sluice_allocator_record_use(allocator, data, &stream));
+  EXPECT(SLUICE_OK, sluice_allocator_free(allocator, data));
   sluice_allocator_destroy(allocator);
   sluice_engine_destroy(engine);
 }
@@ -125,15 +125,15 @@ static void open_trial(struct trial* t, int32_t state, const sluice_group_option
   int i;
   options.state = state;
   EXPECT(SLUICE_OK, sluice_session_create(t->engine, &options, &t->session));
-  EXPECT(SLUICE_OK, sluice_add_group(t->session, group, &param.group));
+  EXPECT(SLUICE_OK, sluice_session_add_group(t->session, group, &param.group));
   for (i = 0; i < t->count; ++i) {
     snprintf(name, sizeof(name), "p%d", i);
-    EXPECT(SLUICE_OK, sluice_add_unit(t->session, name, &param.unit));
+    EXPECT(SLUICE_OK, sluice_session_add_unit(t->session, name, &param.unit));
     param.name = name;
     param.dtype = dtype;
     param.ndim = 1;
     param.shape = &elems;
-    EXPECT(SLUICE_OK, sluice_add_param(t->session, &param, &t->params[i]));
+    EXPECT(SLUICE_OK, sluice_session_add_param(t->session, &param, &t->params[i]));
   }
 }
 
@@ -141,11 +141,11 @@ static sluice_status update(struct trial* t, sluice_update_info* info) {
   int i;
   for (i = 0; i < t->count; ++i) {
     sluice_tensor grad = SLUICE_TENSOR_INIT;
-    sluice_status status = sluice_param_grad(t->session, t->params[i], &grad);
-    if (status == SLUICE_OK) status = sluice_give_grad(t->session, t->params[i], &grad);
+    sluice_status status = sluice_session_grad(t->session, t->params[i], &grad);
+    if (status == SLUICE_OK) status = sluice_session_give_grad(t->session, t->params[i], &grad);
     if (status != SLUICE_OK) return status;
   }
-  return sluice_update(t->session, info);
+  return sluice_session_update(t->session, info);
 }
 
 /* A gradient that is finite, and is not behind its scale: no weight becomes infinite. */
@@ -157,12 +157,12 @@ static void test_scale_overflow(void) {
   struct trial t;
   t.engine = make_engine(NULL, 8 * MIB, 0);
   t.count = 1;
-  group.rule = SLUICE_SGD;
+  group.rule = SLUICE_RULE_SGD;
   group.momentum = 0;
-  open_trial(&t, SLUICE_STATE_PINNED, &group, SLUICE_F32, 100);
+  open_trial(&t, SLUICE_STATE_PINNED, &group, SLUICE_DTYPE_F32, 100);
   EXPECT(SLUICE_OK, sluice_session_seal(t.session));
-  EXPECT(SLUICE_OK, sluice_param_grad(t.session, t.params[0], &grad));
-  EXPECT(SLUICE_OK, sluice_param_weight(t.session, t.params[0], &weight));
+  EXPECT(SLUICE_OK, sluice_session_grad(t.session, t.params[0], &grad));
+  EXPECT(SLUICE_OK, sluice_session_weight(t.session, t.params[0], &weight));
   ((float*)grad.data)[9] = 1e30f;
   info.grad_scale = 1e20;
   EXPECT(SLUICE_E_NOT_FINITE, update(&t, &info));
@@ -185,16 +185,17 @@ static void test_written_gradient(void) {
   struct trial t;
   t.engine = make_engine(NULL, 8 * MIB, 0);
   t.count = 1;
-  open_trial(&t, SLUICE_STATE_PINNED, &group, SLUICE_F32, 100);
+  open_trial(&t, SLUICE_STATE_PINNED, &group, SLUICE_DTYPE_F32, 100);
   EXPECT(SLUICE_OK, sluice_session_seal(t.session));
-  EXPECT(SLUICE_OK, sluice_write(t.session, t.params[0], SLUICE_KIND_GRADIENT, 0, 0, values, 0));
-  EXPECT(SLUICE_E_STATE, sluice_update(t.session, &info));
-  EXPECT(SLUICE_OK, sluice_write(t.session, t.params[0], SLUICE_KIND_GRADIENT, 50, 50, values,
-                                 sizeof(values) / 2));
-  EXPECT(SLUICE_E_STATE, sluice_update(t.session, &info));
-  EXPECT(SLUICE_OK, sluice_write(t.session, t.params[0], SLUICE_KIND_GRADIENT, 0, 100, values,
-                                 sizeof(values)));
-  EXPECT(SLUICE_OK, sluice_update(t.session, &info));
+  EXPECT(SLUICE_OK,
+         sluice_session_write(t.session, t.params[0], SLUICE_KIND_GRADIENT, 0, 0, values, 0));
+  EXPECT(SLUICE_E_STATE, sluice_session_update(t.session, &info));
+  EXPECT(SLUICE_OK, sluice_session_write(t.session, t.params[0], SLUICE_KIND_GRADIENT, 50, 50,
+                                         values, sizeof(values) / 2));
+  EXPECT(SLUICE_E_STATE, sluice_session_update(t.session, &info));
+  EXPECT(SLUICE_OK, sluice_session_write(t.session, t.params[0], SLUICE_KIND_GRADIENT, 0, 100,
+                                         values, sizeof(values)));
+  EXPECT(SLUICE_OK, sluice_session_update(t.session, &info));
   sluice_session_destroy(t.session);
   sluice_engine_destroy(t.engine);
 }
@@ -208,26 +209,26 @@ static void test_reserved(void) {
   sluice_tensor grad = SLUICE_TENSOR_INIT;
   sluice_session* session = NULL;
   sluice_engine* engine = make_engine(NULL, 8 * MIB, 0);
-  sluice_param number = 0;
+  sluice_param number = {0};
   EXPECT(SLUICE_OK, sluice_session_create(engine, &options, &session));
-  EXPECT(SLUICE_OK, sluice_add_group(session, &group, &param.group));
-  EXPECT(SLUICE_OK, sluice_add_unit(session, "unit", &param.unit));
+  EXPECT(SLUICE_OK, sluice_session_add_group(session, &group, &param.group));
+  EXPECT(SLUICE_OK, sluice_session_add_unit(session, "unit", &param.unit));
   param.name = "p";
   param.reserved = 1;
-  EXPECT(SLUICE_E_VERSION, sluice_add_param(session, &param, &number));
+  EXPECT(SLUICE_E_VERSION, sluice_session_add_param(session, &param, &number));
   param.reserved = 0;
-  EXPECT(SLUICE_OK, sluice_add_param(session, &param, &number));
+  EXPECT(SLUICE_OK, sluice_session_add_param(session, &param, &number));
   EXPECT(SLUICE_OK, sluice_session_seal(session));
-  EXPECT(SLUICE_OK, sluice_param_grad(session, number, &grad));
+  EXPECT(SLUICE_OK, sluice_session_grad(session, number, &grad));
   grad.reserved = 1;
-  EXPECT(SLUICE_E_VERSION, sluice_give_grad(session, number, &grad));
+  EXPECT(SLUICE_E_VERSION, sluice_session_give_grad(session, number, &grad));
   grad.reserved = 0;
-  EXPECT(SLUICE_OK, sluice_give_grad(session, number, &grad));
+  EXPECT(SLUICE_OK, sluice_session_give_grad(session, number, &grad));
   info.reserved = 1;
-  EXPECT(SLUICE_E_VERSION, sluice_update(session, &info));
-  EXPECT(SLUICE_E_VERSION, sluice_update_begin(session, &info));
+  EXPECT(SLUICE_E_VERSION, sluice_session_update(session, &info));
+  EXPECT(SLUICE_E_VERSION, sluice_session_update_begin(session, &info));
   info.reserved = 0;
-  EXPECT(SLUICE_OK, sluice_update(session, &info));
+  EXPECT(SLUICE_OK, sluice_session_update(session, &info));
   sluice_session_destroy(session);
   sluice_engine_destroy(engine);
 }
@@ -240,7 +241,7 @@ static uint64_t planned_storage(const char* folder, uint64_t pinned_bytes, uint6
   sluice_status status;
   t.engine = make_engine(folder, pinned_bytes, storage_bytes);
   t.count = 64;
-  open_trial(&t, SLUICE_STATE_AUTO, &group, SLUICE_F32, 65536);
+  open_trial(&t, SLUICE_STATE_AUTO, &group, SLUICE_DTYPE_F32, 65536);
   status = sluice_session_seal(t.session);
   CHECK(status == SLUICE_OK || status == SLUICE_E_REFUSED);
   if (status == SLUICE_OK) EXPECT(SLUICE_OK, sluice_session_get_stats(t.session, &stats));

@@ -88,20 +88,24 @@ static void pass(struct program* p, int steady) {
     const int both = use % 3 == 2 && use + 1 < USES;
     const int unit = steady ? use * 5 % UNITS : (int)draw(UNITS);
     stream = use % STREAMS;
-    EXPECT(SLUICE_OK, sluice_pager_acquire(p->pager, (sluice_unit)unit, &p->streams[stream]));
+    EXPECT(SLUICE_OK,
+           sluice_pager_acquire(p->pager, (sluice_unit){(uint32_t)unit}, &p->streams[stream]));
     units[use] = unit;
     read_window(p, unit, stream, use);
     if (both) {
       const int other = (stream + 1) % STREAMS;
-      EXPECT(SLUICE_OK, sluice_pager_acquire(p->pager, (sluice_unit)unit, &p->streams[other]));
+      EXPECT(SLUICE_OK,
+             sluice_pager_acquire(p->pager, (sluice_unit){(uint32_t)unit}, &p->streams[other]));
       units[++use] = unit;
-      EXPECT(SLUICE_OK, sluice_pager_release(p->pager, (sluice_unit)unit, &p->streams[stream]));
+      EXPECT(SLUICE_OK,
+             sluice_pager_release(p->pager, (sluice_unit){(uint32_t)unit}, &p->streams[stream]));
       finish_stream(p->streams[other]);
       read_window(p, unit, other, use);
       finish_stream(p->streams[other]);
       stream = other;
     }
-    EXPECT(SLUICE_OK, sluice_pager_release(p->pager, (sluice_unit)unit, &p->streams[stream]));
+    EXPECT(SLUICE_OK,
+           sluice_pager_release(p->pager, (sluice_unit){(uint32_t)unit}, &p->streams[stream]));
   }
   for (stream = 0; stream < STREAMS; ++stream) finish_stream(p->streams[stream]);
   for (use = 0; use < USES; ++use) check_result_of(p, units[use], use);
@@ -112,10 +116,10 @@ static void update(struct program* p) {
   ++p->version;
   for (unit = 0; unit < UNITS; ++unit) {
     void* staged = NULL;
-    EXPECT(SLUICE_OK, sluice_pager_stage(p->pager, (sluice_unit)unit, SLUICE_NONE));
+    EXPECT(SLUICE_OK, sluice_pager_stage(p->pager, (sluice_unit){(uint32_t)unit}, SLUICE_NO_UNIT));
     EXPECT(SLUICE_OK, sluice_pager_staged(p->pager, p->weights[unit], &staged));
     memset(staged, value_of(unit, p->version), bytes_of(unit));
-    EXPECT(SLUICE_OK, sluice_pager_unstage(p->pager, (sluice_unit)unit));
+    EXPECT(SLUICE_OK, sluice_pager_unstage(p->pager, (sluice_unit){(uint32_t)unit}));
   }
 }
 
@@ -127,7 +131,7 @@ int main(void) {
   if (!open_device()) return check_result();
   open_program(&program);
   EXPECT(SLUICE_OK, sluice_pager_begin_pass(program.pager));
-  EXPECT(SLUICE_E_INPUT, sluice_pager_acquire(program.pager, 0, &wrong));
+  EXPECT(SLUICE_E_INPUT, sluice_pager_acquire(program.pager, (sluice_unit){0}, &wrong));
   for (i = 0; i < PASSES; ++i) {
     pass(&program, i % 6 < 4);
     if (i % 3 == 1) update(&program);

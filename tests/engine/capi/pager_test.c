@@ -132,8 +132,8 @@ static void update(struct trial* t) {
     const int next = (int)draw(UNITS);
     void *weight = NULL, *state = NULL;
     const uint64_t at = draw((uint32_t)weight_bytes[u]);
-    EXPECT(SLUICE_OK,
-           sluice_pager_stage(t->pager, t->units[u], draw(4) == 0 ? SLUICE_NONE : t->units[next]));
+    EXPECT(SLUICE_OK, sluice_pager_stage(t->pager, t->units[u],
+                                         draw(4) == 0 ? SLUICE_NO_UNIT : t->units[next]));
     EXPECT(SLUICE_OK, sluice_pager_staged(t->pager, t->weights[u], &weight));
     EXPECT(SLUICE_OK, sluice_pager_staged(t->pager, t->states[u], &state));
     CHECK(memcmp(weight, t->expected[u], weight_bytes[u]) == 0);
@@ -257,19 +257,19 @@ static void test_shared_budget(void) {
   void *block = NULL, *other = NULL;
   struct trial t;
   EXPECT(SLUICE_OK, sluice_allocator_create(engine, &of_allocator, &allocator));
-  EXPECT(SLUICE_OK, sluice_alloc(allocator, 10 * MIB, NULL, 0, &block));
-  EXPECT(SLUICE_OK, sluice_free(allocator, block));
+  EXPECT(SLUICE_OK, sluice_allocator_alloc(allocator, 10 * MIB, NULL, 0, &block));
+  EXPECT(SLUICE_OK, sluice_allocator_free(allocator, block));
   EXPECT(SLUICE_OK, sluice_pager_create(engine, &of_pager, &t.pager));
   add_units(&t);
   EXPECT(SLUICE_E_REFUSED, sluice_pager_seal(t.pager));
   close_trial(&t);
   EXPECT(SLUICE_OK, sluice_allocator_trim(allocator));
   open_trial(&t, engine, SLUICE_STATE_AUTO, SLUICE_STATE_AUTO);
-  EXPECT(SLUICE_E_MEMORY, sluice_alloc(allocator, 10 * MIB, NULL, 0, &other));
+  EXPECT(SLUICE_E_MEMORY, sluice_allocator_alloc(allocator, 10 * MIB, NULL, 0, &other));
   steady_pass(&t);
   close_trial(&t);
-  EXPECT(SLUICE_OK, sluice_alloc(allocator, 10 * MIB, NULL, 0, &other));
-  EXPECT(SLUICE_OK, sluice_free(allocator, other));
+  EXPECT(SLUICE_OK, sluice_allocator_alloc(allocator, 10 * MIB, NULL, 0, &other));
+  EXPECT(SLUICE_OK, sluice_allocator_free(allocator, other));
   sluice_allocator_destroy(allocator);
   sluice_engine_destroy(engine);
 }
@@ -294,8 +294,8 @@ static void test_wrong_calls(void) {
   sluice_stream stream = {SLUICE_DEVICE_CUDA, 0, NULL};
   struct trial t;
   sluice_pager* open = NULL;
-  sluice_unit unit = 0;
-  sluice_paged tensor = 0;
+  sluice_unit unit = {0};
+  sluice_paged tensor = {0};
   void* address = NULL;
   char byte = 0;
   struct_engine = engine;
@@ -309,13 +309,13 @@ static void test_wrong_calls(void) {
   EXPECT(SLUICE_E_INPUT, sluice_pager_add_unit(open, NULL, &unit));
   EXPECT(SLUICE_E_INPUT, sluice_pager_add_unit(open, "u", NULL));
   EXPECT(SLUICE_OK, sluice_pager_add_unit(open, "u", &unit));
-  EXPECT(SLUICE_E_INPUT, sluice_pager_add(open, 7, 0, 8, NULL, &tensor));
+  EXPECT(SLUICE_E_INPUT, sluice_pager_add(open, (sluice_unit){7}, 0, 8, NULL, &tensor));
   EXPECT(SLUICE_E_INPUT, sluice_pager_add(open, unit, 2, 8, NULL, &tensor));
   EXPECT(SLUICE_E_INPUT, sluice_pager_add(open, unit, 0, 0, NULL, &tensor));
   EXPECT(SLUICE_E_INPUT, sluice_pager_add(open, unit, 0, UINT64_MAX, NULL, &tensor));
   EXPECT(SLUICE_E_INPUT, sluice_pager_seal(open)); /* nothing to bring */
   EXPECT(SLUICE_E_STATE, sluice_pager_acquire(open, unit, NULL));
-  EXPECT(SLUICE_E_STATE, sluice_pager_stage(open, unit, SLUICE_NONE));
+  EXPECT(SLUICE_E_STATE, sluice_pager_stage(open, unit, SLUICE_NO_UNIT));
   EXPECT(SLUICE_E_STATE, sluice_pager_settle(open));
   sluice_pager_destroy(open);
   sluice_pager_destroy(NULL);
@@ -323,15 +323,15 @@ static void test_wrong_calls(void) {
   open_trial(&t, engine, SLUICE_STATE_AUTO, SLUICE_STATE_AUTO);
   check_struct(stats_with, t.pager, &stats, sizeof(stats), 0);
   EXPECT(SLUICE_E_STATE, sluice_pager_add_unit(t.pager, "late", &unit));
-  EXPECT(SLUICE_E_STATE, sluice_pager_add(t.pager, 0, 0, 8, NULL, &tensor));
+  EXPECT(SLUICE_E_STATE, sluice_pager_add(t.pager, (sluice_unit){0}, 0, 8, NULL, &tensor));
   EXPECT(SLUICE_E_STATE, sluice_pager_seal(t.pager));
   EXPECT(SLUICE_E_INPUT, sluice_pager_window(t.pager, t.states[0], &address));
-  EXPECT(SLUICE_E_INPUT, sluice_pager_home(t.pager, 99, &address));
+  EXPECT(SLUICE_E_INPUT, sluice_pager_home(t.pager, (sluice_paged){99}, &address));
   EXPECT(SLUICE_E_INPUT, sluice_pager_staged(t.pager, t.weights[0], NULL));
-  EXPECT(SLUICE_E_INPUT, sluice_pager_acquire(t.pager, UNITS, NULL));
-  EXPECT(SLUICE_E_INPUT, sluice_pager_acquire(t.pager, 0, &stream));
-  EXPECT(SLUICE_E_STATE, sluice_pager_release(t.pager, 0, NULL));
-  EXPECT(SLUICE_E_STATE, sluice_pager_unstage(t.pager, 0));
+  EXPECT(SLUICE_E_INPUT, sluice_pager_acquire(t.pager, (sluice_unit){UNITS}, NULL));
+  EXPECT(SLUICE_E_INPUT, sluice_pager_acquire(t.pager, (sluice_unit){0}, &stream));
+  EXPECT(SLUICE_E_STATE, sluice_pager_release(t.pager, (sluice_unit){0}, NULL));
+  EXPECT(SLUICE_E_STATE, sluice_pager_unstage(t.pager, (sluice_unit){0}));
   EXPECT(SLUICE_E_INPUT, sluice_pager_read(t.pager, t.weights[3], 99, &byte, 2));
   EXPECT(SLUICE_E_INPUT, sluice_pager_read(t.pager, t.weights[3], 0, NULL, 1));
   EXPECT(SLUICE_E_INPUT, sluice_pager_write(t.pager, t.weights[3], UINT64_MAX, &byte, 2));
@@ -340,12 +340,13 @@ static void test_wrong_calls(void) {
   EXPECT(SLUICE_E_MEMORY, sluice_pager_acquire(t.pager, t.units[0], NULL));
   end_use(&t, 2);
   use(&t, 0);
-  EXPECT(SLUICE_OK, sluice_pager_stage(t.pager, 1, SLUICE_NONE));
-  EXPECT(SLUICE_E_STATE, sluice_pager_stage(t.pager, 2, SLUICE_NONE));
+  EXPECT(SLUICE_OK, sluice_pager_stage(t.pager, (sluice_unit){1}, SLUICE_NO_UNIT));
+  EXPECT(SLUICE_E_STATE, sluice_pager_stage(t.pager, (sluice_unit){2}, SLUICE_NO_UNIT));
   EXPECT(SLUICE_E_STATE, sluice_pager_begin_pass(t.pager));
   EXPECT(SLUICE_E_STATE, sluice_pager_read(t.pager, t.weights[3], 0, &byte, 1));
-  EXPECT(SLUICE_OK, sluice_pager_unstage(t.pager, 1));
-  EXPECT(SLUICE_E_STATE, sluice_pager_acquire(t.pager, 3, NULL)); /* another pass first */
+  EXPECT(SLUICE_OK, sluice_pager_unstage(t.pager, (sluice_unit){1}));
+  EXPECT(SLUICE_E_STATE,
+         sluice_pager_acquire(t.pager, (sluice_unit){3}, NULL)); /* another pass first */
   EXPECT(SLUICE_OK, sluice_pager_begin_pass(t.pager));
   end_use(&t, 0);
   steady_pass(&t);
@@ -365,7 +366,7 @@ static void test_corruption(const char* folder) {
   CHECK(corrupt_files(folder, 8192) > 0);
   EXPECT(SLUICE_E_INTEGRITY, sluice_pager_acquire(t.pager, t.units[0], NULL));
   EXPECT(SLUICE_E_STATE, sluice_pager_release(t.pager, t.units[0], NULL));
-  EXPECT(SLUICE_E_INTEGRITY, sluice_pager_stage(t.pager, t.units[0], SLUICE_NONE));
+  EXPECT(SLUICE_E_INTEGRITY, sluice_pager_stage(t.pager, t.units[0], SLUICE_NO_UNIT));
   EXPECT(SLUICE_E_INTEGRITY, sluice_pager_read(t.pager, t.weights[0], 0, &byte, 1));
   EXPECT(SLUICE_OK, sluice_pager_begin_pass(t.pager));
   for (u = 1; u < UNITS; ++u) {

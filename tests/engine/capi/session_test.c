@@ -58,7 +58,7 @@ static void test_arithmetic(void) {
       info.max_norm = 0.125;
       info.grad_scale = 0.5;
     }
-    EXPECT(SLUICE_OK, sluice_update(t.session, &info));
+    EXPECT(SLUICE_OK, sluice_session_update(t.session, &info));
     if (step % 3 == 0) {
       CHECK(info.grad_norm > info.max_norm);
       factor = info.max_norm / info.grad_norm / 2.0;
@@ -81,7 +81,7 @@ static void test_arithmetic(void) {
   }
   for (p = 0; p < PARAMS; ++p) {
     sluice_tensor home = SLUICE_TENSOR_INIT;
-    EXPECT(SLUICE_OK, sluice_param_weight(t.session, t.params[p], &home));
+    EXPECT(SLUICE_OK, sluice_session_weight(t.session, t.params[p], &home));
     for (i = 0; i < elems_of(p); ++i) wrong += ((const float*)home.data)[i] != w[p][i];
     CHECK(home.ndim == 2 && home.shape[0] == shapes[p][0] && home.shape[1] == shapes[p][1]);
     free(w[p]);
@@ -127,9 +127,9 @@ static void test_tiers(const char* folder) {
         struct trial next;
         sluice_engine* other = make_engine(folder, 8 * MIB);
         train(&t, 0, 3, &norms[tier]);
-        EXPECT(SLUICE_OK, sluice_save(t.session, path));
+        EXPECT(SLUICE_OK, sluice_session_save(t.session, path));
         open_trial(&next, other, SLUICE_STATE_PINNED, formats[format]);
-        EXPECT(SLUICE_OK, sluice_load(next.session, path));
+        EXPECT(SLUICE_OK, sluice_session_load(next.session, path));
         digests[tier] = train(&next, 3, STEPS, &norms[tier]);
         close_trial(&next);
         sluice_engine_destroy(other);
@@ -155,10 +155,10 @@ static void test_refusal(void) {
   sluice_usage usage = SLUICE_USAGE_INIT;
   sluice_unit unit;
   t.engine = engine;
-  t.dtype = SLUICE_F32;
+  t.dtype = SLUICE_DTYPE_F32;
   EXPECT(SLUICE_OK, sluice_session_create(engine, &options, &t.session));
-  EXPECT(SLUICE_OK, sluice_add_group(t.session, &group, &t.groups[0]));
-  EXPECT(SLUICE_OK, sluice_add_unit(t.session, "unit", &unit));
+  EXPECT(SLUICE_OK, sluice_session_add_group(t.session, &group, &t.groups[0]));
+  EXPECT(SLUICE_OK, sluice_session_add_unit(t.session, "unit", &unit));
   EXPECT(SLUICE_E_INPUT, sluice_session_seal(t.session)); /* nothing to update */
   EXPECT(SLUICE_OK, add_param(&t, 3, unit, t.groups[0], NULL));
   EXPECT(SLUICE_OK, add_param(&t, 2, unit, t.groups[0], NULL));
@@ -188,30 +188,30 @@ static void test_names_and_ranges(const char* folder) {
   size_t i;
   EXPECT(SLUICE_OK, sluice_session_create(engine, &options, &session));
   group.nesterov = 1;
-  EXPECT(SLUICE_E_INPUT, sluice_add_group(session, &group, &param.group));
-  group.rule = SLUICE_SGD;
+  EXPECT(SLUICE_E_INPUT, sluice_session_add_group(session, &group, &param.group));
+  group.rule = SLUICE_RULE_SGD;
   group.momentum = 0;
-  EXPECT(SLUICE_E_INPUT, sluice_add_group(session, &group, &param.group));
+  EXPECT(SLUICE_E_INPUT, sluice_session_add_group(session, &group, &param.group));
   group.momentum = 0.9;
   group.lr = -1;
-  EXPECT(SLUICE_E_INPUT, sluice_add_group(session, &group, &param.group));
+  EXPECT(SLUICE_E_INPUT, sluice_session_add_group(session, &group, &param.group));
   EXPECT(SLUICE_OK, sluice_error(&info));
   CHECK(strstr(info.message, "lr is -1; it is at least 0 and below 1e+30") != NULL);
   group.lr = 0.1;
-  EXPECT(SLUICE_OK, sluice_add_group(session, &group, &param.group));
-  EXPECT(SLUICE_E_INPUT, sluice_add_unit(session, "bad\xff", &unit));
-  EXPECT(SLUICE_OK, sluice_add_unit(session, "unit", &param.unit));
+  EXPECT(SLUICE_OK, sluice_session_add_group(session, &group, &param.group));
+  EXPECT(SLUICE_E_INPUT, sluice_session_add_unit(session, "bad\xff", &unit));
+  EXPECT(SLUICE_OK, sluice_session_add_unit(session, "unit", &param.unit));
   param.ndim = 1;
   param.shape = &shape;
   for (i = 0; i < sizeof(wrong) / sizeof(wrong[0]); ++i) {
     param.name = wrong[i];
-    EXPECT(SLUICE_E_INPUT, sluice_add_param(session, &param, &made));
+    EXPECT(SLUICE_E_INPUT, sluice_session_add_param(session, &param, &made));
   }
   param.name = "line\nbreak \"quoted\" \xc3\xa9";
-  EXPECT(SLUICE_OK, sluice_add_param(session, &param, &made));
+  EXPECT(SLUICE_OK, sluice_session_add_param(session, &param, &made));
   EXPECT(SLUICE_OK, sluice_session_seal(session));
-  EXPECT(SLUICE_E_INPUT, sluice_save(session, ""));
-  EXPECT(SLUICE_E_INPUT, sluice_save(session, folder));
+  EXPECT(SLUICE_E_INPUT, sluice_session_save(session, ""));
+  EXPECT(SLUICE_E_INPUT, sluice_session_save(session, folder));
   sluice_session_destroy(session);
   sluice_engine_destroy(engine);
 }
@@ -225,10 +225,10 @@ static sluice_status create_session(void* context, void* data) {
 }
 static sluice_status add_group_call(void* context, void* data) {
   sluice_group group;
-  return sluice_add_group(context, data, &group);
+  return sluice_session_add_group(context, data, &group);
 }
 static sluice_status set_group_call(void* context, void* data) {
-  return sluice_set_group(context, 0, data);
+  return sluice_session_set_group(context, (sluice_group){0}, data);
 }
 static sluice_status add_param_call(void* context, void* data) {
   static int count = 0;
@@ -241,16 +241,16 @@ static sluice_status add_param_call(void* context, void* data) {
       ((sluice_param_options*)data)->struct_size < 4096) {
     memcpy((char*)data + at, &name, sizeof(name));
   }
-  return sluice_add_param(context, data, &param);
+  return sluice_session_add_param(context, data, &param);
 }
 static sluice_status get_weight(void* context, void* data) {
-  return sluice_param_weight(context, 0, data);
+  return sluice_session_weight(context, (sluice_param){0}, data);
 }
 static sluice_status get_grad(void* context, void* data) {
-  return sluice_param_grad(context, 0, data);
+  return sluice_session_grad(context, (sluice_param){0}, data);
 }
 static sluice_status give_grad_call(void* context, void* data) {
-  return sluice_give_grad(context, 0, data);
+  return sluice_session_give_grad(context, (sluice_param){0}, data);
 }
 static sluice_status get_session_stats(void* context, void* data) {
   return sluice_session_get_stats(context, data);
@@ -278,7 +278,7 @@ static void test_structs(void) {
   EXPECT(SLUICE_OK, sluice_session_create(engine, &options, &session));
   check_struct(add_group_call, session, &group, sizeof(group), 1);
   check_struct(set_group_call, session, &group, sizeof(group), 1);
-  EXPECT(SLUICE_OK, sluice_add_unit(session, "unit", &unit));
+  EXPECT(SLUICE_OK, sluice_session_add_unit(session, "unit", &unit));
   param.unit = unit;
   check_struct(add_param_call, session, &param, sizeof(param), 1);
   check_struct(get_session_stats, session, &stats, sizeof(stats), 0);
@@ -302,8 +302,8 @@ static void check_flipped_bytes(struct trial* t, const char* folder) {
   uint64_t before;
   FILE* file;
   snprintf(path, sizeof(path), "%s/capi_flipped.safetensors", folder);
-  EXPECT(SLUICE_OK, sluice_save(t->session, path));
-  EXPECT(SLUICE_OK, sluice_load(t->session, path));
+  EXPECT(SLUICE_OK, sluice_session_save(t->session, path));
+  EXPECT(SLUICE_OK, sluice_session_load(t->session, path));
   before = digest_state(t);
   file = fopen(path, "r+b");
   CHECK(file != NULL && fseek(file, 0, SEEK_END) == 0);
@@ -313,14 +313,14 @@ static void check_flipped_bytes(struct trial* t, const char* folder) {
     int byte, written;
     CHECK(fseek(file, at, SEEK_SET) == 0 && (byte = fgetc(file)) != EOF);
     CHECK(fseek(file, at, SEEK_SET) == 0 && fputc(byte ^ 1, file) != EOF && fflush(file) == 0);
-    status = sluice_load(t->session, path);
+    status = sluice_session_load(t->session, path);
     CHECK(status == SLUICE_E_INTEGRITY || status == SLUICE_E_INPUT);
     written = fseek(file, at, SEEK_SET) == 0 && fputc(byte, file) != EOF && fflush(file) == 0;
     CHECK(written);
   }
   CHECK(fclose(file) == 0);
   CHECK(digest_state(t) == before);
-  EXPECT(SLUICE_OK, sluice_load(t->session, path));
+  EXPECT(SLUICE_OK, sluice_session_load(t->session, path));
 }
 
 static void test_wrong_calls(const char* folder) {
@@ -334,9 +334,9 @@ static void test_wrong_calls(const char* folder) {
   sluice_error_info error = SLUICE_ERROR_INFO_INIT;
   sluice_session* session = NULL;
   struct trial t;
-  sluice_group number = 9;
-  sluice_unit unit = 9;
-  sluice_param added = 9;
+  sluice_group number = {9};
+  sluice_unit unit = {9};
+  sluice_param added = {9};
   const int64_t wrong_shape[2] = {3, 0};
   const int64_t huge[3] = {1 << 30, 1 << 30, 1 << 30};
   char path[4096];
@@ -348,23 +348,23 @@ static void test_wrong_calls(const char* folder) {
   /* NULL, everywhere. */
   EXPECT(SLUICE_E_INPUT, sluice_session_create(NULL, &options, &session));
   EXPECT(SLUICE_E_INPUT, sluice_session_create(engine, &options, NULL));
-  EXPECT(SLUICE_E_INPUT, sluice_add_group(NULL, &group, &number));
-  EXPECT(SLUICE_E_INPUT, sluice_set_group(NULL, 0, &group));
-  EXPECT(SLUICE_E_INPUT, sluice_add_unit(NULL, "x", &unit));
-  EXPECT(SLUICE_E_INPUT, sluice_add_param(NULL, &param, &added));
+  EXPECT(SLUICE_E_INPUT, sluice_session_add_group(NULL, &group, &number));
+  EXPECT(SLUICE_E_INPUT, sluice_session_set_group(NULL, (sluice_group){0}, &group));
+  EXPECT(SLUICE_E_INPUT, sluice_session_add_unit(NULL, "x", &unit));
+  EXPECT(SLUICE_E_INPUT, sluice_session_add_param(NULL, &param, &added));
   EXPECT(SLUICE_E_INPUT, sluice_session_seal(NULL));
-  EXPECT(SLUICE_E_INPUT, sluice_param_weight(NULL, 0, &tensor));
-  EXPECT(SLUICE_E_INPUT, sluice_param_grad(NULL, 0, &tensor));
-  EXPECT(SLUICE_E_INPUT, sluice_give_grad(NULL, 0, &tensor));
-  EXPECT(SLUICE_E_INPUT, sluice_update(NULL, &info));
-  EXPECT(SLUICE_E_INPUT, sluice_update_begin(NULL, &info));
-  EXPECT(SLUICE_E_INPUT, sluice_update_next(NULL, &part));
-  EXPECT(SLUICE_E_INPUT, sluice_kind_dtype(NULL, 0, 0, &dtype));
-  EXPECT(SLUICE_E_INPUT, sluice_read(NULL, 0, 0, 0, 1, values, 4));
-  EXPECT(SLUICE_E_INPUT, sluice_write(NULL, 0, 0, 0, 1, values, 4));
-  EXPECT(SLUICE_E_INPUT, sluice_set_updates(NULL, 1));
-  EXPECT(SLUICE_E_INPUT, sluice_save(NULL, "x"));
-  EXPECT(SLUICE_E_INPUT, sluice_load(NULL, "x"));
+  EXPECT(SLUICE_E_INPUT, sluice_session_weight(NULL, (sluice_param){0}, &tensor));
+  EXPECT(SLUICE_E_INPUT, sluice_session_grad(NULL, (sluice_param){0}, &tensor));
+  EXPECT(SLUICE_E_INPUT, sluice_session_give_grad(NULL, (sluice_param){0}, &tensor));
+  EXPECT(SLUICE_E_INPUT, sluice_session_update(NULL, &info));
+  EXPECT(SLUICE_E_INPUT, sluice_session_update_begin(NULL, &info));
+  EXPECT(SLUICE_E_INPUT, sluice_session_update_next(NULL, &part));
+  EXPECT(SLUICE_E_INPUT, sluice_session_kind_dtype(NULL, (sluice_param){0}, 0, &dtype));
+  EXPECT(SLUICE_E_INPUT, sluice_session_read(NULL, (sluice_param){0}, 0, 0, 1, values, 4));
+  EXPECT(SLUICE_E_INPUT, sluice_session_write(NULL, (sluice_param){0}, 0, 0, 1, values, 4));
+  EXPECT(SLUICE_E_INPUT, sluice_session_set_updates(NULL, 1));
+  EXPECT(SLUICE_E_INPUT, sluice_session_save(NULL, "x"));
+  EXPECT(SLUICE_E_INPUT, sluice_session_load(NULL, "x"));
   sluice_session_destroy(NULL);
   options.state = 7;
   EXPECT(SLUICE_E_INPUT, sluice_session_create(engine, &options, &session));
@@ -373,131 +373,135 @@ static void test_wrong_calls(const char* folder) {
 
   /* An open session: wrong options, and calls that belong behind seal. */
   EXPECT(SLUICE_OK, sluice_session_create(engine, &options, &session));
-  EXPECT(SLUICE_E_INPUT, sluice_add_group(session, &group, NULL));
+  EXPECT(SLUICE_E_INPUT, sluice_session_add_group(session, &group, NULL));
   group.rule = 99;
-  EXPECT(SLUICE_E_INPUT, sluice_add_group(session, &group, &number));
+  EXPECT(SLUICE_E_INPUT, sluice_session_add_group(session, &group, &number));
   group.rule = 0;
   group.beta1 = 1.0;
-  EXPECT(SLUICE_E_INPUT, sluice_add_group(session, &group, &number));
+  EXPECT(SLUICE_E_INPUT, sluice_session_add_group(session, &group, &number));
   group.beta1 = 0.9;
   group.lr = -1;
-  EXPECT(SLUICE_E_INPUT, sluice_add_group(session, &group, &number));
+  EXPECT(SLUICE_E_INPUT, sluice_session_add_group(session, &group, &number));
   group.lr = 1e-3;
-  group.moments = SLUICE_F16;
-  EXPECT(SLUICE_E_INPUT, sluice_add_group(session, &group, &number));
+  group.moments = SLUICE_DTYPE_F16;
+  EXPECT(SLUICE_E_INPUT, sluice_session_add_group(session, &group, &number));
   group.moments = 0;
-  EXPECT(SLUICE_E_INPUT, sluice_set_group(session, 0, &group));
-  EXPECT(SLUICE_OK, sluice_add_group(session, &group, &number));
-  group.moments = SLUICE_BF16;
-  EXPECT(SLUICE_E_INPUT, sluice_set_group(session, number, &group));
-  EXPECT(SLUICE_E_INPUT, sluice_add_unit(session, NULL, &unit));
-  EXPECT(SLUICE_E_INPUT, sluice_add_unit(session, "x", NULL));
-  EXPECT(SLUICE_OK, sluice_add_unit(session, "x", &unit));
+  EXPECT(SLUICE_E_INPUT, sluice_session_set_group(session, (sluice_group){0}, &group));
+  EXPECT(SLUICE_OK, sluice_session_add_group(session, &group, &number));
+  group.moments = SLUICE_DTYPE_BF16;
+  EXPECT(SLUICE_E_INPUT, sluice_session_set_group(session, number, &group));
+  EXPECT(SLUICE_E_INPUT, sluice_session_add_unit(session, NULL, &unit));
+  EXPECT(SLUICE_E_INPUT, sluice_session_add_unit(session, "x", NULL));
+  EXPECT(SLUICE_OK, sluice_session_add_unit(session, "x", &unit));
   param.name = "p";
   param.unit = unit;
-  param.group = 55;
-  EXPECT(SLUICE_E_INPUT, sluice_add_param(session, &param, &added));
+  param.group.index = 55;
+  EXPECT(SLUICE_E_INPUT, sluice_session_add_param(session, &param, &added));
   param.group = number;
-  param.unit = 55;
-  EXPECT(SLUICE_E_INPUT, sluice_add_param(session, &param, &added));
+  param.unit.index = 55;
+  EXPECT(SLUICE_E_INPUT, sluice_session_add_param(session, &param, &added));
   param.unit = unit;
-  param.dtype = SLUICE_I16;
-  EXPECT(SLUICE_E_INPUT, sluice_add_param(session, &param, &added));
-  param.dtype = SLUICE_F32;
+  param.dtype = SLUICE_DTYPE_I16;
+  EXPECT(SLUICE_E_INPUT, sluice_session_add_param(session, &param, &added));
+  param.dtype = SLUICE_DTYPE_F32;
   param.ndim = -1;
-  EXPECT(SLUICE_E_INPUT, sluice_add_param(session, &param, &added));
+  EXPECT(SLUICE_E_INPUT, sluice_session_add_param(session, &param, &added));
   param.ndim = 2;
-  EXPECT(SLUICE_E_INPUT, sluice_add_param(session, &param, &added)); /* no shape */
+  EXPECT(SLUICE_E_INPUT, sluice_session_add_param(session, &param, &added)); /* no shape */
   param.shape = wrong_shape;
-  EXPECT(SLUICE_E_INPUT, sluice_add_param(session, &param, &added));
+  EXPECT(SLUICE_E_INPUT, sluice_session_add_param(session, &param, &added));
   param.ndim = 3;
   param.shape = huge;
-  EXPECT(SLUICE_E_INPUT, sluice_add_param(session, &param, &added));
+  EXPECT(SLUICE_E_INPUT, sluice_session_add_param(session, &param, &added));
   param.ndim = 0;
   param.name = NULL;
-  EXPECT(SLUICE_E_INPUT, sluice_add_param(session, &param, &added));
+  EXPECT(SLUICE_E_INPUT, sluice_session_add_param(session, &param, &added));
   param.name = "moment1.p";
-  EXPECT(SLUICE_E_INPUT, sluice_add_param(session, &param, &added));
+  EXPECT(SLUICE_E_INPUT, sluice_session_add_param(session, &param, &added));
   param.name = "p";
-  EXPECT(SLUICE_E_INPUT, sluice_add_param(session, &param, NULL));
-  CHECK(added == 9);
-  EXPECT(SLUICE_OK, sluice_add_param(session, &param, &added));
-  EXPECT(SLUICE_E_INPUT, sluice_add_param(session, &param, &added)); /* the name again */
-  EXPECT(SLUICE_E_STATE, sluice_param_weight(session, added, &tensor));
-  EXPECT(SLUICE_E_STATE, sluice_update(session, &info));
-  EXPECT(SLUICE_E_STATE, sluice_kind_dtype(session, added, 0, &dtype));
-  EXPECT(SLUICE_E_STATE, sluice_set_updates(session, 1));
-  EXPECT(SLUICE_E_STATE, sluice_save(session, "x"));
-  EXPECT(SLUICE_E_STATE, sluice_load(session, "x"));
+  EXPECT(SLUICE_E_INPUT, sluice_session_add_param(session, &param, NULL));
+  CHECK(added.index == 9);
+  EXPECT(SLUICE_OK, sluice_session_add_param(session, &param, &added));
+  EXPECT(SLUICE_E_INPUT, sluice_session_add_param(session, &param, &added)); /* the name again */
+  EXPECT(SLUICE_E_STATE, sluice_session_weight(session, added, &tensor));
+  EXPECT(SLUICE_E_STATE, sluice_session_update(session, &info));
+  EXPECT(SLUICE_E_STATE, sluice_session_kind_dtype(session, added, 0, &dtype));
+  EXPECT(SLUICE_E_STATE, sluice_session_set_updates(session, 1));
+  EXPECT(SLUICE_E_STATE, sluice_session_save(session, "x"));
+  EXPECT(SLUICE_E_STATE, sluice_session_load(session, "x"));
   sluice_session_destroy(session);
 
   /* A sealed one. */
   open_trial(&t, engine, SLUICE_STATE_PINNED, formats[0]);
   EXPECT(SLUICE_E_STATE, sluice_session_seal(t.session));
-  EXPECT(SLUICE_E_STATE, sluice_add_unit(t.session, "x", &unit));
-  EXPECT(SLUICE_E_STATE, sluice_add_group(t.session, &group, &number));
-  EXPECT(SLUICE_E_STATE, sluice_add_param(t.session, &param, &added));
-  EXPECT(SLUICE_E_INPUT, sluice_param_weight(t.session, 99, &tensor));
-  EXPECT(SLUICE_E_STATE, sluice_update(t.session, &info)); /* no gradients */
+  EXPECT(SLUICE_E_STATE, sluice_session_add_unit(t.session, "x", &unit));
+  EXPECT(SLUICE_E_STATE, sluice_session_add_group(t.session, &group, &number));
+  EXPECT(SLUICE_E_STATE, sluice_session_add_param(t.session, &param, &added));
+  EXPECT(SLUICE_E_INPUT, sluice_session_weight(t.session, (sluice_param){99}, &tensor));
+  EXPECT(SLUICE_E_STATE, sluice_session_update(t.session, &info)); /* no gradients */
   tensor.data = values;
-  EXPECT(SLUICE_E_INPUT, sluice_give_grad(t.session, t.params[0], &tensor)); /* a scalar */
+  EXPECT(SLUICE_E_INPUT, sluice_session_give_grad(t.session, t.params[0], &tensor)); /* a scalar */
   tensor.ndim = 2;
   tensor.shape = shapes[1];
-  EXPECT(SLUICE_E_INPUT, sluice_give_grad(t.session, t.params[0], &tensor));
+  EXPECT(SLUICE_E_INPUT, sluice_session_give_grad(t.session, t.params[0], &tensor));
   tensor.shape = shapes[0];
-  tensor.dtype = SLUICE_BF16;
-  EXPECT(SLUICE_E_INPUT, sluice_give_grad(t.session, t.params[0], &tensor));
-  tensor.dtype = SLUICE_F32;
+  tensor.dtype = SLUICE_DTYPE_BF16;
+  EXPECT(SLUICE_E_INPUT, sluice_session_give_grad(t.session, t.params[0], &tensor));
+  tensor.dtype = SLUICE_DTYPE_F32;
   tensor.device_type = SLUICE_DEVICE_CUDA;
-  EXPECT(SLUICE_E_INPUT, sluice_give_grad(t.session, t.params[0], &tensor));
+  EXPECT(SLUICE_E_INPUT, sluice_session_give_grad(t.session, t.params[0], &tensor));
   tensor.device_type = SLUICE_DEVICE_CPU;
   tensor.data = NULL;
-  EXPECT(SLUICE_E_INPUT, sluice_give_grad(t.session, t.params[0], &tensor));
-  EXPECT(SLUICE_E_INPUT, sluice_kind_dtype(t.session, t.params[0], SLUICE_KIND_MASTER, &dtype));
-  EXPECT(SLUICE_E_INPUT, sluice_kind_dtype(t.session, t.params[0], 5, &dtype));
-  EXPECT(SLUICE_E_INPUT, sluice_read(t.session, t.params[0], 0, 0, 15, values, 59));
-  EXPECT(SLUICE_E_INPUT, sluice_read(t.session, t.params[0], 0, 1, 15, values, 60));
-  EXPECT(SLUICE_E_INPUT, sluice_read(t.session, t.params[0], 0, UINT64_MAX, 1, values, 4));
-  EXPECT(SLUICE_E_INPUT, sluice_read(t.session, t.params[0], 0, 0, UINT64_MAX / 4 + 1, values, 0));
-  EXPECT(SLUICE_E_INPUT, sluice_read(t.session, t.params[0], 0, 0, 15, NULL, 60));
-  EXPECT(SLUICE_E_INPUT, sluice_write(t.session, t.params[0], 0, 0, 15, NULL, 60));
-  EXPECT(SLUICE_E_INPUT, sluice_write(t.session, t.params[0], 0, 0, 3, (char*)values + 1, 12));
-  EXPECT(SLUICE_E_INPUT, sluice_load(t.session, "/nonexistent/x"));
-  EXPECT(SLUICE_E_IO, sluice_save(t.session, "/nonexistent/x"));
+  EXPECT(SLUICE_E_INPUT, sluice_session_give_grad(t.session, t.params[0], &tensor));
+  EXPECT(SLUICE_E_INPUT,
+         sluice_session_kind_dtype(t.session, t.params[0], SLUICE_KIND_MASTER, &dtype));
+  EXPECT(SLUICE_E_INPUT, sluice_session_kind_dtype(t.session, t.params[0], 5, &dtype));
+  EXPECT(SLUICE_E_INPUT, sluice_session_read(t.session, t.params[0], 0, 0, 15, values, 59));
+  EXPECT(SLUICE_E_INPUT, sluice_session_read(t.session, t.params[0], 0, 1, 15, values, 60));
+  EXPECT(SLUICE_E_INPUT, sluice_session_read(t.session, t.params[0], 0, UINT64_MAX, 1, values, 4));
+  EXPECT(SLUICE_E_INPUT,
+         sluice_session_read(t.session, t.params[0], 0, 0, UINT64_MAX / 4 + 1, values, 0));
+  EXPECT(SLUICE_E_INPUT, sluice_session_read(t.session, t.params[0], 0, 0, 15, NULL, 60));
+  EXPECT(SLUICE_E_INPUT, sluice_session_write(t.session, t.params[0], 0, 0, 15, NULL, 60));
+  EXPECT(SLUICE_E_INPUT,
+         sluice_session_write(t.session, t.params[0], 0, 0, 3, (char*)values + 1, 12));
+  EXPECT(SLUICE_E_INPUT, sluice_session_load(t.session, "/nonexistent/x"));
+  EXPECT(SLUICE_E_IO, sluice_session_save(t.session, "/nonexistent/x"));
   snprintf(path, sizeof(path), "%s/capi_garbage.safetensors", folder);
   file = fopen(path, "wb");
   CHECK(file != NULL && fputs("no file of tensors", file) >= 0 && fclose(file) == 0);
-  EXPECT(SLUICE_E_INPUT, sluice_load(t.session, path));
+  EXPECT(SLUICE_E_INPUT, sluice_session_load(t.session, path));
   check_flipped_bytes(&t, folder);
   info.max_norm = -1;
-  EXPECT(SLUICE_E_INPUT, sluice_update(t.session, &info));
+  EXPECT(SLUICE_E_INPUT, sluice_session_update(t.session, &info));
   info.max_norm = NAN;
-  EXPECT(SLUICE_E_INPUT, sluice_update(t.session, &info));
+  EXPECT(SLUICE_E_INPUT, sluice_session_update(t.session, &info));
 
   /* A gradient that is not finite: nothing changes, and the session goes on. */
   {
     const uint64_t before = digest_state(&t);
     sluice_tensor grad = SLUICE_TENSOR_INIT;
     give_grads(&t, 1, 0.01f);
-    EXPECT(SLUICE_OK, sluice_param_grad(t.session, t.params[2], &grad));
+    EXPECT(SLUICE_OK, sluice_session_grad(t.session, t.params[2], &grad));
     ((float*)grad.data)[12345 % 13000] = INFINITY;
     info.max_norm = 1;
-    EXPECT(SLUICE_E_NOT_FINITE, sluice_update(t.session, &info));
+    EXPECT(SLUICE_E_NOT_FINITE, sluice_session_update(t.session, &info));
     EXPECT(SLUICE_OK, sluice_error(&error));
     CHECK(strstr(error.message, "'c'") != NULL);
     CHECK(digest_state(&t) == before);
-    EXPECT(SLUICE_E_STATE, sluice_update(t.session, &info)); /* the gradients were dropped */
+    EXPECT(SLUICE_E_STATE,
+           sluice_session_update(t.session, &info)); /* the gradients were dropped */
     give_grads(&t, 1, 0.01f);
-    EXPECT(SLUICE_OK, sluice_update(t.session, &info));
+    EXPECT(SLUICE_OK, sluice_session_update(t.session, &info));
     CHECK(digest_state(&t) != before);
   }
   /* Reads and writes of parts, and of a weight beside its neighbours. */
   for (i = 0; i < 15; ++i) values[i] = (float)i;
   EXPECT(SLUICE_OK,
-         sluice_write(t.session, t.params[3], SLUICE_KIND_MOMENT2, 65530, 15, values, 60));
+         sluice_session_write(t.session, t.params[3], SLUICE_KIND_MOMENT2, 65530, 15, values, 60));
   memset(values, 0, sizeof(values));
   EXPECT(SLUICE_OK,
-         sluice_read(t.session, t.params[3], SLUICE_KIND_MOMENT2, 65532, 13, values, 52));
+         sluice_session_read(t.session, t.params[3], SLUICE_KIND_MOMENT2, 65532, 13, values, 52));
   for (i = 0; i < 13; ++i) CHECK(values[i] == (float)(i + 2));
   close_trial(&t);
   sluice_engine_destroy(engine);
@@ -518,7 +522,7 @@ static void test_not_finite(const char* folder) {
       train(&t, 0, 2, &norm);
       before = digest_state(&t);
       give_grads(&t, 5, NAN);
-      EXPECT(SLUICE_E_NOT_FINITE, sluice_update(t.session, &info));
+      EXPECT(SLUICE_E_NOT_FINITE, sluice_session_update(t.session, &info));
       CHECK(digest_state(&t) == before);
       close_trial(&t);
       sluice_engine_destroy(engine);
@@ -532,14 +536,14 @@ static void test_momentum(void) {
   sluice_session_options options = SLUICE_SESSION_OPTIONS_INIT;
   sluice_group_options group = SLUICE_GROUP_OPTIONS_INIT;
   sluice_session* session = NULL;
-  sluice_group number = 0;
+  sluice_group number = {0};
   EXPECT(SLUICE_OK, sluice_session_create(engine, &options, &session));
-  group.rule = SLUICE_SGD;
-  EXPECT(SLUICE_OK, sluice_add_group(session, &group, &number));
+  group.rule = SLUICE_RULE_SGD;
+  EXPECT(SLUICE_OK, sluice_session_add_group(session, &group, &number));
   group.momentum = 0.5;
-  EXPECT(SLUICE_OK, sluice_set_group(session, number, &group));
+  EXPECT(SLUICE_OK, sluice_session_set_group(session, number, &group));
   group.momentum = 0;
-  EXPECT(SLUICE_E_INPUT, sluice_set_group(session, number, &group));
+  EXPECT(SLUICE_E_INPUT, sluice_session_set_group(session, number, &group));
   sluice_session_destroy(session);
   sluice_engine_destroy(engine);
 }
@@ -554,13 +558,13 @@ static void test_write_weight(const char* folder) {
   double norm;
   open_trial(&t, engine, SLUICE_STATE_STORAGE, formats[1]);
   train(&t, 0, 2, &norm);
-  EXPECT(SLUICE_OK, sluice_read(t.session, t.params[3], SLUICE_KIND_MASTER, 4000, 300, before,
-                                sizeof(before)));
+  EXPECT(SLUICE_OK, sluice_session_read(t.session, t.params[3], SLUICE_KIND_MASTER, 4000, 300,
+                                        before, sizeof(before)));
   for (i = 0; i < 100; ++i) weights[i] = to_bf16((float)i);
-  EXPECT(SLUICE_OK, sluice_write(t.session, t.params[3], SLUICE_KIND_WEIGHT, 4100, 100, weights,
-                                 sizeof(weights)));
-  EXPECT(SLUICE_OK, sluice_read(t.session, t.params[3], SLUICE_KIND_MASTER, 4000, 300, masters,
-                                sizeof(masters)));
+  EXPECT(SLUICE_OK, sluice_session_write(t.session, t.params[3], SLUICE_KIND_WEIGHT, 4100, 100,
+                                         weights, sizeof(weights)));
+  EXPECT(SLUICE_OK, sluice_session_read(t.session, t.params[3], SLUICE_KIND_MASTER, 4000, 300,
+                                        masters, sizeof(masters)));
   for (i = 0; i < 300; ++i) {
     CHECK(masters[i] == (i >= 100 && i < 200 ? (float)(i - 100) : before[i]));
   }
@@ -577,31 +581,31 @@ static void test_frozen_and_order(void) {
   sluice_tensor home = SLUICE_TENSOR_INIT;
   struct trial t;
   sluice_unit unit;
-  t.dtype = SLUICE_F32;
+  t.dtype = SLUICE_DTYPE_F32;
   EXPECT(SLUICE_OK, sluice_session_create(engine, &options, &t.session));
   sluice_engine_destroy(engine);
-  group.rule = SLUICE_SGD;
+  group.rule = SLUICE_RULE_SGD;
   group.momentum = 0;
   group.lr = 0.5;
-  EXPECT(SLUICE_OK, sluice_add_group(t.session, &group, &t.groups[0]));
-  EXPECT(SLUICE_OK, sluice_add_unit(t.session, "unit", &unit));
-  EXPECT(SLUICE_OK, add_param(&t, 0, unit, SLUICE_NONE, NULL));
+  EXPECT(SLUICE_OK, sluice_session_add_group(t.session, &group, &t.groups[0]));
+  EXPECT(SLUICE_OK, sluice_session_add_unit(t.session, "unit", &unit));
+  EXPECT(SLUICE_OK, add_param(&t, 0, unit, SLUICE_NO_GROUP, NULL));
   EXPECT(SLUICE_OK, add_param(&t, 4, unit, t.groups[0], NULL));
   EXPECT(SLUICE_OK, sluice_session_seal(t.session));
-  EXPECT(SLUICE_E_INPUT, sluice_param_weight(t.session, t.params[0], &home));
-  EXPECT(SLUICE_OK, sluice_param_grad(t.session, t.params[4], &home));
+  EXPECT(SLUICE_E_INPUT, sluice_session_weight(t.session, t.params[0], &home));
+  EXPECT(SLUICE_OK, sluice_session_grad(t.session, t.params[4], &home));
   ((float*)home.data)[3] = 2;
-  EXPECT(SLUICE_OK, sluice_give_grad(t.session, t.params[4], &home));
-  EXPECT(SLUICE_OK, sluice_update(t.session, &info));
+  EXPECT(SLUICE_OK, sluice_session_give_grad(t.session, t.params[4], &home));
+  EXPECT(SLUICE_OK, sluice_session_update(t.session, &info));
   CHECK(info.grad_norm == 2);
-  EXPECT(SLUICE_OK, sluice_param_weight(t.session, t.params[4], &home));
+  EXPECT(SLUICE_OK, sluice_session_weight(t.session, t.params[4], &home));
   CHECK(((float*)home.data)[3] == -1 && ((float*)home.data)[2] == 0);
   group.lr = 0.25;
-  EXPECT(SLUICE_OK, sluice_set_group(t.session, t.groups[0], &group));
-  EXPECT(SLUICE_OK, sluice_param_grad(t.session, t.params[4], &home));
-  EXPECT(SLUICE_OK, sluice_give_grad(t.session, t.params[4], &home));
-  EXPECT(SLUICE_OK, sluice_update(t.session, &info));
-  EXPECT(SLUICE_OK, sluice_param_weight(t.session, t.params[4], &home));
+  EXPECT(SLUICE_OK, sluice_session_set_group(t.session, t.groups[0], &group));
+  EXPECT(SLUICE_OK, sluice_session_grad(t.session, t.params[4], &home));
+  EXPECT(SLUICE_OK, sluice_session_give_grad(t.session, t.params[4], &home));
+  EXPECT(SLUICE_OK, sluice_session_update(t.session, &info));
+  EXPECT(SLUICE_OK, sluice_session_weight(t.session, t.params[4], &home));
   CHECK(((float*)home.data)[3] == -1.5f);
   sluice_session_destroy(t.session);
 }
@@ -619,39 +623,39 @@ static void test_caller(const char* folder) {
     sluice_update_part part = SLUICE_UPDATE_PART_INIT;
     sluice_unit units[2];
     struct trial t;
-    t.dtype = SLUICE_BF16;
+    t.dtype = SLUICE_DTYPE_BF16;
     t.elem_bytes = 2;
     options.state = place == 0 ? SLUICE_STATE_PINNED : SLUICE_STATE_STORAGE;
     EXPECT(SLUICE_OK, sluice_session_create(engine, &options, &t.session));
-    EXPECT(SLUICE_OK, sluice_add_group(t.session, &group, &t.groups[0]));
-    group.rule = SLUICE_CALLER;
+    EXPECT(SLUICE_OK, sluice_session_add_group(t.session, &group, &t.groups[0]));
+    group.rule = SLUICE_RULE_CALLER;
     group.caller_moments = 3;
-    EXPECT(SLUICE_E_INPUT, sluice_add_group(t.session, &group, &t.groups[1]));
+    EXPECT(SLUICE_E_INPUT, sluice_session_add_group(t.session, &group, &t.groups[1]));
     group.caller_moments = 2;
-    EXPECT(SLUICE_OK, sluice_add_group(t.session, &group, &t.groups[1]));
-    EXPECT(SLUICE_OK, sluice_add_unit(t.session, "first", &units[0]));
-    EXPECT(SLUICE_OK, sluice_add_unit(t.session, "second", &units[1]));
+    EXPECT(SLUICE_OK, sluice_session_add_group(t.session, &group, &t.groups[1]));
+    EXPECT(SLUICE_OK, sluice_session_add_unit(t.session, "first", &units[0]));
+    EXPECT(SLUICE_OK, sluice_session_add_unit(t.session, "second", &units[1]));
     for (p = 0; p < PARAMS; ++p) {
       EXPECT(SLUICE_OK, add_param(&t, p, units[p / 3], t.groups[p > 0], NULL));
     }
     EXPECT(SLUICE_OK, sluice_session_seal(t.session));
-    EXPECT(SLUICE_E_STATE, sluice_update_next(t.session, &part));
+    EXPECT(SLUICE_E_STATE, sluice_session_update_next(t.session, &part));
     info.max_norm = 0.25;
     for (step = 0; step < 4; ++step) {
       unsigned seen = 0;
       give_grads(&t, (uint32_t)step, 0.01f);
-      EXPECT(SLUICE_E_STATE, sluice_update(t.session, &info));
-      EXPECT(SLUICE_OK, sluice_update_begin(t.session, &info));
-      EXPECT(SLUICE_E_STATE, sluice_update_begin(t.session, &info));
-      EXPECT(SLUICE_E_INPUT, sluice_update_next(t.session, NULL));
+      EXPECT(SLUICE_E_STATE, sluice_session_update(t.session, &info));
+      EXPECT(SLUICE_OK, sluice_session_update_begin(t.session, &info));
+      EXPECT(SLUICE_E_STATE, sluice_session_update_begin(t.session, &info));
+      EXPECT(SLUICE_E_INPUT, sluice_session_update_next(t.session, NULL));
       for (;;) {
         size_t i;
-        EXPECT(SLUICE_OK, sluice_update_next(t.session, &part));
+        EXPECT(SLUICE_OK, sluice_session_update_next(t.session, &part));
         CHECK(part.grad_norm > 0.25);
-        if (part.param == SLUICE_NONE) break;
-        CHECK(part.param > 0 && part.param < PARAMS && part.grad_factor < 1);
-        seen |= 1u << part.param;
-        for (i = 0; i < elems_of((int)part.param); ++i) {
+        if (part.param.index == SLUICE_NONE) break;
+        CHECK(part.param.index > 0 && part.param.index < PARAMS && part.grad_factor < 1);
+        seen |= 1u << part.param.index;
+        for (i = 0; i < elems_of((int)part.param.index); ++i) {
           float* m = (float*)part.state[0] + i;
           float* v = (float*)part.state[1] + i;
           const uint32_t bits = (uint32_t)((uint16_t*)part.grad)[i] << 16;
@@ -663,20 +667,20 @@ static void test_caller(const char* folder) {
         }
       }
       CHECK(seen == 0x1e);
-      part.param = 77;
-      EXPECT(SLUICE_E_STATE, sluice_update_next(t.session, &part));
-      CHECK(part.param == 77);
+      part.param.index = 77;
+      EXPECT(SLUICE_E_STATE, sluice_session_update_next(t.session, &part));
+      CHECK(part.param.index == 77);
     }
     digests[place] = digest_state(&t);
     /* Not finite: no part is handed out. */
     give_grads(&t, 5, INFINITY);
-    EXPECT(SLUICE_OK, sluice_update_begin(t.session, &info));
-    EXPECT(SLUICE_E_NOT_FINITE, sluice_update_next(t.session, &part));
+    EXPECT(SLUICE_OK, sluice_session_update_begin(t.session, &info));
+    EXPECT(SLUICE_E_NOT_FINITE, sluice_session_update_next(t.session, &part));
     CHECK(digest_state(&t) == digests[place]);
     /* Destroyed in the middle of an update. */
     give_grads(&t, 6, 0.01f);
-    EXPECT(SLUICE_OK, sluice_update_begin(t.session, &info));
-    EXPECT(SLUICE_OK, sluice_update_next(t.session, &part));
+    EXPECT(SLUICE_OK, sluice_session_update_begin(t.session, &info));
+    EXPECT(SLUICE_OK, sluice_session_update_next(t.session, &part));
     sluice_session_destroy(t.session);
     sluice_engine_destroy(engine);
   }

@@ -71,7 +71,7 @@ static sluice_tensor gradient(void) {
 }
 static void give(void* session) {
   const sluice_tensor tensor = gradient();
-  EXPECT(SLUICE_OK, sluice_give_grad(session, 0, &tensor));
+  EXPECT(SLUICE_OK, sluice_session_give_grad(session, (sluice_param){0}, &tensor));
 }
 static const char* new_name(void) {
   static char text[32];
@@ -120,15 +120,15 @@ static sluice_status call_allocator_create(void** a) {
   return status;
 }
 static sluice_status call_alloc(void** a) {
-  const sluice_status status = sluice_alloc(a[0], 512, a[1], 0, a[2]);
-  if (status == SLUICE_OK) EXPECT(SLUICE_OK, sluice_free(a[0], *(void**)a[2]));
+  const sluice_status status = sluice_allocator_alloc(a[0], 512, a[1], 0, a[2]);
+  if (status == SLUICE_OK) EXPECT(SLUICE_OK, sluice_allocator_free(a[0], *(void**)a[2]));
   return status;
 }
 static sluice_status call_free(void** a) {
-  return sluice_free(a[0], NULL);
+  return sluice_allocator_free(a[0], NULL);
 }
 static sluice_status call_record_use(void** a) {
-  return sluice_record_use(a[0], a[1] == NULL ? NULL : world.block, a[2]);
+  return sluice_allocator_record_use(a[0], a[1] == NULL ? NULL : world.block, a[2]);
 }
 static sluice_status call_allocator_step(void** a) {
   return sluice_allocator_step(a[0]);
@@ -181,13 +181,13 @@ static sluice_status call_session_create(void** a) {
   return status;
 }
 static sluice_status call_add_group(void** a) {
-  return sluice_add_group(a[0], a[1], a[2]);
+  return sluice_session_add_group(a[0], a[1], a[2]);
 }
 static sluice_status call_set_group(void** a) {
-  return sluice_set_group(a[0], world.group, a[1]);
+  return sluice_session_set_group(a[0], world.group, a[1]);
 }
 static sluice_status call_add_unit(void** a) {
-  return sluice_add_unit(a[0], a[1], a[2]);
+  return sluice_session_add_unit(a[0], a[1], a[2]);
 }
 static sluice_status call_add_param(void** a) {
   /* Names are unique, so each call that may pass has one of its own. */
@@ -196,60 +196,62 @@ static sluice_status call_add_param(void** a) {
   if (size >= sizeof(sluice_param_options) && size < 4096) {
     memcpy((char*)a[1] + offsetof(sluice_param_options, name), &name, sizeof(name));
   }
-  return sluice_add_param(a[0], a[1], a[2]);
+  return sluice_session_add_param(a[0], a[1], a[2]);
 }
 static sluice_status call_seal(void** a) {
   return sluice_session_seal(a[0]);
 }
 static sluice_status call_param_weight(void** a) {
-  return sluice_param_weight(a[0], 0, a[1]);
+  return sluice_session_weight(a[0], (sluice_param){0}, a[1]);
 }
 static sluice_status call_param_grad(void** a) {
-  return sluice_param_grad(a[0], 0, a[1]);
+  return sluice_session_grad(a[0], (sluice_param){0}, a[1]);
 }
 static sluice_status call_give_grad(void** a) {
-  return sluice_give_grad(a[0], 0, a[1]);
+  return sluice_session_give_grad(a[0], (sluice_param){0}, a[1]);
 }
 static sluice_status call_update(void** a) {
-  return sluice_update(a[0], a[1]);
+  return sluice_session_update(a[0], a[1]);
 }
 static sluice_status call_update_begin(void** a) {
   sluice_update_part part = SLUICE_UPDATE_PART_INIT;
-  const sluice_status status = sluice_update_begin(a[0], a[1]);
-  if (status == SLUICE_OK) EXPECT(SLUICE_OK, sluice_update_next(a[0], &part));
+  const sluice_status status = sluice_session_update_begin(a[0], a[1]);
+  if (status == SLUICE_OK) EXPECT(SLUICE_OK, sluice_session_update_next(a[0], &part));
   return status;
 }
 static void begin(void* session) {
   const sluice_update_info info = SLUICE_UPDATE_INFO_INIT;
   give(session);
-  EXPECT(SLUICE_OK, sluice_update_begin(session, &info));
+  EXPECT(SLUICE_OK, sluice_session_update_begin(session, &info));
 }
 static sluice_status call_update_next(void** a) {
-  return sluice_update_next(a[0], a[1]);
+  return sluice_session_update_next(a[0], a[1]);
 }
 static sluice_status call_kind_dtype(void** a) {
-  return sluice_kind_dtype(a[0], 0, SLUICE_KIND_MOMENT1, a[1]);
+  return sluice_session_kind_dtype(a[0], (sluice_param){0}, SLUICE_KIND_MOMENT1, a[1]);
 }
 static sluice_status call_read(void** a) {
-  return sluice_read(a[0], 0, SLUICE_KIND_WEIGHT, 0, 10, a[1], 10 * sizeof(float));
+  return sluice_session_read(a[0], (sluice_param){0}, SLUICE_KIND_WEIGHT, 0, 10, a[1],
+                             10 * sizeof(float));
 }
 static sluice_status call_write(void** a) {
-  return sluice_write(a[0], 0, SLUICE_KIND_WEIGHT, 0, 10, a[1], 10 * sizeof(float));
+  return sluice_session_write(a[0], (sluice_param){0}, SLUICE_KIND_WEIGHT, 0, 10, a[1],
+                              10 * sizeof(float));
 }
 static sluice_status call_save(void** a) {
-  return sluice_save(a[0], a[1]);
+  return sluice_session_save(a[0], a[1]);
 }
 static void save(void* session) {
-  EXPECT(SLUICE_OK, sluice_save(session, world.path));
+  EXPECT(SLUICE_OK, sluice_session_save(session, world.path));
 }
 static sluice_status call_commit(void** a) {
-  return sluice_commit(a[0]);
+  return sluice_session_commit(a[0]);
 }
 static sluice_status call_load(void** a) {
-  return sluice_load(a[0], a[1]);
+  return sluice_session_load(a[0], a[1]);
 }
 static sluice_status call_set_updates(void** a) {
-  return sluice_set_updates(a[0], 3);
+  return sluice_session_set_updates(a[0], 3);
 }
 static sluice_status call_pager_create(void** a) {
   const sluice_status status = sluice_pager_create(a[0], a[1], a[2]);
@@ -260,19 +262,19 @@ static sluice_status call_pager_add_unit(void** a) {
   return sluice_pager_add_unit(a[0], a[1], a[2]);
 }
 static sluice_status call_pager_add(void** a) {
-  return sluice_pager_add(a[0], 0, SLUICE_PART_STATE, 100, NULL, a[1]);
+  return sluice_pager_add(a[0], (sluice_unit){0}, SLUICE_PART_STATE, 100, NULL, a[1]);
 }
 static sluice_status call_pager_seal(void** a) {
   return sluice_pager_seal(a[0]);
 }
 static sluice_status call_pager_window(void** a) {
-  return sluice_pager_window(a[0], 0, a[1]);
+  return sluice_pager_window(a[0], (sluice_paged){0}, a[1]);
 }
 static sluice_status call_pager_home(void** a) {
-  return sluice_pager_home(a[0], 0, a[1]);
+  return sluice_pager_home(a[0], (sluice_paged){0}, a[1]);
 }
 static sluice_status call_pager_staged(void** a) {
-  return sluice_pager_staged(a[0], 0, a[1]);
+  return sluice_pager_staged(a[0], (sluice_paged){0}, a[1]);
 }
 static sluice_status call_begin_pass(void** a) {
   return sluice_pager_begin_pass(a[0]);
@@ -281,36 +283,36 @@ static void begin_pass(void* pager) {
   EXPECT(SLUICE_OK, sluice_pager_begin_pass(pager));
 }
 static sluice_status call_acquire(void** a) {
-  const sluice_status status = sluice_pager_acquire(a[0], 0, a[1]);
-  if (status == SLUICE_OK) EXPECT(SLUICE_OK, sluice_pager_release(a[0], 0, NULL));
+  const sluice_status status = sluice_pager_acquire(a[0], (sluice_unit){0}, a[1]);
+  if (status == SLUICE_OK) EXPECT(SLUICE_OK, sluice_pager_release(a[0], (sluice_unit){0}, NULL));
   return status;
 }
 static void acquire(void* pager) {
   begin_pass(pager);
-  EXPECT(SLUICE_OK, sluice_pager_acquire(pager, 0, NULL));
+  EXPECT(SLUICE_OK, sluice_pager_acquire(pager, (sluice_unit){0}, NULL));
 }
 static sluice_status call_release(void** a) {
-  return sluice_pager_release(a[0], 0, a[1]);
+  return sluice_pager_release(a[0], (sluice_unit){0}, a[1]);
 }
 static sluice_status call_stage(void** a) {
-  const sluice_status status = sluice_pager_stage(a[0], 0, SLUICE_NONE);
-  if (status == SLUICE_OK) EXPECT(SLUICE_OK, sluice_pager_unstage(a[0], 0));
+  const sluice_status status = sluice_pager_stage(a[0], (sluice_unit){0}, SLUICE_NO_UNIT);
+  if (status == SLUICE_OK) EXPECT(SLUICE_OK, sluice_pager_unstage(a[0], (sluice_unit){0}));
   return status;
 }
 static void stage(void* pager) {
-  EXPECT(SLUICE_OK, sluice_pager_stage(pager, 0, SLUICE_NONE));
+  EXPECT(SLUICE_OK, sluice_pager_stage(pager, (sluice_unit){0}, SLUICE_NO_UNIT));
 }
 static sluice_status call_unstage(void** a) {
-  return sluice_pager_unstage(a[0], 0);
+  return sluice_pager_unstage(a[0], (sluice_unit){0});
 }
 static sluice_status call_settle(void** a) {
   return sluice_pager_settle(a[0]);
 }
 static sluice_status call_pager_read(void** a) {
-  return sluice_pager_read(a[0], 0, 0, a[1], 100);
+  return sluice_pager_read(a[0], (sluice_paged){0}, 0, a[1], 100);
 }
 static sluice_status call_pager_write(void** a) {
-  return sluice_pager_write(a[0], 0, 0, a[1], 100);
+  return sluice_pager_write(a[0], (sluice_paged){0}, 0, a[1], 100);
 }
 static sluice_status call_pager_stats(void** a) {
   return sluice_pager_get_stats(a[0], a[1]);
@@ -382,9 +384,9 @@ static const struct row rows[] = {
     STRUCT(sluice_engine_usage, "Ef", call_engine_usage, usage),
     STRUCT(sluice_allocator_create, "Eio", call_allocator_create, allocator_options),
     PLAIN(sluice_allocator_destroy, "", call_destroys),
-    PLAIN(sluice_alloc, "A?o", call_alloc),
-    PLAIN(sluice_free, "A", call_free),
-    PLAIN(sluice_record_use, "Ad?", call_record_use),
+    PLAIN(sluice_allocator_alloc, "A?o", call_alloc),
+    PLAIN(sluice_allocator_free, "A", call_free),
+    PLAIN(sluice_allocator_record_use, "Ad?", call_record_use),
     PLAIN(sluice_allocator_step, "A", call_allocator_step),
     PLAIN(sluice_allocator_pin_stream, "A", call_pin_stream),
     PLAIN(sluice_allocator_site, "Ato", call_site),
@@ -399,24 +401,26 @@ static const struct row rows[] = {
     PLAIN(sluice_torch_record_stream, "", call_torch),
     STRUCT(sluice_session_create, "Eio", call_session_create, session_options),
     PLAIN(sluice_session_destroy, "", call_destroys),
-    STRUCT(sluice_add_group, "Oio", call_add_group, group_options),
-    STRUCT(sluice_set_group, "Ni", call_set_group, group_options),
-    PLAIN(sluice_add_unit, "Oto", call_add_unit),
-    STRUCT(sluice_add_param, "Oio", call_add_param, param_options),
+    STRUCT(sluice_session_add_group, "Oio", call_add_group, group_options),
+    STRUCT(sluice_session_set_group, "Ni", call_set_group, group_options),
+    PLAIN(sluice_session_add_unit, "Oto", call_add_unit),
+    STRUCT(sluice_session_add_param, "Oio", call_add_param, param_options),
     PLAIN(sluice_session_seal, "O", call_seal),
-    STRUCT(sluice_param_weight, "Sf", call_param_weight, tensor),
-    STRUCT(sluice_param_grad, "Sf", call_param_grad, tensor),
-    STRUCT(sluice_give_grad, "Si", call_give_grad, full_gradient),
-    {"sluice_update", "Sb", call_update, &update_info, sizeof(update_info), give},
-    {"sluice_update_begin", "Si", call_update_begin, &update_info, sizeof(update_info), give},
-    {"sluice_update_next", "Sf", call_update_next, &update_part, sizeof(update_part), begin},
-    PLAIN(sluice_kind_dtype, "So", call_kind_dtype),
-    PLAIN(sluice_read, "Sd", call_read),
-    PLAIN(sluice_write, "Sd", call_write),
-    PLAIN(sluice_save, "St", call_save),
-    {"sluice_load", "St", call_load, NULL, 0, save},
-    PLAIN(sluice_commit, "S", call_commit),
-    PLAIN(sluice_set_updates, "S", call_set_updates),
+    STRUCT(sluice_session_weight, "Sf", call_param_weight, tensor),
+    STRUCT(sluice_session_grad, "Sf", call_param_grad, tensor),
+    STRUCT(sluice_session_give_grad, "Si", call_give_grad, full_gradient),
+    {"sluice_session_update", "Sb", call_update, &update_info, sizeof(update_info), give},
+    {"sluice_session_update_begin", "Si", call_update_begin, &update_info, sizeof(update_info),
+     give},
+    {"sluice_session_update_next", "Sf", call_update_next, &update_part, sizeof(update_part),
+     begin},
+    PLAIN(sluice_session_kind_dtype, "So", call_kind_dtype),
+    PLAIN(sluice_session_read, "Sd", call_read),
+    PLAIN(sluice_session_write, "Sd", call_write),
+    PLAIN(sluice_session_save, "St", call_save),
+    {"sluice_session_load", "St", call_load, NULL, 0, save},
+    PLAIN(sluice_session_commit, "S", call_commit),
+    PLAIN(sluice_session_set_updates, "S", call_set_updates),
     STRUCT(sluice_session_get_stats, "Nf", call_session_stats, session_stats),
     STRUCT(sluice_pager_create, "Eio", call_pager_create, pager_options),
     PLAIN(sluice_pager_destroy, "", call_destroys),
@@ -452,16 +456,16 @@ static sluice_session* make_session(sluice_engine* engine, int32_t rule, int sea
   sluice_session* session = NULL;
   sluice_param number;
   group.rule = rule;
-  group.caller_moments = rule == SLUICE_CALLER;
+  group.caller_moments = rule == SLUICE_RULE_CALLER;
   sluice_session_options options = session_options;
   if (commits) options.commit_path = world.folder;
   EXPECT(SLUICE_OK, sluice_session_create(engine, &options, &session));
-  EXPECT(SLUICE_OK, sluice_add_group(session, &group, &param.group));
-  EXPECT(SLUICE_OK, sluice_add_unit(session, "unit", &param.unit));
+  EXPECT(SLUICE_OK, sluice_session_add_group(session, &group, &param.group));
+  EXPECT(SLUICE_OK, sluice_session_add_unit(session, "unit", &param.unit));
   param.name = "p";
   param.ndim = 1;
   param.shape = dims;
-  EXPECT(SLUICE_OK, sluice_add_param(session, &param, &number));
+  EXPECT(SLUICE_OK, sluice_session_add_param(session, &param, &number));
   if (seals) EXPECT(SLUICE_OK, sluice_session_seal(session));
   return session;
 }
@@ -492,9 +496,9 @@ static void make_world(void) {
   world.engine = make_engine(0);
   EXPECT(SLUICE_OK, sluice_allocator_create(world.engine, &allocator_options, &world.allocator));
   EXPECT(SLUICE_OK, sluice_torch_attach(world.allocator));
-  EXPECT(SLUICE_OK, sluice_alloc(world.allocator, 512, NULL, 0, &world.block));
-  world.open = make_session(world.engine, SLUICE_ADAMW, 0, 0);
-  world.sealed = make_session(world.engine, SLUICE_ADAMW, 1, 1);
+  EXPECT(SLUICE_OK, sluice_allocator_alloc(world.allocator, 512, NULL, 0, &world.block));
+  world.open = make_session(world.engine, SLUICE_RULE_ADAMW, 0, 0);
+  world.sealed = make_session(world.engine, SLUICE_RULE_ADAMW, 1, 1);
   world.open_pager = make_pager(0);
   world.sealed_pager = make_pager(1);
   full_gradient = gradient();
@@ -643,19 +647,19 @@ static void test_states(void) {
   sluice_update_part part = SLUICE_UPDATE_PART_INIT;
   const struct timespec pause = {0, 200000000};
   sluice_engine* hurried = make_engine(0.05);
-  sluice_session* session = make_session(hurried, SLUICE_CALLER, 1, 0);
+  sluice_session* session = make_session(hurried, SLUICE_RULE_CALLER, 1, 0);
   make_world();
   check_handles(world.sealed, "O", SLUICE_E_STATE, "", "a sealed session");
   check_handles(world.open, "S", SLUICE_E_STATE, "", "an open session");
   check_handles(world.sealed_pager, "Q", SLUICE_E_STATE, "", "a sealed pager");
   check_handles(world.open_pager, "P", SLUICE_E_STATE, "", "an open pager");
   give(session);
-  EXPECT(SLUICE_OK, sluice_update_begin(session, &info));
-  EXPECT(SLUICE_OK, sluice_update_next(session, &part));
-  check_handles(session, "S", SLUICE_E_STATE, "sluice_update_next", "an update under way");
+  EXPECT(SLUICE_OK, sluice_session_update_begin(session, &info));
+  EXPECT(SLUICE_OK, sluice_session_update_next(session, &part));
+  check_handles(session, "S", SLUICE_E_STATE, "sluice_session_update_next", "an update under way");
   /* The program does not take the next part in time. */
   nanosleep(&pause, NULL);
-  EXPECT(SLUICE_E_TIMEOUT, sluice_update_next(session, &part));
+  EXPECT(SLUICE_E_TIMEOUT, sluice_session_update_next(session, &part));
   check_handles(session, "S", SLUICE_E_POISONED, "", "a poisoned session");
   check_handles(session, "O", SLUICE_E_STATE, "", "a poisoned session");
   sluice_session_destroy(session);
@@ -728,25 +732,25 @@ static void test_fork(void) {
   pid_t child;
   int status = 0;
   make_world();
-  session = make_session(world.engine, SLUICE_CALLER, 1, 0);
+  session = make_session(world.engine, SLUICE_RULE_CALLER, 1, 0);
   give(session);
-  EXPECT(SLUICE_OK, sluice_update_begin(session, &info));
-  EXPECT(SLUICE_OK, sluice_update_next(session, &part));
+  EXPECT(SLUICE_OK, sluice_session_update_begin(session, &info));
+  EXPECT(SLUICE_OK, sluice_session_update_next(session, &part));
   acquire(world.sealed_pager);
   child = fork();
   if (child == 0) {
     check_forked();
-    EXPECT(SLUICE_E_FORKED, sluice_update_next(session, &part));
+    EXPECT(SLUICE_E_FORKED, sluice_session_update_next(session, &part));
     sluice_session_destroy(session);
     _exit(check_result());
   }
   CHECK(child > 0 && waitpid(child, &status, 0) == child);
   CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-  CHECK(part.param == 0);
-  EXPECT(SLUICE_OK, sluice_pager_release(world.sealed_pager, 0, NULL));
+  CHECK(part.param.index == 0);
+  EXPECT(SLUICE_OK, sluice_pager_release(world.sealed_pager, (sluice_unit){0}, NULL));
   acquire(world.sealed_pager);
-  EXPECT(SLUICE_OK, sluice_update_next(session, &part));
-  CHECK(part.param == SLUICE_NONE);
+  EXPECT(SLUICE_OK, sluice_session_update_next(session, &part));
+  CHECK(part.param.index == SLUICE_NONE);
   sluice_session_destroy(session);
   destroy_world();
 }

@@ -64,13 +64,13 @@ static void exercise(const struct task* task, unsigned* random) {
     at = (int)(*random >> 16) % BLOCKS;
     if (blocks[at] != NULL) {
       CHECK(blocks[at][0] == (unsigned char)task->number && blocks[at][511] == (unsigned char)at);
-      EXPECT(SLUICE_OK, sluice_record_use(task->allocator, blocks[at], NULL));
-      EXPECT(SLUICE_OK, sluice_free(task->allocator, blocks[at]));
+      EXPECT(SLUICE_OK, sluice_allocator_record_use(task->allocator, blocks[at], NULL));
+      EXPECT(SLUICE_OK, sluice_allocator_free(task->allocator, blocks[at]));
       blocks[at] = NULL;
       continue;
     }
-    EXPECT(SLUICE_OK, sluice_alloc(task->allocator, 512 + *random % 100000, &stream, site,
-                                   (void**)&blocks[at]));
+    EXPECT(SLUICE_OK, sluice_allocator_alloc(task->allocator, 512 + *random % 100000, &stream, site,
+                                             (void**)&blocks[at]));
     blocks[at][0] = (unsigned char)task->number;
     blocks[at][511] = (unsigned char)at;
     if (round % 64 != 0) continue;
@@ -84,7 +84,8 @@ static void exercise(const struct task* task, unsigned* random) {
     CHECK(strtol(strstr(info.message, "tier is ") + 8, NULL, 10) == (long)task->number + 10);
     if (round % 512 == 0) EXPECT(SLUICE_OK, sluice_allocator_step(task->allocator));
   }
-  for (at = 0; at < BLOCKS; ++at) EXPECT(SLUICE_OK, sluice_free(task->allocator, blocks[at]));
+  for (at = 0; at < BLOCKS; ++at)
+    EXPECT(SLUICE_OK, sluice_allocator_free(task->allocator, blocks[at]));
 }
 
 static void* run(void* argument) {
@@ -104,12 +105,12 @@ static sluice_session* make_session(sluice_engine* engine) {
   sluice_session* session = NULL;
   sluice_param param;
   EXPECT(SLUICE_OK, sluice_session_create(engine, &options, &session));
-  EXPECT(SLUICE_OK, sluice_add_group(session, &group_options, &param_options.group));
-  EXPECT(SLUICE_OK, sluice_add_unit(session, "unit", &param_options.unit));
+  EXPECT(SLUICE_OK, sluice_session_add_group(session, &group_options, &param_options.group));
+  EXPECT(SLUICE_OK, sluice_session_add_unit(session, "unit", &param_options.unit));
   param_options.name = "weight";
   param_options.ndim = 1;
   param_options.shape = shape;
-  EXPECT(SLUICE_OK, sluice_add_param(session, &param_options, &param));
+  EXPECT(SLUICE_OK, sluice_session_add_param(session, &param_options, &param));
   EXPECT(SLUICE_OK, sluice_session_seal(session));
   return session;
 }
@@ -117,9 +118,9 @@ static sluice_session* make_session(sluice_engine* engine) {
 static void update(sluice_session* session) {
   sluice_update_info info = SLUICE_UPDATE_INFO_INIT;
   sluice_tensor grad = SLUICE_TENSOR_INIT;
-  EXPECT(SLUICE_OK, sluice_param_grad(session, 0, &grad));
-  EXPECT(SLUICE_OK, sluice_give_grad(session, 0, &grad));
-  EXPECT(SLUICE_OK, sluice_update(session, &info));
+  EXPECT(SLUICE_OK, sluice_session_grad(session, (sluice_param){0}, &grad));
+  EXPECT(SLUICE_OK, sluice_session_give_grad(session, (sluice_param){0}, &grad));
+  EXPECT(SLUICE_OK, sluice_session_update(session, &info));
 }
 
 static void test_threads(sluice_engine* engine, int32_t planned) {
@@ -158,10 +159,10 @@ static void* call_shared(void* argument) {
     const int writes = round % 2;
     sluice_status status;
     for (i = 0; writes && i < SHARED_ELEMS; ++i) values[i] = (float)(served - shared_served);
-    status = writes ? sluice_write(shared_session, 0, SLUICE_KIND_WEIGHT, 0, SHARED_ELEMS, values,
-                                   SHARED_ELEMS * sizeof(float))
-                    : sluice_read(shared_session, 0, SLUICE_KIND_WEIGHT, 0, SHARED_ELEMS, values,
-                                  SHARED_ELEMS * sizeof(float));
+    status = writes ? sluice_session_write(shared_session, (sluice_param){0}, SLUICE_KIND_WEIGHT, 0,
+                                           SHARED_ELEMS, values, SHARED_ELEMS * sizeof(float))
+                    : sluice_session_read(shared_session, (sluice_param){0}, SLUICE_KIND_WEIGHT, 0,
+                                          SHARED_ELEMS, values, SHARED_ELEMS * sizeof(float));
     *served += status == SLUICE_OK;
     if (status != SLUICE_OK) EXPECT(SLUICE_E_BUSY, status);
     for (i = 1; status == SLUICE_OK && i < SHARED_ELEMS; ++i) torn += values[i] != values[0];
@@ -199,7 +200,7 @@ static void test_fork(sluice_engine* engine) {
   if (child == 0) {
     sluice_error_info info = SLUICE_ERROR_INFO_INIT;
     sluice_engine* other = NULL;
-    EXPECT(SLUICE_E_FORKED, sluice_alloc(allocator, 512, NULL, 0, &data));
+    EXPECT(SLUICE_E_FORKED, sluice_allocator_alloc(allocator, 512, NULL, 0, &data));
     EXPECT(SLUICE_E_FORKED, sluice_allocator_step(allocator));
     EXPECT(SLUICE_E_FORKED, sluice_engine_create(&engine_options, &other));
     EXPECT(SLUICE_OK, sluice_error(&info));
@@ -211,8 +212,8 @@ static void test_fork(sluice_engine* engine) {
   }
   CHECK(child > 0 && waitpid(child, &status, 0) == child);
   CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-  EXPECT(SLUICE_OK, sluice_alloc(allocator, 512, NULL, 0, &data));
-  EXPECT(SLUICE_OK, sluice_free(allocator, data));
+  EXPECT(SLUICE_OK, sluice_allocator_alloc(allocator, 512, NULL, 0, &data));
+  EXPECT(SLUICE_OK, sluice_allocator_free(allocator, data));
   sluice_allocator_destroy(allocator);
 }
 

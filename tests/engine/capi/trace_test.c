@@ -10,21 +10,21 @@ static void open_session(sluice_engine* engine, sluice_session** session, sluice
   const int64_t shape[1] = {50000};
   options.state = SLUICE_STATE_STORAGE;
   EXPECT(SLUICE_OK, sluice_session_create(engine, &options, session));
-  EXPECT(SLUICE_OK, sluice_add_group(*session, &group, &param.group));
-  EXPECT(SLUICE_OK, sluice_add_unit(*session, "unit", &param.unit));
+  EXPECT(SLUICE_OK, sluice_session_add_group(*session, &group, &param.group));
+  EXPECT(SLUICE_OK, sluice_session_add_unit(*session, "unit", &param.unit));
   param.name = "w";
   param.ndim = 1;
   param.shape = shape;
-  EXPECT(SLUICE_OK, sluice_add_param(*session, &param, number));
+  EXPECT(SLUICE_OK, sluice_session_add_param(*session, &param, number));
   EXPECT(SLUICE_OK, sluice_session_seal(*session));
 }
 
 static void update(sluice_session* session, sluice_param number) {
   sluice_update_info info = SLUICE_UPDATE_INFO_INIT;
   sluice_tensor grad = SLUICE_TENSOR_INIT;
-  EXPECT(SLUICE_OK, sluice_param_grad(session, number, &grad));
-  EXPECT(SLUICE_OK, sluice_give_grad(session, number, &grad));
-  EXPECT(SLUICE_OK, sluice_update(session, &info));
+  EXPECT(SLUICE_OK, sluice_session_grad(session, number, &grad));
+  EXPECT(SLUICE_OK, sluice_session_give_grad(session, number, &grad));
+  EXPECT(SLUICE_OK, sluice_session_update(session, &info));
 }
 
 int main(int argc, char** argv) {
@@ -32,7 +32,7 @@ int main(int argc, char** argv) {
   sluice_engine_options options = SLUICE_ENGINE_OPTIONS_INIT;
   sluice_engine* engine = NULL;
   sluice_session* session = NULL;
-  sluice_param number = 0;
+  sluice_param number = {0};
   char path[4096], name[64];
   int i;
   options.device_bytes = 1u << 20;

@@ -29,12 +29,12 @@ struct format {
   int32_t dtype, split_master, moments;
 };
 enum { FORMATS = 5 };
-#define ALL_FORMATS                                                                               \
-  {                                                                                               \
-    {SLUICE_F32, 0, 0}, {SLUICE_BF16, 0, 0}, {SLUICE_BF16, 1, 0}, {SLUICE_F32, 0, SLUICE_BLOCK8}, \
-    {                                                                                             \
-      SLUICE_BF16, 1, SLUICE_BLOCK8                                                               \
-    }                                                                                             \
+#define ALL_FORMATS                                                                 \
+  {                                                                                 \
+    {SLUICE_DTYPE_F32, 0, 0}, {SLUICE_DTYPE_BF16, 0, 0}, {SLUICE_DTYPE_BF16, 1, 0}, \
+        {SLUICE_DTYPE_F32, 0, SLUICE_DTYPE_BLOCK8}, {                               \
+      SLUICE_DTYPE_BF16, 1, SLUICE_DTYPE_BLOCK8                                     \
+    }                                                                               \
   }
 struct trial {
   sluice_engine* engine;
@@ -71,7 +71,7 @@ static sluice_status add_param(struct trial* t, int p, sluice_unit unit, sluice_
   options.ndim = 2;
   options.shape = shapes[p];
   options.data = data;
-  return sluice_add_param(t->session, &options, &t->params[p]);
+  return sluice_session_add_param(t->session, &options, &t->params[p]);
 }
 
 /* Two units, two groups; values in both formats are those of the same numbers. */
@@ -80,7 +80,7 @@ static void fill(struct trial* t, void* data, size_t elems, uint32_t* random, fl
   for (i = 0; i < elems; ++i) {
     const float value = draw(random) * scale;
     const uint16_t half = to_bf16(value);
-    if (t->dtype == SLUICE_BF16)
+    if (t->dtype == SLUICE_DTYPE_BF16)
       memcpy((char*)data + 2 * i, &half, 2);
     else
       memcpy((char*)data + 4 * i, &value, 4);
@@ -97,20 +97,20 @@ static void open_committing(struct trial* t, sluice_engine* engine, int32_t stat
   int p;
   t->engine = engine;
   t->dtype = format.dtype;
-  t->elem_bytes = t->dtype == SLUICE_F32 ? 4 : 2;
+  t->elem_bytes = t->dtype == SLUICE_DTYPE_F32 ? 4 : 2;
   options.state = state;
   options.commit_path = commit_path;
   EXPECT(SLUICE_OK, sluice_session_create(engine, &options, &t->session));
   group.split_master = format.split_master;
   group.moments = format.moments;
   group.weight_decay = 0.1;
-  EXPECT(SLUICE_OK, sluice_add_group(t->session, &group, &t->groups[0]));
+  EXPECT(SLUICE_OK, sluice_session_add_group(t->session, &group, &t->groups[0]));
   group.weight_decay = 0;
   group.beta2 = 0.95;
   group.lr = 3e-3;
-  EXPECT(SLUICE_OK, sluice_add_group(t->session, &group, &t->groups[1]));
-  EXPECT(SLUICE_OK, sluice_add_unit(t->session, "first", &units[0]));
-  EXPECT(SLUICE_OK, sluice_add_unit(t->session, "second", &units[1]));
+  EXPECT(SLUICE_OK, sluice_session_add_group(t->session, &group, &t->groups[1]));
+  EXPECT(SLUICE_OK, sluice_session_add_unit(t->session, "first", &units[0]));
+  EXPECT(SLUICE_OK, sluice_session_add_unit(t->session, "second", &units[1]));
   for (p = 0; p < PARAMS; ++p) {
     data[p] = malloc(elems_of(p) * t->elem_bytes);
     fill(t, data[p], elems_of(p), &random, 0.1f);
@@ -139,7 +139,7 @@ static void give_grads(struct trial* t, uint32_t seed, float scale) {
     grad.shape = shapes[p];
     grad.data = malloc(elems_of(p) * t->elem_bytes);
     fill(t, grad.data, elems_of(p), &random, scale);
-    EXPECT(SLUICE_OK, sluice_give_grad(t->session, t->params[p], &grad));
+    EXPECT(SLUICE_OK, sluice_session_give_grad(t->session, t->params[p], &grad));
     free(grad.data);
   }
 }
@@ -152,7 +152,7 @@ static uint64_t digest_bytes(uint64_t digest, const void* data, size_t bytes) {
   return digest;
 }
 
-/* A digest of all state, by sluice_read. */
+/* A digest of all state, by sluice_session_read. */
 static uint64_t digest_state(struct trial* t) {
   uint64_t digest = 14695981039346656037u;
   int p;
@@ -162,11 +162,11 @@ static uint64_t digest_state(struct trial* t) {
       size_t count = elems_of(p), bytes;
       void* data;
       if (kind == SLUICE_KIND_GRADIENT) continue;
-      if (sluice_kind_dtype(t->session, t->params[p], kind, &dtype) != SLUICE_OK) continue;
+      if (sluice_session_kind_dtype(t->session, t->params[p], kind, &dtype) != SLUICE_OK) continue;
       if (kind >= SLUICE_KIND_MOMENT1_SCALE) count = (count + 127) / 128;
-      bytes = count * (dtype == SLUICE_F32 ? 4 : dtype == SLUICE_BLOCK8 ? 1 : 2);
+      bytes = count * (dtype == SLUICE_DTYPE_F32 ? 4 : dtype == SLUICE_DTYPE_BLOCK8 ? 1 : 2);
       data = malloc(bytes);
-      EXPECT(SLUICE_OK, sluice_read(t->session, t->params[p], kind, 0, count, data, bytes));
+      EXPECT(SLUICE_OK, sluice_session_read(t->session, t->params[p], kind, 0, count, data, bytes));
       digest = digest_bytes(digest, data, bytes);
       free(data);
     }
@@ -182,7 +182,7 @@ static uint64_t train(struct trial* t, uint32_t first, uint32_t last, double* no
     if (step % 2 == 1) give_grads(t, step + 100, 0.01f);
     info.max_norm = step % 3 == 2 ? 0.5 : 0;
     info.grad_scale = step % 3 == 1 ? 0.25 : 0;
-    EXPECT(SLUICE_OK, sluice_update(t->session, &info));
+    EXPECT(SLUICE_OK, sluice_session_update(t->session, &info));
     *norm = info.grad_norm;
   }
   return digest_state(t);
