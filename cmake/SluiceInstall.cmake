@@ -36,7 +36,8 @@ set(SLUICE_API_VERSION 1.0.0)
 install(TARGETS sluice_c EXPORT sluiceTargets
   LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT dev NAMELINK_COMPONENT dev)
 install(FILES include/sluice/sluice.h DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/sluice" COMPONENT dev)
-install(FILES share/examples/train_net.c DESTINATION share/sluice/examples COMPONENT dev)
+install(FILES share/examples/train_net.c share/examples/page_weights.c share/examples/lend_memory.c
+  DESTINATION share/sluice/examples COMPONENT dev)
 install(EXPORT sluiceTargets NAMESPACE sluice:: FILE sluiceConfig.cmake
   DESTINATION "${CMAKE_INSTALL_LIBDIR}/cmake/sluice" COMPONENT dev)
 write_basic_package_version_file("${CMAKE_BINARY_DIR}/sluiceConfigVersion.cmake"

@@ -9,6 +9,8 @@
 
 #include "base/posix_file.hpp"
 #include "base/thread.hpp"
+#include "base/topology.hpp"
+#include "base/units.hpp"
 #include "engine/host/parameter_state.hpp"
 #include "engine/host/sealed_session.hpp"
 
@@ -39,6 +41,27 @@ HostSession::~HostSession() = default;
 void HostSession::check_open() const {
   if (sealed_ != nullptr) throw SessionStateError("the session is sealed");
 }
+
+namespace {
+
+// Weights and gradients of trained parameters lie in pinned memory under every plan. Planning takes
+// time in proportion to the elements, so a session that no budget of this machine could hold is
+// refused before it.
+void check_homes_fit(const std::vector<SessionParameter>& parameters, std::uint64_t left_bytes) {
+  std::uint64_t needed_bytes = 0;
+  for (const SessionParameter& parameter : parameters) {
+    if (!parameter.options.group) continue;
+    needed_bytes += 2 * bytes_of(parameter.options.dtype, parameter.elems);
+  }
+  const std::uint64_t machine_bytes = read_host_topology().memory_bytes;
+  if (needed_bytes <= machine_bytes) return;
+  throw Refused("the session does not fit: its weights and gradients alone take " +
+                    format_bytes_exact(needed_bytes) + " of pinned memory, and this machine has " +
+                    format_bytes_exact(machine_bytes),
+                Tier::kPinned, needed_bytes, left_bytes);
+}
+
+}  // namespace
 
 SealedSession& HostSession::sealed() const {
   if (sealed_ == nullptr) throw SessionStateError("the session is not sealed yet");
@@ -86,6 +109,8 @@ void HostSession::set_group(std::uint32_t group, const GroupOptions& options) {
 
 void HostSession::seal() {
   check_open();
+  check_homes_fit(space_.parameters(),
+                  engine_->bytes_left()[static_cast<std::size_t>(Tier::kPinned)]);
   space_.make_units();
   auto made = std::make_unique<SealedSession>(*engine_, space_, place_, commit_path_);
   for (const SessionParameter& parameter : space_.parameters()) {

@@ -11,7 +11,7 @@
 
 enum { INPUTS = 2, HIDDEN = 96, BATCH = 64, STEPS = 400 };
 
-/* Ends the program with the library's own sentence. */
+/* Ends the program with the library's own message. */
 static void check(sluice_status status) {
   sluice_error_info info = SLUICE_ERROR_INFO_INIT;
   if (status == SLUICE_OK) return;
@@ -52,8 +52,8 @@ static void find_homes(sluice_session* session, struct parameter* p) {
   sluice_tensor weight = SLUICE_TENSOR_INIT, grad = SLUICE_TENSOR_INIT;
   check(sluice_session_weight(session, p->number, &weight));
   check(sluice_session_grad(session, p->number, &grad));
-  p->weight = weight.data;
-  p->grad = grad.data;
+  p->weight = (float*)weight.data;
+  p->grad = (float*)grad.data;
 }
 
 /* Forward and backward of one batch. Writes the gradients into their homes; returns the loss. */
@@ -101,7 +101,7 @@ int main(int argc, char** argv) {
   sluice_engine_options engine_options = SLUICE_ENGINE_OPTIONS_INIT;
   sluice_session_options session_options = SLUICE_SESSION_OPTIONS_INIT;
   sluice_group_options group_options = SLUICE_GROUP_OPTIONS_INIT;
-  sluice_session_stats stats = {sizeof(stats), 0, 0, 0, 0, 0, 0, 0, 0, 0};
+  sluice_session_stats stats = SLUICE_SESSION_STATS_INIT;
   const size_t sizes[4] = {INPUTS * HIDDEN, HIDDEN, HIDDEN, 1};
   const char* paths[1];
   sluice_engine* engine = NULL;
@@ -144,8 +144,8 @@ int main(int argc, char** argv) {
     for (i = 0; i < 4; ++i) {
       sluice_tensor grad = SLUICE_TENSOR_INIT;
       check(sluice_session_grad(session, p[i].number, &grad));
-      check(sluice_session_give_grad(session, p[i].number,
-                                     &grad)); /* already home: nothing is copied */
+      /* It lies in its home already: nothing is copied. */
+      check(sluice_session_give_grad(session, p[i].number, &grad));
     }
     update.max_norm = 1.0;
     check(sluice_session_update(session, &update));

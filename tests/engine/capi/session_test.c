@@ -153,6 +153,8 @@ static void test_refusal(void) {
   sluice_group_options group = SLUICE_GROUP_OPTIONS_INIT;
   sluice_error_info info = SLUICE_ERROR_INFO_INIT;
   sluice_usage usage = SLUICE_USAGE_INIT;
+  sluice_param_options param = SLUICE_PARAM_OPTIONS_INIT;
+  const int64_t huge = (int64_t)1 << 37;
   sluice_unit unit;
   t.engine = engine;
   t.dtype = SLUICE_DTYPE_F32;
@@ -169,6 +171,20 @@ static void test_refusal(void) {
   CHECK(info.tier == SLUICE_TIER_PINNED && info.requested_bytes > info.available_bytes);
   EXPECT(SLUICE_OK, sluice_engine_usage(engine, SLUICE_TIER_PINNED, &usage));
   CHECK(usage.peak_bytes == 0); /* refused before anything was taken */
+  sluice_session_destroy(t.session);
+  /* 512 GiB of weights: refused by size, before a layout of 2^37 elements is made. */
+  EXPECT(SLUICE_OK, sluice_session_create(engine, NULL, &t.session));
+  EXPECT(SLUICE_OK, sluice_session_add_group(t.session, NULL, &t.groups[0]));
+  EXPECT(SLUICE_OK, sluice_session_add_unit(t.session, "unit", &param.unit));
+  param.name = "w";
+  param.group = t.groups[0];
+  param.ndim = 1;
+  param.shape = &huge;
+  EXPECT(SLUICE_OK, sluice_session_add_param(t.session, &param, &t.params[0]));
+  EXPECT(SLUICE_E_REFUSED, sluice_session_seal(t.session));
+  EXPECT(SLUICE_OK, sluice_error(&info));
+  CHECK(strstr(info.message, "this machine has") != NULL);
+  CHECK(info.tier == SLUICE_TIER_PINNED && info.requested_bytes == (uint64_t)1 << 40);
   sluice_session_destroy(t.session);
   sluice_engine_destroy(engine);
 }
