@@ -19,6 +19,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/memory_kinds.hpp"
 #include "base/units.hpp"
 #include "engine/config/data_format.hpp"
 #include "engine/model/parameter_group.hpp"
@@ -87,7 +88,11 @@ struct Config {
   enum class CheckpointMode : std::uint8_t { kScratch, kDurable };
   enum class Order : std::uint8_t { kAuto, kMicrobatch, kUnit };
 
-  // "auto": all the machine has (planner/machine_check.hpp puts the number in its place). Larger
+  // A budget's source: the configuration; or, for "auto", this machine, the profile of a described
+  // machine, or a number assumed because that profile does not state the tier's size.
+  enum class BudgetOrigin : std::uint8_t { kGiven, kMachine, kProfile, kAssumed };
+
+  // "auto": what the machine has (planner/default_budgets.hpp puts the number in its place). Larger
   // than every number a budget may be.
   static constexpr std::uint64_t kAutoBytes = std::numeric_limits<std::uint64_t>::max();
   // "auto" of train.micro_batch and train.accumulate: the planner divides train.batch into
@@ -154,9 +159,11 @@ struct Config {
   struct {
     Backend backend = Backend::kAuto;
     // Budgets: hard caps per tier.
-    std::uint64_t device_bytes = kGiB;
-    std::uint64_t pinned_bytes = 2 * kGiB;
+    std::uint64_t device_bytes = kAutoBytes;
+    std::uint64_t pinned_bytes = kAutoBytes;
     std::uint64_t storage_bytes = kAutoBytes;
+    // No keys: where each budget comes from, for the words of a plan.
+    std::array<BudgetOrigin, kTierCount> budget_origins{};
     std::vector<std::string> storage_paths;  // directories; derived: [log.dir + "/storage"]
     std::vector<double> storage_shares;      // of each path; empty: by measured speed
     StorageEngineKind storage_engine = StorageEngineKind::kAuto;
@@ -220,13 +227,11 @@ struct Config {
 };
 
 // Reads `path` (at most 1 MiB), then applies `overrides` ("memory.device=64MiB") in order; the last
-// one of a key wins. defaults: of the same form, for keys that neither sets.
-Config load_config(const std::string& path, std::span<const std::string> overrides = {},
-                   std::span<const std::string> defaults = {});
+// one of a key wins.
+Config load_config(const std::string& path, std::span<const std::string> overrides = {});
 // The same for a text at hand; `name` stands for the file in messages.
 Config parse_config(std::string_view text, const std::string& name,
-                    std::span<const std::string> overrides = {},
-                    std::span<const std::string> defaults = {});
+                    std::span<const std::string> overrides = {});
 
 // The directory of checkpoints for a run that names none.
 std::string default_checkpoint_dir(const std::string& log_dir);

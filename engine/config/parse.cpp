@@ -413,14 +413,13 @@ class Loader {
 }  // namespace
 
 Config parse_config(std::string_view text, const std::string& name,
-                    std::span<const std::string> overrides, std::span<const std::string> defaults) {
+                    std::span<const std::string> overrides) {
   if (text.size() > kMaxConfigBytes) {
     throw InputError(name + " has " + std::to_string(text.size()) +
                      " bytes; a configuration has at most " + format_bytes_exact(kMaxConfigBytes));
   }
   check_nesting(text, name);
   Loader loader(name);
-  for (const auto& assignment : defaults) loader.add_override(assignment);
   try {
     const toml::table table = toml::parse(text, name);
     loader.add_table(table, "");
@@ -432,8 +431,7 @@ Config parse_config(std::string_view text, const std::string& name,
   return loader.finish();
 }
 
-Config load_config(const std::string& path, std::span<const std::string> overrides,
-                   std::span<const std::string> defaults) {
+Config load_config(const std::string& path, std::span<const std::string> overrides) {
   // One byte more than allowed, so that parse_config sees that there is more.
   std::string text(kMaxConfigBytes + 1, '\0');
   try {
@@ -443,7 +441,7 @@ Config load_config(const std::string& path, std::span<const std::string> overrid
     throw InputError(path + " cannot be read (" + open_failure(error) +
                      "); give a configuration file in TOML");
   }
-  return parse_config(text, path, overrides, defaults);
+  return parse_config(text, path, overrides);
 }
 
 }  // namespace sluice::config

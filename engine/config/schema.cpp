@@ -396,10 +396,12 @@ void add_memory(Keys& keys) {
   const std::vector<std::string> places{"auto", "device", "pinned", "storage"};
   add(choice("memory.backend", SLUICE_FIELD(memory.backend), {"auto", "host", "cuda"},
              "the device; auto: a GPU where there is one"));
-  add(bytes("memory.device", SLUICE_FIELD(memory.device_bytes), 0, kMaxBudget,
-            "budget of device memory"));
-  add(bytes("memory.pinned", SLUICE_FIELD(memory.pinned_bytes), 0, kMaxBudget,
-            "budget of pinned host memory"));
+  add(bytes_or_auto("memory.device", SLUICE_FIELD(memory.device_bytes), 0, kMaxBudget,
+                    "budget of device memory; auto: the free memory of the GPU, or with --hardware "
+                    "the profile's, less a reserve (on a CPU half of the host's)"));
+  add(bytes_or_auto("memory.pinned", SLUICE_FIELD(memory.pinned_bytes), 0, kMaxBudget,
+                    "budget of pinned host memory; auto: the free memory of the host, or with "
+                    "--hardware the profile's, less an eighth, shared by the ranks of a node"));
   add(bytes_or_auto("memory.storage", SLUICE_FIELD(memory.storage_bytes), 0, kMaxBudget,
                     "budget of storage, over all paths; auto: what is free there, at most 64GiB"));
   add(derived(texts("memory.storage_paths", SLUICE_FIELD(memory.storage_paths),

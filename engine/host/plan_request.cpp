@@ -99,7 +99,7 @@ planner::HardwareProfile hardware_of(const Json& request) {
   return planner::load_named_profile(request["hardware"].get<std::string>(), profile_directory());
 }
 
-config::Config config_of(const Json& request, const planner::HardwareProfile& hardware) {
+config::Config config_of(const Json& request) {
   if (!request.contains("config")) throw InputError("the request has no config");
   std::vector<std::string> overrides;
   if (request.contains("world")) {
@@ -108,16 +108,14 @@ config::Config config_of(const Json& request, const planner::HardwareProfile& ha
     }
     overrides.push_back("parallel.data=" + request["world"].dump());
   }
-  std::vector<std::string> budgets;
-  if (request.contains("hardware")) budgets = planner::default_budgets(hardware);
   const Json& given = request["config"];
   if (given.is_string()) {
-    return config::load_config(given.get<std::string>(), overrides, budgets);
+    return config::load_config(given.get<std::string>(), overrides);
   }
   if (!given.is_object()) throw InputError("the request's config is neither an object nor a path");
   std::string text;
   append_toml(given, "", text);
-  return config::parse_config(text, kRequest, overrides, budgets);
+  return config::parse_config(text, kRequest, overrides);
 }
 
 // Products of bf16 on the host have workspaces that only the library of products knows.
@@ -155,7 +153,7 @@ Refused refused(const planner::Refusal& refusal) {
 PlanAnswer answer_plan(const std::string& request) {
   const Json parsed = parse_request(request);
   const planner::HardwareProfile hardware = hardware_of(parsed);
-  const config::Config config = config_of(parsed, hardware);
+  const config::Config config = config_of(parsed);
   config::check_supported(config);
   refuse_unknown_workspaces(config, hardware);
   train::Prepared prepared = train::prepare_described(config, hardware);

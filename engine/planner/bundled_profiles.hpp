@@ -17,8 +17,4 @@ std::vector<std::string> profile_names(const std::string& directory);
 // `directory`, or else a file. Throws InputError that lists the known names, or as load_profile does.
 HardwareProfile load_named_profile(const std::string& name, const std::string& directory);
 
-// "KEY=VALUE" budgets for a machine, for configurations that set none: what its memory leaves after
-// a reserve. Only for the memories that the profile states.
-std::vector<std::string> default_budgets(const HardwareProfile& hardware);
-
 }  // namespace sluice::planner

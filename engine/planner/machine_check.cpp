@@ -23,6 +23,7 @@
 #include "base/error.hpp"
 #include "base/topology.hpp"
 #include "engine/config/schema.hpp"
+#include "engine/planner/default_budgets.hpp"
 #include "offload/storage_engine.hpp"
 
 namespace sluice::planner {
@@ -164,19 +165,13 @@ MachineRoom settle_budgets(config::Config& config, std::optional<std::uint64_t> 
   const MachineRoom room{read_host_topology().available_bytes, free_storage_bytes(config),
                          device_bytes, ranks};
   const std::uint64_t storage_bytes = room.storage_bytes / static_cast<std::uint64_t>(ranks);
-  if (config.memory.storage_bytes == config::Config::kAutoBytes) {
-    config.memory.storage_bytes = std::min(storage_bytes, kMostAutoStorageBytes);
-  }
+  settle_auto_budgets(
+      config, {room.memory_bytes / static_cast<std::uint64_t>(ranks), storage_bytes, device_bytes});
   if (const auto why = excess(config, room)) {
     if (config.memory.storage_bytes > storage_bytes) throw NoRoom(*why);
     throw InputError(*why);
   }
   return room;
-}
-
-void settle_budgets_elsewhere(config::Config& config) {
-  if (config.memory.storage_bytes != config::Config::kAutoBytes) return;
-  config.memory.storage_bytes = kMostAutoStorageBytes;
 }
 
 void keep_possible_suggestions(Refusal& refusal, const config::Config& config,

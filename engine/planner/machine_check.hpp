@@ -15,9 +15,6 @@
 
 namespace sluice::planner {
 
-// The most that memory.storage = "auto" takes.
-inline constexpr std::uint64_t kMostAutoStorageBytes = 64 * kGiB;
-
 // A disk lacks room, which removing files may give.
 class NoRoom : public InputError {
  public:
@@ -33,13 +30,11 @@ struct MachineRoom {
   int ranks = 1;  // that share it, each with the same budgets
 };
 
-// Turns "auto" budgets into numbers (memory.storage: the free space of the storage paths, at most
-// kMostAutoStorageBytes), and holds all budgets against the machine. Throws InputError that names
-// the keys, the bytes asked for and the bytes there. device_bytes, ranks: as MachineRoom's.
+// Turns "auto" budgets into numbers (default_budgets.hpp) and holds all budgets against the machine.
+// Throws InputError that names the keys, the bytes asked for and the bytes there. device_bytes,
+// ranks: as MachineRoom's.
 MachineRoom settle_budgets(config::Config& config, std::optional<std::uint64_t> device_bytes = {},
                            int ranks = 1);
-// The same for another machine: "auto" becomes kMostAutoStorageBytes, and nothing is checked.
-void settle_budgets_elsewhere(config::Config& config);
 // Removes the suggestions that settle_budgets would refuse.
 void keep_possible_suggestions(Refusal& refusal, const config::Config& config,
                                const MachineRoom& room);

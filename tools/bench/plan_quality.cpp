@@ -14,7 +14,7 @@
 #include "base/error.hpp"
 #include "base/rng.hpp"
 #include "engine/planner/bundled_profiles.hpp"
-#include "engine/planner/machine_check.hpp"
+#include "engine/planner/default_budgets.hpp"
 #include "engine/train/plan/prepare.hpp"
 #include "tools/bench/plan_cases.hpp"
 #include "tools/bench/storage_rates.hpp"
@@ -150,12 +150,11 @@ std::optional<Planned> plan_with(const Pair& pair, const Settings& setting) {
   Settings all = pair.model;
   all.insert(all.end(), setting.begin(), setting.end());
   try {
-    config::Config config =
-        config::parse_config("", pair.name, all, planner::default_budgets(hardware));
+    config::Config config = config::parse_config("", pair.name, all);
     config::check_supported(config);
     train::settle_described_backend(config, hardware);
     config.train.threads = hardware.cores;
-    planner::settle_budgets_elsewhere(config);
+    planner::settle_auto_budgets(config, hardware);
     train::Backend backend = train::make_described_backend(config, hardware);
     const double begin_s = process_cpu_seconds();
     train::Prepared prepared = train::prepare_with(config, hardware, std::move(backend));

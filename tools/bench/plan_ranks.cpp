@@ -83,8 +83,7 @@ json planned(int micro_batch, const planner::HardwareProfile& hardware) {
                                           "train.accumulate=" + std::to_string(kRanks),
                                           "parallel.data=" + std::to_string(kRanks),
                                           "parallel.zero=3"};
-  const config::Config config =
-      config::parse_config("", "bench", settings, planner::default_budgets(hardware));
+  const config::Config config = config::parse_config("", "bench", settings);
   const double begin_s = process_cpu_seconds();
   train::Prepared prepared = train::prepare(config, hardware, train::PlannedMachine::kProfile);
   const double cpu_s = process_cpu_seconds() - begin_s;

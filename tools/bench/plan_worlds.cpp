@@ -72,7 +72,7 @@ config::Config config_of(const Row& row, const planner::HardwareProfile& hardwar
                                     setting("parallel.pipeline", row.pipeline),
                                     "parallel.schedule=1f1b"};
   settings.insert(settings.end(), more.begin(), more.end());
-  return config::parse_config("", "bench", settings, planner::default_budgets(hardware));
+  return config::parse_config("", "bench", settings);
 }
 
 // Operations of a step as the paper counts them, with those of recomputation: its equation (3).

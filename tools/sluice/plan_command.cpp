@@ -25,10 +25,10 @@ namespace {
 
 // The setting that gives the world so many ranks: each pipeline and tensor group takes
 // some of them.
-std::string data_ranks(const PlanArguments& arguments, const std::vector<std::string>& budgets) {
+std::string data_ranks(const PlanArguments& arguments) {
   std::vector<std::string> overrides = arguments.config.overrides;
   overrides.emplace_back("parallel.data=1");
-  const auto parallel = config::load_config(arguments.config.path, overrides, budgets).parallel;
+  const auto parallel = config::load_config(arguments.config.path, overrides).parallel;
   const std::int64_t of_one = parallel.pipeline * parallel.inner_ranks();
   if (arguments.world % of_one != 0) {
     throw InputError(
@@ -41,18 +41,10 @@ std::string data_ranks(const PlanArguments& arguments, const std::vector<std::st
   return "parallel.data=" + std::to_string(arguments.world / of_one);
 }
 
-// Budgets of a described machine default to its memory.
-std::vector<std::string> budgets_of(const PlanArguments& arguments,
-                                    const planner::HardwareProfile& hardware) {
-  if (arguments.hardware.empty()) return {};
-  return planner::default_budgets(hardware);
-}
-
 // Plans on the mesh of the configuration, or on the best one. Adds the meshes that were tried.
 train::Prepared prepared_for(const PlanArguments& arguments,
                              const planner::HardwareProfile& hardware,
                              std::vector<train::TriedMesh>& tried) {
-  const std::vector<std::string> budgets = budgets_of(arguments, hardware);
   std::vector<std::string> overrides = arguments.config.overrides;
   if (!arguments.mesh.empty()) {
     if (arguments.world == 0 || arguments.hardware.empty()) {
@@ -62,15 +54,15 @@ train::Prepared prepared_for(const PlanArguments& arguments,
     for (const char* key : {"data", "tensor", "pipeline"}) {
       overrides.push_back(std::string("parallel.") + key + "=1");
     }
-    const config::Config loaded = config::load_config(arguments.config.path, overrides, budgets);
+    const config::Config loaded = config::load_config(arguments.config.path, overrides);
     config::check_supported(loaded);
     train::MeshChoice choice = train::choose_mesh(loaded, hardware, arguments.world);
     tried = std::move(choice.tried);
     if (!choice.best) throw InputError("--mesh: no mesh fits; the nearest, " + choice.refusal);
     return std::move(*choice.best);
   }
-  if (arguments.world > 0) overrides.push_back(data_ranks(arguments, budgets));
-  const config::Config loaded = config::load_config(arguments.config.path, overrides, budgets);
+  if (arguments.world > 0) overrides.push_back(data_ranks(arguments));
+  const config::Config loaded = config::load_config(arguments.config.path, overrides);
   config::check_supported(loaded);
   return train::prepare(
       loaded, hardware,

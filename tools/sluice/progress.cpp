@@ -306,6 +306,25 @@ void add_ranks(std::string& text, const train::RunEvent& plan) {
   append_format(text, "places      %s\n", places.c_str());
 }
 
+// The budgets, with the source of those that the configuration leaves to the machine; empty if it
+// gives both of memory.
+std::string budgets_line(const train::RunEvent& plan) {
+  const std::map<std::string, std::string> words{
+      {"machine", "of this machine's free memory less a reserve"},
+      {"profile", "of the profile's memory less a reserve"},
+      {"assumed", "assumed, since the profile does not state its size"}};
+  std::string sources;
+  for (const auto& [source, text] : words) {
+    std::string tiers;
+    for (const char* tier : {"device", "pinned"}) {
+      if (plan["budget_sources"][tier] != source) continue;
+      tiers += (tiers.empty() ? "" : " and ") + std::string(tier);
+    }
+    if (!tiers.empty()) sources += (sources.empty() ? "" : "; ") + tiers + " " + text;
+  }
+  return sources.empty() ? sources : tier_line(plan["budget_bytes"]) + " (" + sources + ")";
+}
+
 // "none", or "unit in 3 of 8 units".
 std::string recompute_words(const train::RunEvent& plan) {
   const auto units = plan["recomputed"]["units"].get<int>();
@@ -339,6 +358,8 @@ void Progress::plan(const train::RunEvent& plan) {
   append_format(text, "plan        %s (recompute: %s, order: %s, update: %s%s)\n",
                 tier_line(plan["peak_bytes"]).c_str(), recompute_words(plan).c_str(), order.c_str(),
                 update.c_str(), shares ? ", weights and activations share the device" : "");
+  const std::string budgets = budgets_line(plan);
+  if (!budgets.empty()) append_format(text, "budgets  %s\n", budgets.c_str());
   add_ranks(text, plan);
   add_world(text, plan);
   add_pipeline(text, plan);

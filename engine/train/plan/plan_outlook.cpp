@@ -1,5 +1,6 @@
 #include "engine/train/plan/plan_outlook.hpp"
 
+#include <array>
 #include <string>
 
 #include "engine/config/schema.hpp"
@@ -57,10 +58,29 @@ std::optional<double> peak_flops(const planner::HardwareProfile& hardware,
   return measured_peak_flops(hardware, settled);
 }
 
+namespace {
+
+// The budgets that the plan keeps, and the source of each.
+void add_budgets(RunEvent& event, const config::Config& config) {
+  const auto& memory = config.memory;
+  event["budget_bytes"] =
+      tier_bytes_json({memory.device_bytes, memory.pinned_bytes, memory.storage_bytes});
+  constexpr std::array<const char*, 4> kNames{"configuration", "machine", "profile", "assumed"};
+  RunEvent& sources = event["budget_sources"];
+  for (const Tier tier : kTiers) {
+    const auto at = static_cast<std::size_t>(tier);
+    sources[std::string(tier_name(tier))] =
+        kNames.at(static_cast<std::size_t>(memory.budget_origins[at]));
+  }
+}
+
+}  // namespace
+
 RunEvent prepared_event(const Prepared& prepared) {
   const config::Config& config = prepared.config;
   RunEvent event = plan_event(std::get<planner::Plan>(prepared.result));
   add_device(event, prepared.backend, measured_peak_flops(prepared.hardware, config));
+  add_budgets(event, config);
   if (event.contains("pipeline")) {
     const config::ConfigKey& key = *config::find_config_key("parallel.schedule");
     event["pipeline"]["order"] = std::get<std::string>(key.read(config));

@@ -3,7 +3,7 @@
 
 #include "engine/config/shapes.hpp"
 #include "engine/planner/cost_model.hpp"
-#include "engine/planner/machine_check.hpp"
+#include "engine/planner/default_budgets.hpp"
 #include "engine/train/plan/prepare.hpp"
 #include "engine/train/plan/what_if.hpp"
 
@@ -17,7 +17,7 @@ schedule::SimulationModel Prepared::simulation_model() const {
 config::Config settle_described(config::Config config, const planner::HardwareProfile& hardware) {
   settle_described_backend(config, hardware);
   if (config.train.threads == 0) config.train.threads = hardware.cores;
-  planner::settle_budgets_elsewhere(config);
+  planner::settle_auto_budgets(config, hardware);
   return config;
 }
 

@@ -65,19 +65,6 @@ TEST(BundledProfiles, DrivesAddUp) {
   EXPECT_DOUBLE_EQ(twelve.storage_tbw, 12 * one.storage_tbw);
 }
 
-TEST(BundledProfiles, BudgetsAreTheMemoryLessAReserve) {
-  const HardwareProfile machine = load_named_profile("rtx4090-64g-1nvme", kDirectory);
-  // 24,564 MiB less 1.5 GiB; 7/8 of 64 GiB; 7/8 of 3.84 TB.
-  EXPECT_EQ(default_budgets(machine),
-            (std::vector<std::string>{"memory.device=22GiB", "memory.pinned=56GiB",
-                                      "memory.storage=3129GiB"}));
-  EXPECT_TRUE(default_budgets(HardwareProfile{}).empty());
-  // 7/8 of 2 TiB and of 30.72 TB, for each of 8 ranks.
-  EXPECT_EQ(default_budgets(load_named_profile("dgx-a100", kDirectory)),
-            (std::vector<std::string>{"memory.device=80384MiB", "memory.pinned=224GiB",
-                                      "memory.storage=3129GiB"}));
-}
-
 TEST(BundledProfiles, ANameThatIsNoneListsThoseThereAre) {
   try {
     load_named_profile("rtx4090", kDirectory);

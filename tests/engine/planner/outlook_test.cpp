@@ -41,8 +41,8 @@ HardwareProfile machine() {
 
 train::Prepared planned_there(const Overrides& overrides) {
   const HardwareProfile hardware = machine();
-  return train::prepare(config::parse_config(kModel, "model", overrides, default_budgets(hardware)),
-                        hardware, train::PlannedMachine::kProfile);
+  return train::prepare(config::parse_config(kModel, "model", overrides), hardware,
+                        train::PlannedMachine::kProfile);
 }
 
 TEST(PaperMachine, AGpuThatIsNotHereIsPlannedFor) {
@@ -90,9 +90,8 @@ double step_s(double drives) {
                             "optimizer.placement=speculative",
                             "memory.device=22GiB",
                             "memory.place.optimizer=storage"};
-  train::Prepared prepared =
-      train::prepare(config::parse_config(kModel, "model", overrides, default_budgets(hardware)),
-                     hardware, train::PlannedMachine::kProfile);
+  train::Prepared prepared = train::prepare(config::parse_config(kModel, "model", overrides),
+                                            hardware, train::PlannedMachine::kProfile);
   return prepared.plan() == nullptr ? 0 : prepared.plan()->simulation.total_s;
 }
 
@@ -112,9 +111,8 @@ TEST(PaperMachine, FasterStorageNeverHurts) {
 double step_s_on(const char* name, Overrides model, const Overrides& more) {
   const HardwareProfile hardware = load_named_profile(name, SLUICE_HARDWARE_PROFILES);
   model.insert(model.end(), more.begin(), more.end());
-  train::Prepared prepared =
-      train::prepare(config::parse_config(kModel, "model", model, default_budgets(hardware)),
-                     hardware, train::PlannedMachine::kProfile);
+  train::Prepared prepared = train::prepare(config::parse_config(kModel, "model", model), hardware,
+                                            train::PlannedMachine::kProfile);
   return prepared.plan() == nullptr ? 0 : prepared.plan()->simulation.total_s;
 }
 
