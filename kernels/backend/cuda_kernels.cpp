@@ -40,19 +40,22 @@ std::string arithmetic_of(const device::CudaDeviceInfo& device, const cuda::Gemm
          (attention == nullptr ? std::string() : std::string("/") + attention->name());
 }
 
-std::unique_ptr<cuda::FusedAttention> open_attention(const device::CudaContext& context) {
+std::unique_ptr<cuda::FusedAttention> open_attention(const device::CudaContext& context,
+                                                     std::uint64_t score_bytes) {
   const device::CurrentContext current(context);
-  return cuda::open_fused_attention();
+  return cuda::open_fused_attention(score_bytes == 0 ? cuda::kScoreBytes : score_bytes);
 }
 
 class CudaKernels final : public Kernels {
  public:
-  CudaKernels(const device::CudaDeviceInfo& device, CudaLibraries libraries)
+  CudaKernels(const device::CudaDeviceInfo& device, const CudaKernelOptions& options)
       : context_(device::hold_cuda_context(device.ordinal)),
-        gemm_(libraries == CudaLibraries::kNone
+        gemm_(options.libraries == CudaLibraries::kNone
                   ? cuda::make_plain_gemm()
                   : cuda::make_gemm_backend(cuda::gelu_epilogue_on(device.compute_major))),
-        attention_(libraries == CudaLibraries::kNone ? nullptr : open_attention(*context_)),
+        attention_(options.libraries == CudaLibraries::kNone
+                       ? nullptr
+                       : open_attention(*context_, options.attention_score_bytes)),
         arithmetic_(arithmetic_of(device, *gemm_, attention_.get())) {}
   // Library handles must be destroyed in the context that created them.
   ~CudaKernels() override {
@@ -304,7 +307,7 @@ std::unique_ptr<Kernels> make_cuda_kernels(const CudaKernelOptions& options) {
   const device::CudaSearch search = device::find_cuda_devices();
   for (const device::CudaDeviceInfo& device : search.devices) {
     if (device.ordinal == options.ordinal) {
-      return std::make_unique<CudaKernels>(device, options.libraries);
+      return std::make_unique<CudaKernels>(device, options);
     }
   }
   throw DeviceError(search.devices.empty() ? "no GPU to compute on: " + search.missing

@@ -220,8 +220,10 @@ Pointers pointers_from(const AttentionShape& shape, const Arrays& arrays, std::i
 class CudnnAttention final : public FusedAttention {
  public:
   // Takes ownership of the handle.
-  explicit CudnnAttention(cudnnHandle_t handle)
-      : name_("cudnn-" + fe::detail::get_backend_version_string()), handle_(handle) {}
+  CudnnAttention(cudnnHandle_t handle, std::uint64_t score_bytes)
+      : score_bytes_(score_bytes),
+        name_("cudnn-" + fe::detail::get_backend_version_string()),
+        handle_(handle) {}
   ~CudnnAttention() override {
     graphs_.clear();
     // A destructor cannot act on an error.
@@ -231,7 +233,7 @@ class CudnnAttention final : public FusedAttention {
   const char* name() const override { return name_.c_str(); }
 
   std::uint64_t workspace_bytes(const AttentionShape& shape) const override {
-    return takes(shape) ? fused_attention_bytes(shape) : 0;
+    return takes(shape) ? fused_attention_bytes(shape, score_bytes_) : 0;
   }
 
   // The forward pass is one graph for the whole shape.
@@ -249,7 +251,7 @@ class CudnnAttention final : public FusedAttention {
                 const void* out, const float* lse, void* dqkv, void* workspace) override {
     Graph* const graph = graph_of(Pass::kBackward, shape);
     if (graph == nullptr) return false;
-    const AttentionSlice slice = *backward_slice(shape);
+    const AttentionSlice slice = *backward_slice(shape, score_bytes_);
     const Arrays arrays{.qkv = qkv, .out = out, .lse = lse, .dout = dout, .dqkv = dqkv};
     for (std::int64_t sequence = 0; sequence < shape.batch; sequence += slice.batch) {
       for (std::int64_t kv_head = 0; kv_head < shape.kv_heads; kv_head += slice.kv_heads) {
@@ -279,14 +281,14 @@ class CudnnAttention final : public FusedAttention {
   // Builds and compiles the graph of a pass. Logs a refusal once per shape and returns null.
   std::shared_ptr<Graph> build(Pass pass, const AttentionShape& shape) {
     if (!takes(shape)) return nullptr;
-    const auto slice = backward_slice(shape);
+    const auto slice = backward_slice(shape, score_bytes_);
     std::string refusal;
     try {
       if (pass == Pass::kBackward && !slice) {
         refusal = "the sequences are too long for its deterministic sums";
       } else {
         auto graph = pass == Pass::kForward ? forward_graph(shape) : backward_graph(shape, *slice);
-        refusal = compile(*graph, fused_attention_bytes(shape));
+        refusal = compile(*graph, fused_attention_bytes(shape, score_bytes_));
         if (refusal.empty()) return graph;
       }
     } catch (const std::exception& error) {  // a function or the CUDA runtime is missing
@@ -319,6 +321,7 @@ class CudnnAttention final : public FusedAttention {
     if (error.is_bad()) throw DeviceError("cuDNN's attention: " + error.get_message());
   }
 
+  const std::uint64_t score_bytes_;
   const std::string name_;
   const cudnnHandle_t handle_;  // belongs to the context that was current at construction
   std::map<Key, std::shared_ptr<Graph>> graphs_;
@@ -348,13 +351,14 @@ bool open_cudnn() {
   }
 }
 
-std::unique_ptr<FusedAttention> open_fused_attention() {
+std::unique_ptr<FusedAttention> open_fused_attention(std::uint64_t score_bytes) {
   if (!open_cudnn()) return nullptr;
   cudnnStatus_t status = CUDNN_STATUS_SUCCESS;
   try {
     cudnnHandle_t handle = nullptr;
     status = fe::detail::create_handle(&handle);
-    if (status == CUDNN_STATUS_SUCCESS) return std::make_unique<CudnnAttention>(handle);
+    if (status == CUDNN_STATUS_SUCCESS)
+      return std::make_unique<CudnnAttention>(handle, score_bytes);
   } catch (const std::runtime_error& error) {  // the library lacks a function
     warn_of_own_kernels(error.what());
     return nullptr;

@@ -25,7 +25,8 @@ std::int64_t largest_divisor(std::int64_t count, std::uint64_t most) {
 
 }  // namespace
 
-std::optional<AttentionSlice> backward_slice(const AttentionShape& shape) {
+std::optional<AttentionSlice> backward_slice(const AttentionShape& shape,
+                                             std::uint64_t score_bytes) {
   SLUICE_CHECK(shape.batch > 0 && shape.time > 0 && shape.kv_heads > 0 && shape.heads > 0);
   const std::uint64_t group_heads = static_cast<std::uint64_t>(shape.heads / shape.kv_heads);
   const auto time = static_cast<std::uint64_t>(shape.time);
@@ -35,16 +36,16 @@ std::optional<AttentionSlice> backward_slice(const AttentionShape& shape) {
     return bytes / 2 / round_up(time, kQueryTile) / round_up(time, kKeyTile) / group_heads;
   };
   if (fitting(kMostScoreBytes) == 0) return std::nullopt;
-  const std::uint64_t most = std::max<std::uint64_t>(fitting(kScoreBytes), 1);
+  const std::uint64_t most = std::max<std::uint64_t>(fitting(score_bytes), 1);
   const auto kv_heads = static_cast<std::uint64_t>(shape.kv_heads);
   if (most < kv_heads) return AttentionSlice{1, largest_divisor(shape.kv_heads, most)};
   return AttentionSlice{largest_divisor(shape.batch, most / kv_heads), shape.kv_heads};
 }
 
-std::uint64_t fused_attention_bytes(const AttentionShape& shape) {
+std::uint64_t fused_attention_bytes(const AttentionShape& shape, std::uint64_t score_bytes) {
   constexpr std::uint64_t kSmallBytes = 64 << 10;
   std::uint64_t bytes = kSmallBytes;
-  if (const auto slice = backward_slice(shape)) {
+  if (const auto slice = backward_slice(shape, score_bytes)) {
     const auto heads =
         static_cast<std::uint64_t>(slice->batch * slice->kv_heads * (shape.heads / shape.kv_heads));
     const auto time = static_cast<std::uint64_t>(shape.time);

@@ -26,9 +26,12 @@ struct AttentionSlice {
   std::int64_t batch = 0, kv_heads = 0;
 };
 // Returns the largest slice that fits; nothing if one head of keys has too many scores.
-std::optional<AttentionSlice> backward_slice(const AttentionShape& shape);
+// score_bytes: kScoreBytes but in the bench that compares slices.
+std::optional<AttentionSlice> backward_slice(const AttentionShape& shape,
+                                             std::uint64_t score_bytes = kScoreBytes);
 // Upper bound of the library's workspace, from the needs of cuDNN 9 on sm_80 to sm_120.
-std::uint64_t fused_attention_bytes(const AttentionShape& shape);
+std::uint64_t fused_attention_bytes(const AttentionShape& shape,
+                                    std::uint64_t score_bytes = kScoreBytes);
 
 // Not thread-safe; used by the thread that owns the stream, like Kernels.
 class FusedAttention {
@@ -56,6 +59,6 @@ bool open_cudnn();
 // Returns null if open_cudnn() is false. Returns null with a warning if cuDNN cannot work here (its
 // parts do not match each other or the driver). Throws DeviceError for other failures, such as too
 // little memory, because the memory that happens to be free must not decide about bits.
-std::unique_ptr<FusedAttention> open_fused_attention();
+std::unique_ptr<FusedAttention> open_fused_attention(std::uint64_t score_bytes = kScoreBytes);
 
 }  // namespace sluice::kernels::cuda

@@ -12,7 +12,9 @@
 
 #include "base/error.hpp"
 #include "base/units.hpp"
+#include "device/cuda/cuda_device.hpp"
 #include "engine/train/plan/backend.hpp"
+#include "kernels/backend/cuda_kernels.hpp"
 #include "kernels/host/parallel.hpp"
 #include "tools/bench/adam_peers.hpp"
 #include "tools/bench/adam_variants.hpp"
@@ -315,20 +317,54 @@ void add_pipelines(CLI::App& bench, Command& chosen) {
   choose(*command, chosen, [options] { return bench::run_pipelines_bench(*options); });
 }
 
-void add_products(CLI::App& bench, Command& chosen, const char* name, const char* meaning,
-                  nlohmann::json (*run)(const bench::ProductBenchOptions&)) {
-  CLI::App* command = bench.add_subcommand(name, meaning);
+// The options of a bench of products, and the device that it runs on.
+struct ProductArguments {
+  ProductArguments(CLI::App& command, bench::ProductBenchOptions& options)
+      : where(DeviceArguments::add(command)), peers(Peers::add(command)) {
+    add_rounds(command, options.rounds, "7");
+  }
+  void use(bench::ProductBenchOptions& options, const BenchDevice& on) const {
+    options.device = on.device.get();
+    options.kernels = on.backend.device_kernels.get();
+    options.threads = on.threads;
+    options.peers_python = peers.python();
+  }
+  std::shared_ptr<DeviceArguments> where;
+  Peers peers;
+};
+
+void add_gemm(CLI::App& bench, Command& chosen) {
+  CLI::App* command = bench.add_subcommand("gemm", "Matrix products of a block");
   const auto options = std::make_shared<bench::ProductBenchOptions>();
-  const auto where = DeviceArguments::add(*command);
-  add_rounds(*command, options->rounds, "7");
-  const Peers peers = Peers::add(*command);
-  choose(*command, chosen, [options, where, peers, run] {
-    const BenchDevice on(*where);
-    options->device = on.device.get();
-    options->kernels = on.backend.device_kernels.get();
-    options->threads = on.threads;
-    options->peers_python = peers.python();
-    return run(*options);
+  const ProductArguments arguments(*command, *options);
+  choose(*command, chosen, [options, arguments] {
+    const BenchDevice on(*arguments.where);
+    arguments.use(*options, on);
+    return bench::run_gemm_bench(*options);
+  });
+}
+
+void add_attention(CLI::App& bench, Command& chosen) {
+  CLI::App* command = bench.add_subcommand("attention", "Attention of a block");
+  const auto options = std::make_shared<bench::ProductBenchOptions>();
+  const ProductArguments arguments(*command, *options);
+  command->add_option("--time", options->time, "Tokens of a sequence; 0: 4096 on a GPU, else 512")
+      ->capture_default_str()
+      ->check(whole_number(0, 1 << 20));
+  const auto scores = std::make_shared<std::string>();
+  command->add_option("--slice", *scores,
+                      "Gradients of scores that a call of cuDNN's backward pass may keep, such as "
+                      "64MiB, in place of what training uses");
+  choose(*command, chosen, [options, arguments, scores] {
+    BenchDevice on(*arguments.where);
+    if (!scores->empty()) {
+      if (on.backend.name != "cuda") throw InputError("--slice is of cuDNN; it needs a GPU");
+      on.backend.device_kernels = kernels::make_cuda_kernels(
+          {.ordinal = device::find_cuda_devices().devices.front().ordinal,
+           .attention_score_bytes = *bytes_argument("--slice", *scores)});
+    }
+    arguments.use(*options, on);
+    return bench::run_attention_bench(*options);
   });
 }
 
@@ -339,9 +375,9 @@ void add_bench(CLI::App& app, Command& chosen) {
   bench->require_subcommand(1);
   add_adam(*bench, chosen);
   add_allocator(*bench, chosen);
-  add_products(*bench, chosen, "attention", "Attention of a block", bench::run_attention_bench);
+  add_attention(*bench, chosen);
   add_copy(*bench, chosen);
-  add_products(*bench, chosen, "gemm", "Matrix products of a block", bench::run_gemm_bench);
+  add_gemm(*bench, chosen);
   add_pipelines(*bench, chosen);
   add_plan(*bench, chosen);
   add_step(*bench, chosen);

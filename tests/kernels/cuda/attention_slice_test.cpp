@@ -33,6 +33,14 @@ TEST(BackwardSlice, IsAllThatKeepsTheScores) {
   expect_slice(shape_of(2, 8192, 4, 1), 1, 1);
 }
 
+TEST(BackwardSlice, OfOtherSizesForTheBench) {
+  constexpr std::uint64_t kMiB = 1 << 20;
+  const AttentionShape shape = shape_of(4, 4096, 32, 32);  // 32 MiB a head
+  EXPECT_EQ(backward_slice(shape, 32 * kMiB)->kv_heads, 1);
+  EXPECT_EQ(backward_slice(shape, 2048 * kMiB)->batch, 2);
+  EXPECT_EQ(fused_attention_bytes(shape, 64 * kMiB), 64 * kMiB + 2 * 4096 * 4 + 64 * 1024);
+}
+
 TEST(BackwardSlice, PaddedScoresCount) {
   expect_slice(shape_of(64, 127, 1, 1), 64, 1);
   // 128 x 128 scores: 32 KiB a head.
