@@ -51,8 +51,7 @@ std::string setting(const char* key, std::int64_t value) {
   return std::string(key) + "=" + std::to_string(value);
 }
 
-config::Config config_of(const Row& row, const planner::HardwareProfile& hardware,
-                         const std::vector<std::string>& more = {}) {
+config::Config config_of(const Row& row, const std::vector<std::string>& more = {}) {
   const std::int64_t data = row.ranks / row.tensor / row.pipeline;
   std::vector<std::string> settings{"model.family=gpt2",
                                     setting("model.layers", row.layers),
@@ -140,7 +139,7 @@ json large(const planner::HardwareProfile& hardware, const WorldNotes& notes) {
   row.pipeline = 25;
   row.batch = 3'200;
   notes.begin("10,000 ranks, 1 T parameters");
-  json figures = planned(config_of(row, hardware, {"parallel.zero=1"}), hardware);
+  json figures = planned(config_of(row, {"parallel.zero=1"}), hardware);
   figures["ranks"] = row.ranks;
   notes.done("10,000 ranks, 1 T parameters: " + row_text(figures) + ", " + seconds_text(figures));
   return figures;
@@ -152,7 +151,7 @@ json best_mesh(const planner::HardwareProfile& hardware, const WorldNotes& notes
   row.tensor = row.pipeline = row.ranks = 1;
   row.batch = 1'024;
   const config::Config config =
-      config_of(row, hardware, {setting("train.fold_groups", kRanks), "recompute.policy=auto"});
+      config_of(row, {setting("train.fold_groups", kRanks), "recompute.policy=auto"});
   const Stopwatch watch;
   notes.begin("meshes of 512 ranks: bounds");
   const train::MeshChoice choice =
@@ -178,7 +177,7 @@ json best_mesh(const planner::HardwareProfile& hardware, const WorldNotes& notes
 // A row that this version cannot run has a reason in place of a step.
 json planned_or_why(const Row& row, const planner::HardwareProfile& hardware) {
   try {
-    return planned(config_of(row, hardware), hardware);
+    return planned(config_of(row), hardware);
   } catch (const InputError& error) {
     return {{"fits", false}, {"why", error.what()}};
   }
