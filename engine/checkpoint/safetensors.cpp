@@ -52,9 +52,11 @@ std::map<std::string, std::string> with_digest(std::map<std::string, std::string
 
 // The digest of a file from that of its header and those of its tensors that are not empty (empty ones
 // have no order).
-std::string whole_digest(Digest header, const std::vector<DigestValue>& tensors) {
-  for (const DigestValue& tensor : tensors) header.update_text(tensor.hex());
-  return header.finish().hex();
+std::string whole_digest(const DigestValue& header, const std::vector<DigestValue>& tensors) {
+  Digest digest;
+  digest.update_text(header.hex());
+  for (const DigestValue& tensor : tensors) digest.update_text(tensor.hex());
+  return digest.finish().hex();
 }
 
 // The u64 length, then the JSON, padded with spaces so that the buffer starts at a multiple of 64.
@@ -90,7 +92,9 @@ SafetensorsReader::SafetensorsReader(const std::string& path) : file_(open_input
   if (const std::size_t place = digest_place(json); place != std::string::npos) {
     std::string unsigned_json = json;
     unsigned_json.replace(place, kNoDigest.size(), kNoDigest);
-    digest_.update_text(unsigned_json);
+    Digest digest;
+    digest.update_text(unsigned_json);
+    header_digest_ = digest.finish();
   }
   header_ = parse_safetensors_header(json, file_bytes - buffer_offset_, path);
   for (std::size_t i = 0; i < header_.tensors.size(); ++i) index_[header_.tensors[i].name] = i;
@@ -113,7 +117,7 @@ void SafetensorsReader::check_digest() const {
     }
     found.push_back(digest.finish());
   }
-  if (whole_digest(digest_, found) != stated->second) throw offload::IntegrityError(path());
+  if (whole_digest(header_digest_, found) != stated->second) throw offload::IntegrityError(path());
 }
 
 const SafetensorsTensor* SafetensorsReader::find(const std::string& name) const {
@@ -203,7 +207,7 @@ void SafetensorsWriter::finish() {
     for (std::size_t i = 0; i < digests_.size(); ++i) {
       if (layout_.tensors[i].bytes() > 0) tensors.push_back(digests_[i].finish());
     }
-    const std::string digest = whole_digest(std::move(header), tensors);
+    const std::string digest = whole_digest(header.finish(), tensors);
     file_.write_all(kLengthBytes + digest_place(json), std::as_bytes(std::span(digest)));
   }
   file_.sync();

@@ -73,7 +73,7 @@ class SafetensorsReader {
   SafetensorsHeader header_;
   std::unordered_map<std::string, std::size_t> index_;
   std::uint64_t buffer_offset_ = 0;  // of the buffer in the file
-  Digest digest_;                    // of the header, with zeros for the digest
+  DigestValue header_digest_;        // of the header, with zeros in the digest's place
 };
 
 struct SafetensorsSpec {
