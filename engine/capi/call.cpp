@@ -168,7 +168,7 @@ std::string required_name(const char* text, const char* name) {
 void refuse_reserved(const char* name) {
   throw CallError(SLUICE_E_VERSION,
                   std::string(name) +
-                      ".reserved is not zero, and version 1.0 of the library knows "
+                      ".reserved is not zero, and this version of the library knows "
                       "no use of it");
 }
 
@@ -186,7 +186,7 @@ std::size_t known_bytes(const void* data, std::uint32_t struct_size, std::size_t
   if (std::any_of(tail, tail + (struct_size - bytes),
                   [](std::byte b) { return b != std::byte{}; })) {
     throw CallError(SLUICE_E_VERSION, std::string(name) +
-                                          " has members that version 1.0 of the library does not "
+                                          " has members that this version of the library does not "
                                           "know, and they are not zero");
   }
   return bytes;
