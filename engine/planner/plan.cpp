@@ -15,6 +15,7 @@
 #include "engine/parallel/stages.hpp"
 #include "engine/planner/candidates.hpp"
 #include "engine/planner/cost_model.hpp"
+#include "engine/planner/default_budgets.hpp"
 #include "engine/planner/footprint.hpp"
 #include "engine/planner/outlook.hpp"
 #include "engine/planner/pipeline_bound.hpp"
@@ -311,7 +312,8 @@ std::variant<Plan, Refusal> plan_pipeline(const config::Config& config,
 double least_step_s(const config::Config& given, const model::Model& model,
                     const kernels::Kernels& kernels, const HardwareProfile& hardware,
                     const kernels::Kernels* host_kernels) {
-  const config::Config config = with_places_of_stage(given);
+  config::Config config = with_places_of_stage(given);
+  settle_auto_budgets(config, hardware);  // of a caller that settled none
   const model::BatchShape batch = batch_shape(config);
   const schedule::StepModel step_model = step_model_of(config, model, kernels, host_kernels);
   const TierBytes budgets = budgets_of(config);
