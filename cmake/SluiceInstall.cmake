@@ -33,6 +33,9 @@ install(RUNTIME_DEPENDENCY_SET bundled_libraries
 # and pkg-config need. Its version is that of the interface.
 include(CMakePackageConfigHelpers)
 set(SLUICE_API_VERSION 1.0.0)
+# For PyTorch's steps of tools/gpu_check.
+install(TARGETS sluice_c RUNTIME_DEPENDENCY_SET bundled_libraries
+  LIBRARY DESTINATION lib COMPONENT bundle NAMELINK_SKIP EXCLUDE_FROM_ALL)
 install(TARGETS sluice_c EXPORT sluiceTargets
   LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT dev NAMELINK_COMPONENT dev)
 install(FILES include/sluice/sluice.h DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/sluice" COMPONENT dev)

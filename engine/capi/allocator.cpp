@@ -151,6 +151,9 @@ sluice_status sluice_allocator_get_stats(sluice_allocator* allocator, sluice_all
     stats.frees = found.free_count;
     stats.planned_allocations = statistics.planned_count;
     stats.remapped_pages = found.remaps;
+    stats.arena_bytes = statistics.arena_bytes;
+    stats.fallback_allocations = statistics.fallback_count;
+    stats.diverged_steps = statistics.diverged_steps;
     sluice::capi::write_struct(out, stats, "out");
   });
 }

@@ -179,6 +179,9 @@ FrameworkAllocator::Statistics FrameworkAllocator::statistics() {
           std::accumulate(planned.arena_live_by_category.begin(),
                           planned.arena_live_by_category.end(), std::uint64_t{0}));
   result.planned_count = planned.planned_count;
+  result.fallback_count = planned.fallback_count;
+  result.diverged_steps = planned.diverged_steps;
+  result.arena_bytes = planned.arena_bytes;
   return result;
 }
 

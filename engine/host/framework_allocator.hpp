@@ -79,7 +79,10 @@ class FrameworkAllocator {
     // Counts and live bytes are those of the program's blocks. The peak of live bytes counts the
     // arena of a plan as a whole.
     allocator::CachingAllocatorStatistics blocks;
-    std::uint64_t planned_count = 0;  // allocations that an arena has answered
+    std::uint64_t planned_count = 0;   // allocations that an arena has answered
+    std::uint64_t fallback_count = 0;  // others, although there was a plan
+    std::uint64_t diverged_steps = 0;
+    std::uint64_t arena_bytes = 0;  // of the present plan
   };
   Statistics statistics();
   // Throws IoError.

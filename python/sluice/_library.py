@@ -88,7 +88,7 @@ class AllocatorOptions(Struct):
 class AllocatorStats(Struct):
     _fields_ = [("struct_size", c_uint32), ("reserved", c_uint32)] + [(name, c_uint64) for name in (
         "live_bytes", "peak_live_bytes", "reserved_bytes", "peak_reserved_bytes", "allocations", "frees",
-        "planned_allocations", "remapped_pages")]
+        "planned_allocations", "remapped_pages", "arena_bytes", "fallback_allocations", "diverged_steps")]
 
 
 class SessionOptions(Struct):

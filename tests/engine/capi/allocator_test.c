@@ -361,6 +361,8 @@ static void test_planned(void) {
   }
   EXPECT(SLUICE_OK, sluice_allocator_get_stats(allocator, &stats));
   CHECK(stats.planned_allocations > 0 && stats.planned_allocations < stats.allocations);
+  CHECK(stats.arena_bytes > 0 && stats.arena_bytes <= stats.reserved_bytes);
+  CHECK(stats.planned_allocations + stats.fallback_allocations <= stats.allocations);
   CHECK(stats.allocations == 400 * 8 && stats.frees == stats.allocations);
   CHECK(stats.live_bytes == 0 && stats.peak_live_bytes >= requested);
   sluice_allocator_destroy(allocator);
