@@ -6,6 +6,10 @@
 //    and that one is on the path instead;
 //  - a transfer that starts when no dep of its own retires waited for the transfer before it to
 //    start, or for a place in the queue, which the end of some earlier transfer gave it.
+//
+// In the list of a world the path changes ranks: a receive may have waited for its send, and a
+// collective for the member that reached it last. So the time in which one rank waits for the passes
+// of another counts for whatever the other rank does.
 #include "engine/planner/critical_path.hpp"
 
 #include <algorithm>
@@ -13,6 +17,7 @@
 #include <numeric>
 
 #include "base/error.hpp"
+#include "engine/schedule/simulate/meetings.hpp"
 
 namespace sluice::planner {
 namespace {
@@ -30,12 +35,15 @@ class Walk {
   Walk(const schedule::Schedule& schedule, const std::vector<InstructionTimes>& times)
       : schedule_(schedule),
         times_(times),
+        meetings_(schedule),
         before_(times.size(), kNoId),
         waits_for_ranks_(schedule::world_ranks_of(schedule) > 1) {
-    std::array<InstructionId, schedule::kLaneCount> last;
-    last.fill(kNoId);
+    std::array<InstructionId, schedule::kLaneCount> none;
+    none.fill(kNoId);
+    std::vector last(static_cast<std::size_t>(schedule.ranks), none);
     for (const Instruction& instruction : schedule.instructions) {
-      InstructionId& of_lane = last[static_cast<std::size_t>(instruction.lane)];
+      InstructionId& of_lane = last[static_cast<std::size_t>(instruction.rank)]
+                                   [static_cast<std::size_t>(instruction.lane)];
       before_[instruction.id] = of_lane;
       of_lane = instruction.id;
     }
@@ -48,7 +56,7 @@ class Walk {
     // Each step goes to an earlier instruction of the list.
     while (at != kNoId) {
       at = holder(at);
-      // Nothing of this rank runs while it waits for the message of another.
+      // In the list of one rank nothing runs while it waits for the message of another.
       if (waits_for_ranks_ && times_[at].retired_s < now_s) {
         path.seconds[static_cast<std::size_t>(Resource::kComm)] += now_s - times_[at].retired_s;
         now_s = times_[at].retired_s;
@@ -87,6 +95,18 @@ class Walk {
 
   // The instruction that `id` waited for last; kNoId: it started at once.
   InstructionId predecessor(InstructionId id) const {
+    if (const InstructionId send = meetings_.send_of(id); send != kNoId) {
+      return later(send, own_predecessor(id));
+    }
+    const std::vector<InstructionId>& members = meetings_.members(id);
+    if (members.size() < 2) return own_predecessor(id);
+    InstructionId latest = kNoId;
+    for (const InstructionId member : members) latest = later(latest, own_predecessor(member));
+    return latest;
+  }
+
+  // The same, of its own rank.
+  InstructionId own_predecessor(InstructionId id) const {
     while (id != kNoId && times_[id].begin_s > 0) {
       const InstructionId dep = latest_dep(id);
       const InstructionId before = before_[id];
@@ -130,7 +150,8 @@ class Walk {
 
   const schedule::Schedule& schedule_;
   const std::vector<InstructionTimes>& times_;
-  std::vector<InstructionId> before_;  // the instruction before it in its lane
+  schedule::Meetings meetings_;
+  std::vector<InstructionId> before_;  // the instruction before it in its rank's lane
   bool waits_for_ranks_;
 };
 
@@ -179,7 +200,7 @@ double CriticalPath::share(Resource resource) const {
 
 CriticalPath critical_path(const schedule::Schedule& schedule,
                            const std::vector<InstructionTimes>& times) {
-  SLUICE_CHECK(schedule.ranks == 1 && times.size() == schedule.instructions.size());
+  SLUICE_CHECK(times.size() == schedule.instructions.size());
   return Walk(schedule, times).path();
 }
 

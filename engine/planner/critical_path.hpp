@@ -29,8 +29,9 @@ struct CriticalPath {
   double share(Resource resource) const;  // of total_s(); 0 for an empty path
 };
 
-// times: of the schedule's simulation (simulate.hpp), one for each instruction. One rank.
-// Of several instructions that an instruction waited for, the one that ended last is on the path.
+// times: of the schedule's simulation (simulate.hpp), one for each instruction. In the list of a world
+// the path goes from rank to rank; in that of one of its ranks, waits for others count as `comm`. Of
+// several instructions that an instruction waited for, the one that ended last is on the path.
 CriticalPath critical_path(const schedule::Schedule& schedule,
                            const std::vector<schedule::InstructionTimes>& times);
 

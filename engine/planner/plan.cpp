@@ -4,6 +4,7 @@
 #include "engine/planner/plan.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <numeric>
 
@@ -187,26 +188,102 @@ std::optional<RankClasses> classes_of(const schedule::StepModel& step, const con
   return classify_ranks(step, sums_by_place(config), costs.links());
 }
 
-// Proves the schedules of the choice, and makes the plan of them.
-Plan settle_plan(Compiled fastest, const schedule::StepModel& step, const config::Config& config,
-                 const model::Model& model, const HardwareProfile& hardware, CostModel& costs,
-                 const std::optional<RankClasses>& classes) {
-  costs.apply(fastest.schedules[StepKind::kRedo]);
-  std::vector<RankFigures> ranks;
-  if (ranks_of(step) == 1) {
-    check_schedules(fastest.schedules, fastest.options, budgets_of(config));
-  } else if (classes) {
-    ClassWorld world = simulate_classes(step, *classes, fastest, costs);
-    ranks = std::move(world.figures);
-    fastest.simulation = std::move(world.simulation);
-    fastest.times = std::move(world.times);
-  } else {
-    ranks = check_ranks(step, fastest, budgets_of(config), costs);
+// Ends that differ by less are those of one collective.
+constexpr double kSameEnd = 1e-9;
+
+std::size_t slowest_of(const std::vector<RankFigures>& ranks) {
+  std::size_t slowest = 0;
+  for (std::size_t at = 1; at < ranks.size(); ++at) {
+    const double later_s = ranks[at].end_s - ranks[slowest].end_s;
+    const bool equal = std::abs(later_s) <= kSameEnd * ranks[slowest].end_s;
+    if (equal ? ranks[at].compute_s > ranks[slowest].compute_s : later_s > 0) slowest = at;
   }
-  Plan plan = finish_plan(std::move(fastest), step, model, hardware, costs.simulation_model());
-  plan.ranks = std::move(ranks);
+  return slowest;
+}
+
+std::size_t fullest_of(const std::vector<RankFigures>& ranks) {
+  const auto fullest = std::max_element(
+      ranks.begin(), ranks.end(),
+      [](const RankFigures& a, const RankFigures& b) { return a.peak_bytes < b.peak_bytes; });
+  return static_cast<std::size_t>(fullest - ranks.begin());
+}
+
+// What plans of the ranks of one world have in common.
+struct PlannedRun {
+  const schedule::StepModel& step;  // of rank 0
+  const config::Config& config;
+  const model::Model& model;
+  const HardwareProfile& hardware;
+  CostModel& costs;
+};
+
+// The plan of another rank with the same options. Without a simulated world its step is simulated
+// alone.
+std::shared_ptr<const Plan> plan_of(const PlannedRun& run, const PlannedWorld& world,
+                                    std::size_t at, const schedule::StepOptions& options) {
+  const schedule::StepModel step = step_of_rank(run.step, world.figures[at].rank);
+  const Trials trials(step, run.costs, fixed_need(run.config, step));
+  Compiled compiled = trials.exact(options);
+  run.costs.apply(compiled.schedules[StepKind::kRedo]);
+  if (world.is_simulated()) {
+    run.costs.apply(compiled.schedules[StepKind::kTraining]);
+    compiled.simulation = world.simulation;
+    compiled.times = world.times[at];
+  } else {
+    trials.simulate(compiled);
+  }
+  auto plan = std::make_shared<Plan>(finish_plan(std::move(compiled), step, run.model, run.hardware,
+                                                 run.costs.simulation_model()));
+  add_verbs(*plan, run.config, run.model);
+  return plan;
+}
+
+// The figures of the job, beside those of rank 0.
+void add_world(Plan& plan, PlannedWorld world, const PlannedRun& run) {
+  if (world.is_simulated()) {
+    plan.critical_path = std::move(world.path);
+    plan.bound_by = std::string(resource_name(plan.critical_path.longest()));
+    plan.pipeline_span_s = world.span_s;
+    plan.pipeline_bubble_s = world.bubble_s;
+    plan.slowest = slowest_of(world.figures);
+  }
+  plan.fullest = fullest_of(world.figures);
+  if (plan.slowest > 0) plan.slowest_plan = plan_of(run, world, plan.slowest, plan.options);
+  if (plan.fullest > 0) {
+    plan.fullest_plan = plan.fullest == plan.slowest
+                            ? plan.slowest_plan
+                            : plan_of(run, world, plan.fullest, plan.options);
+  }
+  plan.ranks = std::move(world.figures);
+}
+
+// Proves the schedules of the choice, and makes the plan of them.
+Plan settle_plan(Compiled fastest, const PlannedRun& run,
+                 const std::optional<RankClasses>& classes) {
+  run.costs.apply(fastest.schedules[StepKind::kRedo]);
+  PlannedWorld world;
+  const bool is_alone = ranks_of(run.step) == 1;
+  if (is_alone) {
+    check_schedules(fastest.schedules, fastest.options, budgets_of(run.config));
+  } else if (classes) {
+    world = simulate_classes(run.step, *classes, fastest, run.costs);
+    fastest.simulation = world.simulation;
+    fastest.times = world.times.front();
+  } else {
+    world = check_ranks(run.step, fastest, budgets_of(run.config), run.costs);
+  }
+  // Ranks without stages are not simulated together unless by classes: the first one stands for all.
+  if (!is_alone && !world.is_simulated()) {
+    RankFigures& first = world.figures.front();
+    first.end_s = fastest.simulation.total_s;
+    first.shares =
+        world_shares(fastest.schedules[StepKind::kTraining], fastest.times, {}, {0}).ranks.front();
+  }
+  Plan plan = finish_plan(std::move(fastest), run.step, run.model, run.hardware,
+                          run.costs.simulation_model());
+  if (!is_alone) add_world(plan, std::move(world), run);
   plan.by_classes = classes.has_value();
-  add_verbs(plan, config, model);
+  add_verbs(plan, run.config, run.model);
   return plan;
 }
 
@@ -287,7 +364,7 @@ std::variant<Plan, Refusal> plan_pipeline(const config::Config& config, schedule
   }
   if (!best) return std::move(*refused);
   step.pipeline.units = best->options.stages;
-  Plan plan = settle_plan(std::move(*best), step, config, model, hardware, costs,
+  Plan plan = settle_plan(std::move(*best), {step, config, model, hardware, costs},
                           classes_of(step, config, scope, costs));
   plan.bound_s = least_pipeline_s(config, step, costs);
   return plan;
@@ -369,9 +446,9 @@ std::variant<Plan, Refusal> make_plan(const config::Config& given, const model::
   Trials trials(step_model, costs, fixed_need(config, step_model), other_ranks(step_model));
   Search search(config, step_model, budgets, costs, trials, std::move(groups));
   if (!search.fits()) return with_largest_unit(search.refusal(), config, step_model);
-  Plan plan =
-      settle_plan(search_policies(search, config, step_model, budgets, costs, trials), step_model,
-                  config, model, hardware, costs, classes_of(step_model, config, scope, costs));
+  Plan plan = settle_plan(search_policies(search, config, step_model, budgets, costs, trials),
+                          {step_model, config, model, hardware, costs},
+                          classes_of(step_model, config, scope, costs));
   plan.bound_s = search.bound_s();
   plan.tried = search.tried();
   return plan;

@@ -41,6 +41,17 @@ struct Plan {
   // One for each rank of a plan for several, or for each class (WorldScope); plan_rank: this one's.
   std::vector<RankFigures> ranks;
   bool by_classes = false;
+  // By number in `ranks`: the one that ends last in the simulated step, of equal ones that with the
+  // longest passes; and the one that needs most of the device, then of pinned memory and storage.
+  std::size_t slowest = 0, fullest = 0;
+  // Their plans; null: it is this one.
+  std::shared_ptr<const Plan> slowest_plan, fullest_plan;
+  const Plan& of_slowest() const { return slowest_plan ? *slowest_plan : *this; }
+  const Plan& of_fullest() const { return fullest_plan ? *fullest_plan : *this; }
+  // Whether `ranks` stand for the whole world.
+  bool knows_all_ranks() const { return ranks.size() > 1 || by_classes; }
+  // Of the order of passes alone (WorldShares).
+  double pipeline_span_s = 0, pipeline_bubble_s = 0;
   schedule::StepSchedules schedules;
   const schedule::Schedule& training() const { return schedules[schedule::StepKind::kTraining]; }
 
@@ -69,7 +80,7 @@ struct Plan {
   schedule::Simulation simulation;
   double bound_s = 0;          // no plan of this configuration takes less (relaxation.hpp)
   std::vector<Tried> tried;    // by the search, with the shapes that it passed over
-  CriticalPath critical_path;  // of the same step
+  CriticalPath critical_path;  // of the same step; with several ranks from rank to rank
   std::string bound_by;  // the resource with the most of it: "compute", "storage", "h2d", "d2h", …
   std::string profile;   // the measured machine's name, "unmeasured" for the default profile
   std::uint64_t parameters = 0;
@@ -93,7 +104,8 @@ enum class WorldScope : std::uint8_t {
 //
 // With several ranks (config.parallel.data and pipeline) the plan is that of rank 0. Of the ranks of its
 // stage it has the largest shards. Its options fit the budgets of every rank, and the merged
-// schedules of all ranks have passed validate(). With a pipeline the simulation is that of all ranks.
+// schedules of all ranks have passed validate(). With a pipeline the simulation and the critical path
+// are those of all ranks.
 // Throws InputError if no schedule exists for the placement or the ranks cannot divide the step,
 // InternalError if a schedule breaks a rule.
 std::variant<Plan, Refusal> make_plan(const config::Config& config, const model::Model& model,

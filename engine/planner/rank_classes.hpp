@@ -40,6 +40,12 @@ struct RankClasses {
             first_rank[static_cast<std::size_t>(of_class % sets())]) *
            tensor_ranks;
   }
+  // The last rank of the world in the class. Between the two may be ranks of others.
+  std::int32_t last_rank_of(std::int32_t of_class) const {
+    std::int32_t last = data_ranks() - 1;
+    while (alike_of[static_cast<std::size_t>(last)] != of_class % sets()) --last;
+    return (of_class / sets() * data_ranks() + last + 1) * tensor_ranks - 1;
+  }
   std::int32_t size_of(std::int32_t of_class) const {
     return sizes[static_cast<std::size_t>(of_class % sets())] * tensor_ranks;
   }

@@ -147,11 +147,40 @@ void add_spans(const schedule::Schedule& world,
   }
 }
 
+// Simulates the merged lists, and adds the times of their ranks. Precondition: the list has its costs,
+// and the figures the numbers of their ranks.
+void simulate_world(const schedule::StepModel& step, const schedule::Schedule& list,
+                    const schedule::SimulationModel& machine, PlannedWorld& world) {
+  std::vector<schedule::InstructionTimes> times;
+  world.simulation = schedule::simulate(list, machine, nullptr, 0, &times);
+  add_spans(list, times, world.figures);
+  std::vector<std::int32_t> pipeline_ranks;
+  for (const RankFigures& figures : world.figures) {
+    pipeline_ranks.push_back(figures.rank / step.view.tensor.ranks / step.view.ranks);
+  }
+  const WorldShares shares = world_shares(list, times, step.pipeline, pipeline_ranks);
+  world.span_s = shares.span_s;
+  world.bubble_s = shares.bubble_s;
+  for (std::size_t at = 0; at < world.figures.size(); ++at) {
+    RankFigures& figures = world.figures[at];
+    figures.shares = shares.ranks[at];
+    figures.end_s = shares.ends_s[at];
+    if (shares.bubbles_s.empty()) continue;
+    figures.bubble_s = shares.bubbles_s[static_cast<std::size_t>(pipeline_ranks[at])];
+  }
+  world.path = critical_path(list, times);
+  // The merge keeps the order of each rank's list.
+  world.times.resize(world.figures.size());
+  for (const schedule::Instruction& instruction : list.instructions) {
+    world.times[static_cast<std::size_t>(instruction.rank)].push_back(times[instruction.id]);
+  }
+}
+
 }  // namespace
 
 RankFigures figures_of(const schedule::Schedule& training, const RankLinks& links) {
   RankFigures figures;
-  figures.rank = training.first_rank;
+  figures.rank = figures.last_rank = training.first_rank;
   figures.links = link_use(training, links);
   figures.sent = sent_bytes(training);
   const auto messages = schedule::message_bytes(training, 0);
@@ -163,10 +192,12 @@ RankFigures figures_of(const schedule::Schedule& training, const RankLinks& link
 }
 
 // One kind of step at a time, since the lists of all ranks take memory.
-std::vector<RankFigures> check_ranks(const schedule::StepModel& step, const Compiled& first,
-                                     const TierBytes& budgets, CostModel& costs) {
+PlannedWorld check_ranks(const schedule::StepModel& step, const Compiled& first,
+                         const TierBytes& budgets, CostModel& costs) {
   const auto ranks = static_cast<std::size_t>(ranks_of(step));
-  std::vector<RankFigures> figures(ranks);
+  PlannedWorld result;
+  std::vector<RankFigures>& figures = result.figures;
+  figures.resize(ranks);
   std::vector<runtime::MemoryNeed> needs(ranks);
   for (const StepKind kind : schedule::kStepKinds) {
     if (!schedule::has_step(first.options, kind)) continue;
@@ -188,9 +219,7 @@ std::vector<RankFigures> check_ranks(const schedule::StepModel& step, const Comp
     check_schedule(world, budgets);
     if (kind != StepKind::kTraining || step.pipeline.is_alone()) continue;
     costs.apply(world);
-    std::vector<schedule::InstructionTimes> times;
-    schedule::simulate(world, costs.simulation_model(), nullptr, 0, &times);
-    add_spans(world, times, figures);
+    simulate_world(step, world, costs.simulation_model(), result);
   }
   // The search may state a larger need than that of the first rank's schedules.
   needs.front() = first.need;
@@ -198,18 +227,20 @@ std::vector<RankFigures> check_ranks(const schedule::StepModel& step, const Comp
     needs[rank].fixed = first.need.fixed;
     figures[rank].peak_bytes = needs[rank].peak_bytes();
   }
-  return figures;
+  return result;
 }
 
 // The lists of other steps are only placed, since nothing but their memory counts.
-ClassWorld simulate_classes(const schedule::StepModel& step, const RankClasses& classes,
-                            const Compiled& first, CostModel& costs) {
-  ClassWorld result;
+PlannedWorld simulate_classes(const schedule::StepModel& step, const RankClasses& classes,
+                              const Compiled& first, CostModel& costs) {
+  PlannedWorld result;
   std::vector<schedule::Schedule> lists;
   for (const schedule::StepModel& rank : ranks_of_classes(step, classes)) {
+    const auto of_class = static_cast<std::int32_t>(lists.size());
     schedule::Schedule training = schedule::compile(rank, first.options, StepKind::kTraining);
     RankFigures figures = figures_of(training, costs.links());
-    figures.alike = classes.size_of(static_cast<std::int32_t>(lists.size()));
+    figures.alike = classes.size_of(of_class);
+    figures.last_rank = classes.last_rank_of(of_class);
     const auto need_of = [](const schedule::Schedule& list) {
       const std::array<const schedule::Schedule*, 1> one{&list};
       return runtime::memory_need(one, runtime::StateStore::kWindowBytes);
@@ -229,13 +260,7 @@ ClassWorld simulate_classes(const schedule::StepModel& step, const RankClasses& 
   }
   // The search may state a larger need than that of the first rank's schedules.
   result.figures.front().peak_bytes = first.need.peak_bytes();
-  const schedule::Schedule world = schedule::merge(lists);
-  std::vector<schedule::InstructionTimes> times;
-  result.simulation = schedule::simulate(world, costs.simulation_model(), nullptr, 0, &times);
-  add_spans(world, times, result.figures);
-  for (const schedule::Instruction& instruction : world.instructions) {
-    if (instruction.rank == 0) result.times.push_back(times[instruction.id]);
-  }
+  simulate_world(step, schedule::merge(lists), costs.simulation_model(), result);
   return result;
 }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "engine/planner/cost_model.hpp"
+#include "engine/planner/critical_path.hpp"
 #include "engine/planner/rank_classes.hpp"
 #include "engine/planner/rank_traffic.hpp"
 #include "engine/planner/trials.hpp"
@@ -33,19 +34,23 @@ RankFigures figures_of(const schedule::Schedule& training, const RankLinks& link
 // Throws InternalError unless validate() accepts the schedule within `budgets`. A breach is a mistake
 // in the passes that made the schedule, never the user's, and no memory or file is touched yet.
 void check_schedule(const schedule::Schedule& schedule, const TierBytes& budgets);
-// Proves the steps of a world with these schedules on rank 0, and returns the figures of each of its
-// ranks.
-std::vector<RankFigures> check_ranks(const schedule::StepModel& step, const Compiled& first,
-                                     const TierBytes& budgets, CostModel& costs);
 
-// A simulated step of a world, of which one rank of each class stands for all.
-struct ClassWorld {
-  std::vector<RankFigures> figures;  // by class
+// A step of a world, by ranks or by classes of ranks.
+struct PlannedWorld {
+  std::vector<RankFigures> figures;
+  // The rest is empty for ranks without stages that are planned one by one: rank 0, which has the
+  // largest shards, is simulated alone.
   schedule::Simulation simulation;
-  std::vector<schedule::InstructionTimes> times;  // of the list of rank 0
+  std::vector<std::vector<schedule::InstructionTimes>> times;  // as figures, of the rank's list
+  CriticalPath path;                                           // from rank to rank
+  double span_s = 0, bubble_s = 0;  // of the order of passes (WorldShares)
+  bool is_simulated() const { return !times.empty(); }
 };
-// Proves no more than that each list fits in `budgets`: such a plan is no run's.
-ClassWorld simulate_classes(const schedule::StepModel& step, const RankClasses& classes,
-                            const Compiled& first, CostModel& costs);
+// Proves the steps of a world with these schedules on rank 0.
+PlannedWorld check_ranks(const schedule::StepModel& step, const Compiled& first,
+                         const TierBytes& budgets, CostModel& costs);
+// One rank of each class stands for all. Nothing is proved: such a plan is no run's.
+PlannedWorld simulate_classes(const schedule::StepModel& step, const RankClasses& classes,
+                              const Compiled& first, CostModel& costs);
 
 }  // namespace sluice::planner

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "engine/planner/rank_links.hpp"
+#include "engine/planner/step_shares.hpp"
 #include "engine/planner/tier_bytes.hpp"
 #include "engine/schedule/compile/step_model.hpp"
 
@@ -37,7 +38,8 @@ LinkUse link_use(const schedule::Schedule& list, const RankLinks& links);
 // The figures of a plan that differ from rank to rank.
 struct RankFigures {
   std::int32_t rank = 0;
-  std::int32_t alike = 1;  // ranks with these figures; this one is the first
+  std::int32_t alike = 1;      // ranks with these figures; this one is the first
+  std::int32_t last_rank = 0;  // the last one of these
   LinkUse links;
   SentBytes sent;
   std::uint64_t received_bytes = 0;         // in collectives
@@ -45,10 +47,12 @@ struct RankFigures {
   std::uint64_t state_bytes = 0;
   TierBytes peak_bytes{};
   // Pipelines, and plans by classes. Of one simulated step: the time from the rank's first pass to
-  // the end of its last, and the part of it in which it computes.
+  // the end of its last, the part of it in which it computes, and the end of all its work.
   double span_s = 0;
   double compute_s = 0;
-  double bubble_s() const { return span_s - compute_s; }
+  double end_s = 0;
+  double bubble_s = 0;  // of the order of passes alone
+  StepShares shares;    // of the whole step
 };
 
 // The formulas. All are zero for a rank that is alone. Of what a rank sends and receives the larger

@@ -3,9 +3,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <map>
-#include <set>
 #include <utility>
 #include <vector>
 
@@ -82,11 +82,16 @@ void add_speculation(std::string& text, const train::RunEvent& speculation) {
                     : "");
 }
 
+// The figures of the ranks that need most, or of the only rank.
+const train::RunEvent& of_fullest(const train::RunEvent& plan) {
+  return plan.contains("job") ? plan["job"]["fullest"] : plan;
+}
+
 // Only for a plan that spills: "activations of units: 5 device, 9 pinned; up 1.0 MiB, down …", and
 // the saved parts that lie elsewhere, "qkv 1.0 MiB pinned, …".
 void add_activations(std::string& text, const train::RunEvent& plan) {
   const train::RunEvent& units = plan["units_by_tier"]["activation"];
-  const train::RunEvent& moved = plan["activation_bytes_moved"];
+  const train::RunEvent& moved = of_fullest(plan)["activation_bytes_moved"];
   if (moved["download"] == 0) return;
   std::string places;
   for (const auto& [tier, count] : units.items()) {
@@ -95,7 +100,7 @@ void add_activations(std::string& text, const train::RunEvent& plan) {
   append_format(text, "spilled     activations of units: %s; %s\n", places.c_str(),
                 moved_line(moved).c_str());
   std::string parts;
-  for (const auto& [part, tiers] : plan["saved_by_tier"].items()) {
+  for (const auto& [part, tiers] : of_fullest(plan)["saved_by_tier"].items()) {
     for (const auto& [tier, bytes] : tiers.items()) {
       if (tier == "device") continue;
       parts += (parts.empty() ? "" : ", ") + part + " " + format_bytes(bytes.get<std::uint64_t>()) +
@@ -123,7 +128,8 @@ std::string phases_line(const train::RunEvent& plan) {
   std::vector<std::pair<std::string, std::string>> groups;  // bytes, verbs
   for (const planner::Verb verb : planner::kVerbs) {
     const std::string name(planner::verb_name(verb));
-    const std::string text = less_than_peak(plan["peak_bytes_by_verb"][name], plan["peak_bytes"]);
+    const std::string text = less_than_peak(of_fullest(plan)["peak_bytes_by_verb"][name],
+                                            of_fullest(plan)["peak_bytes"]);
     if (text.empty()) continue;
     const auto same = std::find_if(groups.begin(), groups.end(),
                                    [&](const auto& group) { return group.first == text; });
@@ -183,26 +189,73 @@ std::string units_text(const train::RunEvent& pipeline, int pipeline_rank) {
   return text;
 }
 
-// A plan on paper may have thousands of classes. Then it shows the first and the last one, the one with
-// the largest bubble, and the one that takes most of the device.
-std::vector<train::RunEvent> shown_ranks(const train::RunEvent& all) {
+// A plan on paper may have thousands of classes. Then it shows the first and the last one, the slowest
+// and the fullest.
+std::vector<train::RunEvent> shown_ranks(const train::RunEvent& plan) {
+  const train::RunEvent& all = plan["per_rank"];
   constexpr std::size_t kMostLines = 16;
   if (all.size() <= kMostLines) return all.get<std::vector<train::RunEvent>>();
-  std::set<std::size_t> shown{0, all.size() - 1};
-  const auto add_largest = [&](const auto& value) {
-    std::size_t largest = 0;
-    for (std::size_t i = 1; i < all.size(); ++i) {
-      if (value(all[i]) > value(all[largest])) largest = i;
-    }
-    shown.insert(largest);
-  };
-  add_largest([](const train::RunEvent& rank) { return rank["bubble_s"].get<double>(); });
-  add_largest([](const train::RunEvent& rank) {
-    return rank["peak_bytes"]["device"].get<std::uint64_t>();
-  });
+  const train::RunEvent& job = plan["job"];
   std::vector<train::RunEvent> lines;
-  for (const std::size_t at : shown) lines.push_back(all[at]);
+  for (std::size_t at = 0; at < all.size(); ++at) {
+    const train::RunEvent& rank = all[at]["rank"];
+    const bool is_end = at == 0 || at + 1 == all.size();
+    if (is_end || rank == job["slowest"]["rank"] || rank == job["fullest"]["rank"]) {
+      lines.push_back(all[at]);
+    }
+  }
   return lines;
+}
+
+// "stage 3, ranks 96-127": the ranks of a class, or one rank.
+std::string class_text(const train::RunEvent& ranks) {
+  std::string text;
+  for (const train::RunEvent& stage : ranks.value("stages", train::RunEvent::array())) {
+    text += (text.empty() ? "" : ", ") + std::to_string(stage.get<int>());
+  }
+  const bool several = ranks.contains("stages") && ranks["stages"].size() > 1;
+  if (!text.empty()) text = (several ? "stages " : "stage ") + text + ", ";
+  const auto first = ranks["rank"].get<int>(), last = ranks["last_rank"].get<int>();
+  const auto alike = ranks["alike"].get<int>();
+  if (alike == 1) return text + "rank " + std::to_string(first);
+  const std::string range = std::to_string(first) + "-" + std::to_string(last);
+  return last - first + 1 == alike ? text + "ranks " + range
+                                   : text + std::to_string(alike) + " of ranks " + range;
+}
+
+// The parts of a step on the ranks that end last.
+std::string shares_text(const train::RunEvent& shares_s) {
+  constexpr std::array<std::pair<const char*, const char*>, 10> kNames{
+      {{"passes", "passes"},
+       {"bubble", "bubble"},
+       {"slower_stages", "waits for slower stages"},
+       {"messages", "messages between stages"},
+       {"tensor", "sums of the tensor group"},
+       {"context", "exchanges of the context group"},
+       {"inner", "sums of tensor and context groups"},
+       {"data", "exchanges of data-parallel ranks"},
+       {"transfers", "waits for copies, storage and the host"},
+       {"updates", "updates"}}};
+  double all_s = 0;
+  for (const auto& [name, seconds] : shares_s.items()) all_s += seconds.get<double>();
+  std::string text;
+  for (const auto& [key, name] : kNames) {
+    if (!shares_s.contains(key)) continue;
+    text += (text.empty() ? "" : ", ") + std::string(name);
+    append_format(text, " %.1f%%", 100 * shares_s[key].get<double>() / all_s);
+  }
+  return text;
+}
+
+// Only for several ranks: those that need most, and those that end last. The first ones have the lines
+// about memory, the others those about time.
+void add_job(std::string& text, const train::RunEvent& plan) {
+  if (!plan.contains("job")) return;
+  const train::RunEvent& job = plan["job"];
+  append_format(text, "fullest     %s (memory is theirs)\n", class_text(job["fullest"]).c_str());
+  append_format(text, "slowest     %s (traffic is theirs): %s of a step\n",
+                class_text(job["slowest"]).c_str(),
+                shares_text(job["slowest"]["shares_s"]).c_str());
 }
 
 // Only for plans on paper: the classes of ranks, and the bytes of a step over all ranks.
@@ -212,10 +265,8 @@ void add_world(std::string& text, const train::RunEvent& plan) {
   const auto bytes = [&](const char* link) {
     return format_bytes(world["bytes_moved"][link].get<std::uint64_t>());
   };
-  append_format(text,
-                "world       %d ranks in %d classes of ranks that are alike; the fullest %s\n",
-                plan["ranks"].get<int>(), world["classes"].get<int>(),
-                tier_line(world["peak_bytes"]).c_str());
+  append_format(text, "world       %d ranks in %d classes of ranks that are alike\n",
+                plan["ranks"].get<int>(), world["classes"].get<int>());
   append_format(
       text,
       "moved       by all ranks a step: %s inside nodes, %s between nodes; up %s, down %s; "
@@ -224,19 +275,18 @@ void add_world(std::string& text, const train::RunEvent& plan) {
       bytes("download").c_str(), bytes("storage_read").c_str(), bytes("storage_write").c_str());
 }
 
-// Only for pipelines: the order and its bubble, and a line for each rank. Of the first rank alone the
-// plan knows the simulated step of all.
+// Only for pipelines: the order and its bubble, and a line for each rank.
 void add_pipeline(std::string& text, const train::RunEvent& plan) {
   if (!plan.contains("pipeline")) return;
   const train::RunEvent& pipeline = plan["pipeline"];
   const auto ranks = pipeline["ranks"].get<int>();
   append_format(text,
-                "pipeline    %s on %d ranks, %zu stages; bubble %s, %.1f%% of a rank's span\n",
+                "pipeline    %s on %d ranks, %zu stages; bubble %s, %.1f%% of its passes' span\n",
                 pipeline["order"].get<std::string>().c_str(), ranks, pipeline["stages"].size(),
                 format_seconds(pipeline["bubble_s"].get<double>()).c_str(),
                 100 * pipeline["bubble_share"].get<double>());
   const int data_ranks = plan["ranks"].get<int>() / ranks;
-  for (const train::RunEvent& rank : shown_ranks(plan["per_rank"])) {
+  for (const train::RunEvent& rank : shown_ranks(plan)) {
     const auto number = rank["rank"].get<int>();
     const auto alike = rank.value("alike", 1);
     const std::string others = alike == 1 ? "" : " (" + std::to_string(alike) + " alike)";
@@ -343,7 +393,7 @@ void Progress::plan(const train::RunEvent& plan) {
   }
   std::string text;
   append_format(text, "device      %s\n", device_lines(plan, config_).c_str());
-  const auto state = plan["state_bytes"].get<std::uint64_t>();
+  const auto state = of_fullest(plan)["state_bytes"].get<std::uint64_t>();
   append_format(text, "model       %.1f M parameters, %s of training state%s\n",
                 static_cast<double>(plan["parameters"].get<std::uint64_t>()) * 1e-6,
                 format_bytes(state).c_str(), plan.contains("ranks") ? " on a rank" : "");
@@ -356,19 +406,23 @@ void Progress::plan(const train::RunEvent& plan) {
   std::string order = plan["order"].get<std::string>();
   if (plan["turns"].get<int>() > 1) order += ", segments of two micro-batches in turn";
   append_format(text, "plan        %s (recompute: %s, order: %s, update: %s%s)\n",
-                tier_line(plan["peak_bytes"]).c_str(), recompute_words(plan).c_str(), order.c_str(),
-                update.c_str(), shares ? ", weights and activations share the device" : "");
+                tier_line(of_fullest(plan)["peak_bytes"]).c_str(), recompute_words(plan).c_str(),
+                order.c_str(), update.c_str(),
+                shares ? ", weights and activations share the device" : "");
   const std::string budgets = budgets_line(plan);
-  if (!budgets.empty()) append_format(text, "budgets  %s\n", budgets.c_str());
+  if (!budgets.empty()) append_format(text, "budgets     %s\n", budgets.c_str());
+  add_job(text, plan);
   add_ranks(text, plan);
   add_world(text, plan);
   add_pipeline(text, plan);
   add_split(text, plan["batch"]);
   const std::string phases = phases_line(plan);
   if (!phases.empty()) append_format(text, "phases      %s\n", phases.c_str());
-  append_format(text, "placement   %s\n", placement_line(plan["state_by_tier"]).c_str());
+  append_format(text, "placement   %s\n",
+                placement_line(of_fullest(plan)["state_by_tier"]).c_str());
+  const train::RunEvent& slowest = plan.contains("job") ? plan["job"]["slowest"] : plan;
   append_format(text, "a step      %s; about %s, bound by %s\n",
-                moved_line(plan["bytes_moved"]).c_str(),
+                moved_line(slowest["bytes_moved"]).c_str(),
                 format_seconds(plan["step_time_s"].get<double>()).c_str(),
                 plan["bound_by"].get<std::string>().c_str());
   add_activations(text, plan);

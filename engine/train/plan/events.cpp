@@ -127,8 +127,8 @@ RunEvent sent_json(const planner::SentBytes& sent) {
   return json;
 }
 
-// The pipeline: its stages, the micro-batches in flight on each of its ranks, and the largest bubble
-// with its share of the rank's span.
+// The pipeline: its stages, the micro-batches in flight on each of its ranks, and the bubble of its
+// order of passes with the share of the span.
 RunEvent pipeline_json(const planner::Plan& plan) {
   RunEvent stages = RunEvent::array();
   for (std::size_t stage = 0; stage < plan.pipeline.units.size(); ++stage) {
@@ -143,15 +143,69 @@ RunEvent pipeline_json(const planner::Plan& plan) {
     json["updates"] = plan.updates();
     json["weight_versions"] = schedule::most_live_versions(plan.pipeline.order);  // by stage
   }
-  double bubble_s = 0, share = 0;
-  for (const planner::RankFigures& rank : plan.ranks) {
-    if (rank.bubble_s() < bubble_s || rank.span_s <= 0) continue;
-    bubble_s = rank.bubble_s();
-    share = bubble_s / rank.span_s;
-  }
-  json["bubble_s"] = bubble_s;
-  json["bubble_share"] = share;
+  json["bubble_s"] = plan.pipeline_bubble_s;
+  json["bubble_share"] =
+      plan.pipeline_span_s > 0 ? plan.pipeline_bubble_s / plan.pipeline_span_s : 0.0;
   return json;
+}
+
+// Seconds of a simulated step; shares that take no time are left out.
+RunEvent shares_json(const planner::StepShares& shares, const char* inner_name) {
+  RunEvent json = RunEvent::object();
+  for (const auto& [name, seconds] :
+       {std::pair("passes", shares.passes_s), std::pair("updates", shares.updates_s),
+        std::pair(inner_name, shares.inner_s), std::pair("data", shares.data_s),
+        std::pair("bubble", shares.bubble_s), std::pair("slower_stages", shares.imbalance_s),
+        std::pair("messages", shares.messages_s), std::pair("transfers", shares.transfers_s)}) {
+    if (seconds > 0) json[name] = seconds;
+  }
+  return json;
+}
+
+// Bytes of a step: of a rank's own links, and those that it exchanges with other ranks.
+RunEvent moved_json(const planner::Plan& plan, const planner::RankFigures& figures) {
+  RunEvent moved = link_bytes_json(figures.links.own);
+  moved["sent"] = {{"data", figures.sent.total()}};
+  moved["received"] = {{"data", figures.received_bytes}};
+  if (!plan.view.tensor.is_alone()) {
+    moved["sent"][plan.inner_name()] = moved["received"][plan.inner_name()] = figures.sent.inner;
+  }
+  if (!plan.pipeline.is_alone()) {
+    moved["sent"]["pipeline"] = figures.sent.activations;
+    moved["received"]["pipeline"] = figures.received_stages_bytes;
+  }
+  return moved;
+}
+
+// Names a class of ranks, or one rank.
+RunEvent class_json(const planner::Plan& plan, const planner::RankFigures& figures) {
+  RunEvent json{{"rank", figures.rank}, {"last_rank", figures.last_rank}, {"alike", figures.alike}};
+  if (plan.pipeline.is_alone()) return json;
+  const std::int32_t of = figures.rank / plan.view.tensor.ranks / plan.view.ranks;
+  RunEvent& stages = json["stages"] = RunEvent::array();
+  for (std::int32_t stage = 0; stage < plan.pipeline.order.stages(); ++stage) {
+    if (plan.pipeline.order.rank_of(stage) == of) stages.push_back(stage);
+  }
+  return json;
+}
+
+// The job as a whole: the ranks that end last and the ranks that need most.
+RunEvent job_json(const planner::Plan& plan) {
+  const planner::RankFigures& slowest = plan.ranks[plan.slowest];
+  const planner::RankFigures& fullest = plan.ranks[plan.fullest];
+  const planner::Plan& full = plan.of_fullest();
+  RunEvent job{{"slowest", class_json(plan, slowest)}, {"fullest", class_json(plan, fullest)}};
+  job["slowest"]["end_s"] = slowest.end_s;
+  job["slowest"]["shares_s"] = shares_json(slowest.shares, plan.inner_name());
+  job["slowest"]["bytes_moved"] = moved_json(plan, slowest);
+  RunEvent& most = job["fullest"];
+  most["peak_bytes"] = tier_bytes_json(full.peak_bytes);
+  most["peak_bytes_by_verb"] = verb_bytes_json(every_verb(full.verb_peaks));
+  most["state_bytes"] = full.state_bytes;
+  most["state_by_tier"] = places_json(full);
+  most["activation_bytes_moved"] = link_bytes_json(full.activation_bytes);
+  most["saved_by_tier"] = saved_json(full);
+  return job;
 }
 
 // The sums over all ranks of a plan by classes: bytes of a step by kind of link, and the fullest rank.
@@ -213,19 +267,12 @@ void add_ranks(const planner::Plan& plan, RunEvent& event) {
     }
     if (has_stages || plan.by_classes) {
       all.back()["compute_s"] = figures.compute_s;
-      all.back()["bubble_s"] = figures.bubble_s();
+      all.back()["bubble_s"] = figures.bubble_s;
+      all.back()["end_s"] = figures.end_s;
     }
-    if (figures.rank != plan.world_rank()) continue;
-    RunEvent& moved = event["bytes_moved"];
-    moved["sent"] = {{"data", figures.sent.total()}};
-    moved["received"] = {{"data", figures.received_bytes}};
-    if (!plan.view.tensor.is_alone()) {
-      moved["sent"][plan.inner_name()] = moved["received"][plan.inner_name()] = figures.sent.inner;
-    }
-    if (!has_stages) continue;
-    moved["sent"]["pipeline"] = figures.sent.activations;
-    moved["received"]["pipeline"] = figures.received_stages_bytes;
+    if (figures.rank == plan.world_rank()) event["bytes_moved"] = moved_json(plan, figures);
   }
+  if (plan.knows_all_ranks()) event["job"] = job_json(plan);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "engine/train/plan/plan_outlook.hpp"
 
+#include <algorithm>
 #include <array>
 #include <string>
 
@@ -19,7 +20,7 @@ RunEvent or_null(const std::optional<double>& value) {
 
 RunEvent memory_json(const planner::Plan& plan) {
   RunEvent rows = RunEvent::array();
-  for (const planner::MemoryRow& row : planner::memory_rows(plan)) {
+  for (const planner::MemoryRow& row : planner::memory_rows(plan.of_fullest())) {
     rows.push_back({{"what", row.what}, {"bytes", tier_bytes_json(row.bytes)}, {"why", row.why}});
   }
   return rows;
@@ -44,6 +45,18 @@ RunEvent links_json(const planner::HardwareProfile& hardware) {
           {"network_bytes_per_s", links.network_bytes_per_s},
           {"node_ranks", links.node_ranks},
           {"source", hardware.rank_links_source()}};
+}
+
+// The bytes that a step writes to the drives of the node that writes most, if its ranks all write as
+// much as the one that does.
+std::uint64_t written_on_node(const Prepared& prepared) {
+  const planner::Plan& plan = std::get<planner::Plan>(prepared.result);
+  std::uint64_t most = plan.step_bytes.storage_write;
+  for (const planner::RankFigures& rank : plan.ranks) {
+    most = std::max(most, rank.links.own.storage_write);
+  }
+  const planner::RankLinks links = prepared.hardware.rank_links_or_default();
+  return most * static_cast<std::uint64_t>(links.ranks_of_node(plan.world_ranks()));
 }
 
 }  // namespace
@@ -117,12 +130,13 @@ RunEvent outlook_json(const Prepared& prepared) {
       {"memory", memory_json(plan)}};
   outlook["bound_s"] = plan.bound_s > 0 ? RunEvent(plan.bound_s) : RunEvent(nullptr);
   outlook["break_even"] = nullptr;
-  if (const auto even = planner::break_even(plan, tokens, prepared.simulation_model())) {
+  if (const auto even =
+          planner::break_even(plan.of_slowest(), tokens, prepared.simulation_model())) {
     outlook["break_even"] = {{"tokens_per_step", even->tokens},
                              {"with", std::string(planner::resource_name(even->with))}};
   }
   const planner::Wear wear =
-      planner::wear(plan.step_bytes.storage_write, step_s, prepared.hardware.storage_tbw);
+      planner::wear(written_on_node(prepared), step_s, prepared.hardware.storage_tbw);
   outlook["wear"] = {{"bytes_per_day", wear.bytes_per_day},
                      {"days_to_endurance", or_null(wear.days_to_endurance)}};
   if (!plan.is_alone()) outlook["rank_links"] = links_json(prepared.hardware);

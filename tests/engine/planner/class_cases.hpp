@@ -158,6 +158,21 @@ inline AllRanks all_ranks(const config::Config& config, const planner::Plan& pla
   return all;
 }
 
+// The plan speaks of the class that ends last and of the one that needs most, and each class's shares
+// add up to the step.
+inline void expect_job(const planner::Plan& plan) {
+  const double total_s = plan.simulation.total_s;
+  EXPECT_NEAR(plan.critical_path.total_s(), total_s, 1e-6 * total_s);
+  EXPECT_NEAR(plan.ranks[plan.slowest].end_s, total_s, 1e-9 * total_s);
+  EXPECT_EQ(plan.of_fullest().peak_bytes, plan.ranks[plan.fullest].peak_bytes);
+  for (const planner::RankFigures& figures : plan.ranks) {
+    EXPECT_NEAR(figures.shares.total_s(), total_s, 1e-6 * total_s);
+    EXPECT_NEAR(figures.shares.passes_s, figures.compute_s, 1e-6 * total_s);
+    EXPECT_GE(figures.shares.messages_s, 0);
+    EXPECT_FALSE(plan.ranks[plan.fullest].peak_bytes < figures.peak_bytes);
+  }
+}
+
 // Plans the mesh by classes and compares every rank with its class. Returns the number of classes.
 inline std::size_t expect_classes_equal_all_ranks(const TrainingBench& bench, std::uint64_t seed,
                                                   const Mesh& mesh) {
@@ -185,6 +200,7 @@ inline std::size_t expect_classes_equal_all_ranks(const TrainingBench& bench, st
   };
   EXPECT_TRUE(near(plan->simulation.total_s, all.step_s))
       << plan->simulation.total_s << " " << all.step_s;
+  expect_job(*plan);
   for (std::int32_t rank = 0; rank < plan->world_ranks(); ++rank) {
     const planner::RankFigures& own = all.figures[static_cast<std::size_t>(rank)];
     const planner::RankFigures& of_class =

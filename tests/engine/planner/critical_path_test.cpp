@@ -42,6 +42,26 @@ class Sketch : public ScheduleSketch {
   std::vector<std::vector<InstructionId>> deps_;
 };
 
+// The second rank waits for the pass of the first one, which is compute and no communication.
+TEST(CriticalPath, GoesFromRankToRank) {
+  Sketch sketch;
+  sketch.add(Lane::kCompute, 3.0);
+  sketch.add(Lane::kSend, 1.0, {0});
+  sketch.add(Lane::kReceive, 0.5);
+  sketch.add(Lane::kCompute, 2.0, {2});
+  schedule::Schedule world = sketch.finished();
+  world.ranks = 2;
+  world.instructions[1].op = Op::kSendForward;
+  world.instructions[1].peer = 1;
+  world.instructions[2].op = Op::kRecvForward;
+  world.instructions[2].peer = 0;
+  world.instructions[2].rank = world.instructions[3].rank = 1;
+  const CriticalPath path = path_of(world);
+  EXPECT_EQ(path.instructions, (std::vector<InstructionId>{3, 2, 1, 0}));
+  EXPECT_NEAR(seconds(path, Resource::kCompute), 5, 1e-9);
+  EXPECT_NEAR(seconds(path, Resource::kComm), 1.5, 1e-9);
+}
+
 // The h2d lane is busiest, but only its first copy is waited for.
 TEST(CriticalPath, IsTheChainThatTheStepWaitsForNotTheBusiestLane) {
   Sketch sketch;

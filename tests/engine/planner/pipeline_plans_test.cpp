@@ -55,7 +55,7 @@ std::string refusal_of_plan(const Overrides& more) {
 
 double bubble_share(const Plan& plan) {
   double most = 0;
-  for (const RankFigures& rank : plan.ranks) most = std::max(most, rank.bubble_s() / rank.span_s);
+  for (const RankFigures& rank : plan.ranks) most = std::max(most, rank.bubble_s / rank.span_s);
   return most;
 }
 
@@ -83,7 +83,7 @@ TEST(PipelinePlans, EachRankTakesWhatThePlanSays) {
       EXPECT_TRUE(fits(own.peak_bytes, {config.memory.device_bytes, config.memory.pinned_bytes,
                                         config.memory.storage_bytes}));
       EXPECT_EQ(world_digest(own, config), digest);
-      EXPECT_GE(figures.bubble_s(), 0);
+      EXPECT_GE(figures.bubble_s, 0);
       EXPECT_GT(figures.compute_s, 0);
     }
     // All parameters have a stage.
