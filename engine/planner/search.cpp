@@ -333,8 +333,11 @@ std::optional<Shortlist::Found> Search::try_shape(const Shape& shape) {
     const std::optional<double> seconds = found_.consider(options);
     if (seconds && *seconds < best->seconds) best = {options, *seconds};
   }
-  tried_.push_back(
-      {shape.text(), shape.least.seconds, best ? std::optional(best->seconds) : std::nullopt});
+  tried_.push_back({shape.text(), shape.least.seconds, std::nullopt, {}});
+  if (best) {
+    tried_.back().best_s = best->seconds;
+    tried_.back().best = best->options;
+  }
   return best;
 }
 
@@ -354,7 +357,7 @@ std::vector<Search::Start> Search::try_shapes(const std::vector<Shape>& shapes) 
   tried_.clear();
   for (const Shape& shape : shapes) {
     if (!found_.would_be_better(shape.least.seconds)) {
-      tried_.push_back({shape.text(), shape.least.seconds, std::nullopt});
+      tried_.push_back({shape.text(), shape.least.seconds, std::nullopt, {}});
       continue;
     }
     const std::size_t before = starts.size();
@@ -469,7 +472,7 @@ Compiled Search::conclude() {
     std::optional<Compiled> other = best_of_groups();
     if (other && other->simulation.total_s < best.simulation.total_s) best = std::move(*other);
   }
-  return best;
+  return fastest_of_tried(std::move(best));
 }
 
 // The search finds places that no group has, and they may take less of a tier than any group's most

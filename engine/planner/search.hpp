@@ -32,6 +32,7 @@ struct Tried {
   std::string what;
   double bound_s = 0;            // the least time that the shape could take
   std::optional<double> best_s;  // of the plans tried for it; nothing: none was, or none fits
+  schedule::StepOptions best;    // that plan
 };
 
 class Search {
@@ -114,6 +115,7 @@ class Search {
   std::optional<Compiled> best_of_groups();
   std::optional<Shortlist::Found> try_carried();
   Compiled confirm();
+  Compiled fastest_of_tried(Compiled best);
   Compiled settled(Compiled best);
 
   const config::Config& config_;

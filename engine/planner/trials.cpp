@@ -1,3 +1,5 @@
+// 508 lines because coarse and exact trials share their parts.
+//
 // Staging takes as many pieces in a coarse schedule as in an exact one, since the depth of a ring
 // does not depend on the size of its pieces. So before a coarse schedule is packed, its staging
 // pieces shrink to their exact size, and the packing shows the exact need.
@@ -168,7 +170,25 @@ bool has_ring(const schedule::StepOptions& options, schedule::StepKind kind) {
 const Trial& Trials::coarse(const schedule::StepOptions& options) {
   const auto [found, fresh] = known_.trials.try_emplace(key_of(options));
   if (fresh) found->second = measure(options);
+  if (fresh && found->second.is_exact) known_.exact.emplace_back(found->second.seconds, options);
   return found->second;
+}
+
+std::optional<Compiled> Trials::fastest_exact(double seconds, const TierBytes& budgets) const {
+  std::vector<const std::pair<double, schedule::StepOptions>*> faster;
+  for (const auto& trial : known_.exact) {
+    if (trial.first < seconds) faster.push_back(&trial);
+  }
+  std::stable_sort(faster.begin(), faster.end(),
+                   [](const auto* one, const auto* other) { return one->first < other->first; });
+  for (const auto* trial : faster) {
+    if (!fits(known_.trials.at(key_of(trial->second)).need, budgets)) continue;
+    Compiled compiled = place_all(trial->second, budgets);
+    if (!fits(compiled.most_bytes, budgets)) continue;
+    simulate(compiled);
+    return compiled;
+  }
+  return std::nullopt;
 }
 
 const TierBytes& Trials::coarse_need(const schedule::StepOptions& options) {
@@ -307,7 +327,7 @@ Trial Trials::measure_pipeline(const schedule::StepOptions& options) {
 Trial Trials::measure_exactly(const schedule::StepOptions& options) {
   const Compiled step = training(options);
   instructions_ += step.schedules[schedule::StepKind::kTraining].instructions.size();
-  return {step.most_bytes, step.simulation.total_s, compute_s(step.simulation)};
+  return {step.most_bytes, step.simulation.total_s, compute_s(step.simulation), true};
 }
 
 Trial Trials::measure(const schedule::StepOptions& options) {

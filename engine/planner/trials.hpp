@@ -45,8 +45,9 @@ struct Compiled {
 
 struct Trial {
   TierBytes need{};
-  double seconds = 0;    // of one training step
-  double compute_s = 0;  // about that of its compute lane; 0 in a pipeline
+  double seconds = 0;     // of one training step
+  double compute_s = 0;   // about that of its compute lane; 0 in a pipeline
+  bool is_exact = false;  // of one rank: its training step was simulated as it is
 };
 
 class Trials {
@@ -105,6 +106,9 @@ class Trials {
   Compiled exact(const schedule::StepOptions& options) const;
   // Whether ranks own whole tensors, and so may differ much. Coarse needs are those of the first.
   bool ranks_differ() const { return !other_ranks_.empty() && takes_whole_tensors(); }
+  // The plan that takes least of all whose training step was tried exactly, if it takes less than
+  // `seconds` and all its steps fit. Nothing: there is none.
+  std::optional<Compiled> fastest_exact(double seconds, const TierBytes& budgets) const;
   // Trials made so far, without repeats.
   std::size_t count() const { return known_.trials.size(); }
   // And the instructions of their schedules, with those that were made for needs alone where a trial
@@ -122,6 +126,7 @@ class Trials {
   // Answers so far, which only save time.
   struct Known {
     std::map<std::string, Trial> trials;
+    std::vector<std::pair<double, schedule::StepOptions>> exact;  // the seconds of exact trials
     mutable packing::PackingMemo packings;
   };
   static void link_step(Compiled& compiled, schedule::StepKind kind);
