@@ -3,7 +3,7 @@
 #
 # nvcc is found as CMake finds it: CMAKE_CUDA_COMPILER, $CUDACXX, $PATH. CMAKE_CUDA_ARCHITECTURES, unless
 # it is given (or $CUDAARCHS), names the GPUs of this machine. Without a GPU it is SLUICE_CUDA_ABSENT_GPU:
-# A100 (8.0, whose code Ada's 8.9 runs too), H100 (9.0) and Blackwell's cards (12.0).
+# A100 (8.0; Ada's 8.9 runs its code too), H100 (9.0) and Blackwell's cards (12.0).
 set(SLUICE_CUDA AUTO CACHE STRING "Build the CUDA backend: AUTO (where nvcc is found), ON, OFF")
 set_property(CACHE SLUICE_CUDA PROPERTY STRINGS AUTO ON OFF)
 set(SLUICE_CUDA_ABSENT_GPU "80;90;120" CACHE STRING "GPU architectures where no GPU is found")

@@ -21,7 +21,7 @@ struct Cut {
   std::vector<schedule::UnitRange> ranges;  // empty: no cut is possible
 };
 
-// The cut of the least value; of equal ones that whose later runs begin as early as possible. costs
+// The cut of the least value; among equal ones the later runs begin as early as possible. costs
 // and bytes: by stage and unit. combine(cost, rest): the value of a cut, from the cost of its first
 // run and the value of the others; kImpossible if the run may not be so expensive. It never falls
 // as `rest` grows.

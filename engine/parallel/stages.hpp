@@ -13,9 +13,8 @@ namespace sluice::parallel {
 using StageBytes = std::vector<std::vector<std::uint64_t>>;
 
 // Cuts units of these costs into `stages` runs of at least one unit, so that the most expensive run
-// costs as little as possible and the others are as even as possible (least sum of squares). Of equal
-// cuts the one whose later runs begin as early as possible: early stages have more micro-batches in
-// flight.
+// costs as little as possible and the others are as even as possible (least sum of squares). Among
+// equal cuts, later runs begin as early as possible: early stages have more micro-batches in flight.
 // Precondition: there are as many units as stages, or more.
 std::vector<schedule::UnitRange> cut_stages(const std::vector<std::uint64_t>& unit_costs,
                                             std::int32_t stages);

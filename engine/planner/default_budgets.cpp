@@ -11,15 +11,15 @@ namespace {
 
 using Origin = config::Config::BudgetOrigin;
 
-// Of the whole device: the driver's context, code of libraries, a desktop.
+// Reserve of a whole device: the driver's context, code of libraries, a desktop.
 constexpr std::uint64_t kDeviceReserveBytes = 3 * kGiB / 2;
-// Of the free memory of a device here, where the driver's part is taken already.
+// Reserve of the free memory of a device here, where the driver's part is taken already.
 constexpr std::uint64_t kFreeDeviceReserveBytes = kGiB;
 // One part in this many stays free on the host, on drives, and at most on a device.
 constexpr std::uint64_t kReservePart = 8;
 constexpr std::uint64_t kDescribedStepBytes = kGiB / 2;
 constexpr std::uint64_t kHereStepBytes = 16 * kMiB;
-// Tiers whose size a profile does not state.
+// For a profile that does not state the tier's size.
 constexpr std::uint64_t kAssumedDeviceBytes = kGiB;
 constexpr std::uint64_t kAssumedPinnedBytes = 2 * kGiB;
 

@@ -1,5 +1,5 @@
-// Budgets that the configuration leaves to the machine ("auto", the default): what the machine has,
-// less a reserve. Each is a number before a plan begins, and config.memory.budget_origins says
+// Budgets that the configuration leaves to the machine ("auto", the default): the size of the
+// machine, less a reserve. Each is a number before a plan begins, and config.memory.budget_origins says
 // where it comes from, so that a plan can tell its reader.
 #pragma once
 
@@ -24,7 +24,7 @@ struct RankRoom {
 };
 
 // Puts numbers in the place of "auto" budgets. A device without memory of its own and pinned memory
-// share the host's: half each, or what the other's given budget leaves.
+// share the host's: half each, or the rest where the other has a given budget.
 void settle_auto_budgets(config::Config& config, const RankRoom& room);
 // The same for a machine that is only described. A profile that does not state a tier's size (those
 // that `doctor` measures do not) gives an assumed one.
