@@ -8,6 +8,7 @@
 #include <filesystem>
 
 #include "base/error.hpp"
+#include "engine/planner/default_budgets.hpp"
 #include "tests/support/holds.hpp"
 #include "tests/support/scratch_directory.hpp"
 

@@ -158,9 +158,8 @@ TEST(PaperMachine, ThePrefetchIsSettledByExactTrials) {
 void expect_fastest_of_tried(const char* name, const Overrides& overrides) {
   SCOPED_TRACE(std::string(name) + ": " + ::testing::PrintToString(overrides));
   const HardwareProfile hardware = load_named_profile(name, SLUICE_HARDWARE_PROFILES);
-  train::Prepared prepared =
-      train::prepare(config::parse_config(kModel, "model", overrides, default_budgets(hardware)),
-                     hardware, train::PlannedMachine::kProfile);
+  train::Prepared prepared = train::prepare(config::parse_config(kModel, "model", overrides),
+                                            hardware, train::PlannedMachine::kProfile);
   if (prepared.plan() == nullptr) return;
   const Plan& plan = *prepared.plan();
   for (const Tried& tried : plan.tried) {
