@@ -360,8 +360,8 @@ void add_ranks(std::string& text, const train::RunEvent& plan) {
 // gives both of memory.
 std::string budgets_line(const train::RunEvent& plan) {
   const std::map<std::string, std::string> words{
-      {"machine", "of this machine's free memory less a reserve"},
-      {"profile", "of the profile's memory less a reserve"},
+      {"machine", "this machine's free memory less a reserve"},
+      {"profile", "the profile's memory less a reserve"},
       {"assumed", "assumed, since the profile does not state its size"}};
   std::string sources;
   for (const auto& [source, text] : words) {
@@ -370,7 +370,7 @@ std::string budgets_line(const train::RunEvent& plan) {
       if (plan["budget_sources"][tier] != source) continue;
       tiers += (tiers.empty() ? "" : " and ") + std::string(tier);
     }
-    if (!tiers.empty()) sources += (sources.empty() ? "" : "; ") + tiers + " " + text;
+    if (!tiers.empty()) sources += (sources.empty() ? "" : "; ") + tiers + ": " + text;
   }
   return sources.empty() ? sources : tier_line(plan["budget_bytes"]) + " (" + sources + ")";
 }
