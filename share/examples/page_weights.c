@@ -73,7 +73,7 @@ static double run_step(sluice_pager* pager, struct layer layers[LAYERS], float* 
   for (at = 0; at < LAYERS; ++at) run_forward(pager, &layers[at], x);
   for (i = 0; i < ELEMS; ++i) {
     const float error = x[i] - 2.0f * (0.5f + (float)(i % 1000) / 1000.0f);
-    loss += 0.5 * error * error / ELEMS;
+    loss += 0.5 * error * error / (double)ELEMS;
     x[i] = error;
   }
   for (at = LAYERS - 1; at >= 0; --at) run_backward(pager, &layers[at], x);

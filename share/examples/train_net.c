@@ -77,8 +77,8 @@ static double run_batch(struct parameter p[4], uint32_t* random) {
       output += hidden[j] * w2[j];
     }
     error = output - sin(3.0 * x[0]) * cos(2.0 * x[1]);
-    loss += error * error / BATCH;
-    slope = (float)(2.0 * error / BATCH);
+    loss += error * error / (double)BATCH;
+    slope = (float)(2.0 * error / (double)BATCH);
     p[3].grad[0] += slope;
     for (j = 0; j < HIDDEN; ++j) {
       const float back = slope * w2[j] * (1.0f - hidden[j] * hidden[j]);

@@ -326,7 +326,7 @@ static void check_flipped_bytes(struct trial* t, const char* folder) {
   size = ftell(file);
   for (at = 0; at < size; at += 1 + size / 499) {
     sluice_status status;
-    int byte, written;
+    int byte = EOF, written;
     CHECK(fseek(file, at, SEEK_SET) == 0 && (byte = fgetc(file)) != EOF);
     CHECK(fseek(file, at, SEEK_SET) == 0 && fputc(byte ^ 1, file) != EOF && fflush(file) == 0);
     status = sluice_session_load(t->session, path);
