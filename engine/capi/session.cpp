@@ -265,8 +265,8 @@ sluice_status sluice_session_set_group(sluice_session* session, sluice_group gro
                                        const sluice_group_options* options) {
   return run_call("sluice_session_set_group", [&] {
     Turn turn(session);
-    turn->set_group(group.index, sluice::capi::group_options(sluice::capi::read_or_default(
-                                     options, SLUICE_GROUP_OPTIONS_INIT, "options")));
+    turn->set_group(group.index,
+                    sluice::capi::group_options(sluice::capi::read_struct(options, "options")));
   });
 }
 

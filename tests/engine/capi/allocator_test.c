@@ -60,8 +60,8 @@ static void test_structs(void) {
   sluice_engine* engine = make_engine(8 * MIB);
   sluice_allocator* allocator = make_allocator(engine, 0, 0);
   engine_options.device_bytes = engine_options.pinned_bytes = 4 * MIB;
-  check_struct(create_engine, NULL, &engine_options, sizeof(engine_options), 1);
-  check_struct(create_allocator, engine, &allocator_options, sizeof(allocator_options), 1);
+  check_struct(create_engine, NULL, &engine_options, sizeof(engine_options), 2);
+  check_struct(create_allocator, engine, &allocator_options, sizeof(allocator_options), 2);
   check_struct(get_usage, engine, &usage, sizeof(usage), 0);
   check_struct(get_stats, allocator, &stats, sizeof(stats), 0);
   check_struct(get_error, NULL, &info, sizeof(info), 0);
@@ -75,7 +75,7 @@ static void test_no_padding(void) {
   CHECK(sizeof(sluice_engine_options) == 4 * 4 + 3 * 8 + sizeof(void*) + 2 * 4 + 2 * 8);
   CHECK(sizeof(sluice_usage) == 2 * 4 + 4 * 8 + SLUICE_CATEGORY_COUNT * 8);
   CHECK(sizeof(sluice_allocator_options) == 2 * 4 + 8);
-  CHECK(sizeof(sluice_allocator_stats) == 2 * 4 + 8 * 8);
+  CHECK(sizeof(sluice_allocator_stats) == 2 * 4 + 11 * 8);
 }
 
 static void test_library(void) {

@@ -300,7 +300,7 @@ static void test_wrong_calls(void) {
   char byte = 0;
   struct_engine = engine;
   stats.struct_size = sizeof(stats);
-  check_struct(create_with, NULL, &options, sizeof(options), 1);
+  check_struct(create_with, NULL, &options, sizeof(options), 2);
   EXPECT(SLUICE_E_INPUT, sluice_pager_create(NULL, &options, &open));
   EXPECT(SLUICE_E_INPUT, sluice_pager_create(engine, &options, NULL));
   wrong.weights = 9;

@@ -290,9 +290,9 @@ static void test_structs(void) {
   CHECK(sizeof(sluice_update_info) == 2 * 4 + 3 * 8);
   CHECK(sizeof(sluice_update_part) == 2 * 4 + 2 * 8 + 4 * sizeof(void*));
   CHECK(sizeof(sluice_session_stats) == 2 * 4 + 8 * 8);
-  check_struct(create_session, engine, &options, sizeof(options), 1);
+  check_struct(create_session, engine, &options, sizeof(options), 2);
   EXPECT(SLUICE_OK, sluice_session_create(engine, &options, &session));
-  check_struct(add_group_call, session, &group, sizeof(group), 1);
+  check_struct(add_group_call, session, &group, sizeof(group), 2);
   check_struct(set_group_call, session, &group, sizeof(group), 1);
   EXPECT(SLUICE_OK, sluice_session_add_unit(session, "unit", &unit));
   param.unit = unit;

@@ -37,6 +37,7 @@ static int is_forked_child; /* where CUDA must not be called */
  *   S O N      a session: sealed, open, either (the sealed one is passed)
  *   P Q R      a pager, likewise
  *   i f b      a struct that is read, filled, or both
+ *   j c        as i and b, and NULL stands for the defaults
  *   o t d      required: an out parameter, a text, data
  *   ?          may be NULL */
 struct row {
@@ -379,10 +380,10 @@ static const struct row rows[] = {
     PLAIN(sluice_status_name, "", call_status_name),
     STRUCT(sluice_error, "f", call_error, error_info),
     PLAIN(sluice_set_log, "", call_set_log),
-    STRUCT(sluice_engine_create, "io", call_engine_create, engine_options),
+    STRUCT(sluice_engine_create, "jo", call_engine_create, engine_options),
     PLAIN(sluice_engine_destroy, "", call_destroys),
     STRUCT(sluice_engine_usage, "Ef", call_engine_usage, usage),
-    STRUCT(sluice_allocator_create, "Eio", call_allocator_create, allocator_options),
+    STRUCT(sluice_allocator_create, "Ejo", call_allocator_create, allocator_options),
     PLAIN(sluice_allocator_destroy, "", call_destroys),
     PLAIN(sluice_allocator_alloc, "A?o", call_alloc),
     PLAIN(sluice_allocator_free, "A", call_free),
@@ -399,9 +400,9 @@ static const struct row rows[] = {
     PLAIN(sluice_torch_alloc, "", call_torch),
     PLAIN(sluice_torch_free, "", call_torch),
     PLAIN(sluice_torch_record_stream, "", call_torch),
-    STRUCT(sluice_session_create, "Eio", call_session_create, session_options),
+    STRUCT(sluice_session_create, "Ejo", call_session_create, session_options),
     PLAIN(sluice_session_destroy, "", call_destroys),
-    STRUCT(sluice_session_add_group, "Oio", call_add_group, group_options),
+    STRUCT(sluice_session_add_group, "Ojo", call_add_group, group_options),
     STRUCT(sluice_session_set_group, "Ni", call_set_group, group_options),
     PLAIN(sluice_session_add_unit, "Oto", call_add_unit),
     STRUCT(sluice_session_add_param, "Oio", call_add_param, param_options),
@@ -409,8 +410,8 @@ static const struct row rows[] = {
     STRUCT(sluice_session_weight, "Sf", call_param_weight, tensor),
     STRUCT(sluice_session_grad, "Sf", call_param_grad, tensor),
     STRUCT(sluice_session_give_grad, "Si", call_give_grad, full_gradient),
-    {"sluice_session_update", "Sb", call_update, &update_info, sizeof(update_info), give},
-    {"sluice_session_update_begin", "Si", call_update_begin, &update_info, sizeof(update_info),
+    {"sluice_session_update", "Sc", call_update, &update_info, sizeof(update_info), give},
+    {"sluice_session_update_begin", "Sj", call_update_begin, &update_info, sizeof(update_info),
      give},
     {"sluice_session_update_next", "Sf", call_update_next, &update_part, sizeof(update_part),
      begin},
@@ -422,7 +423,7 @@ static const struct row rows[] = {
     PLAIN(sluice_session_commit, "S", call_commit),
     PLAIN(sluice_session_set_updates, "S", call_set_updates),
     STRUCT(sluice_session_get_stats, "Nf", call_session_stats, session_stats),
-    STRUCT(sluice_pager_create, "Eio", call_pager_create, pager_options),
+    STRUCT(sluice_pager_create, "Ejo", call_pager_create, pager_options),
     PLAIN(sluice_pager_destroy, "", call_destroys),
     PLAIN(sluice_pager_add_unit, "Qto", call_pager_add_unit),
     PLAIN(sluice_pager_add, "Qo", call_pager_add),
@@ -549,6 +550,8 @@ static void fill(const struct row* row, void** a, unsigned char* scratch) {
       case 'i':
       case 'f':
       case 'b':
+      case 'j':
+      case 'c':
         memcpy(scratch, row->structure, row->struct_bytes);
         a[i] = scratch;
         break;
@@ -577,7 +580,7 @@ static void check_nulls(const struct row* row) {
   void* a[MOST_ARGUMENTS];
   size_t i;
   for (i = 0; i < strlen(row->kinds); ++i) {
-    if (row->kinds[i] == '?') continue;
+    if (strchr("?jc", row->kinds[i]) != NULL) continue;
     fill(row, a, scratch);
     a[i] = NULL;
     check_call(row, a, SLUICE_E_INPUT, "NULL");
@@ -589,7 +592,7 @@ static void check_sizes(const struct row* row) {
   const uint32_t size = (uint32_t)row->struct_bytes;
   const uint32_t wrong[] = {0, 1, size - 1, UINT32_MAX};
   unsigned char scratch[2048] = {0};
-  const int at = find(row, "ifb");
+  const int at = find(row, "ifbjc");
   void* a[MOST_ARGUMENTS];
   size_t i;
   if (at < 0) return;

@@ -135,9 +135,10 @@ TEST(Config, AnUnknownKeyNamesTheNearestKnownOne) {
 TEST(Config, AMistypedValueNamesTheKeyTheValueAndTheRightType) {
   EXPECT_EQ(refusal("[model]\nlayers = \"two\"\n"),
             "run.toml:2: model.layers must be an integer from 1 to 4096; got \"two\"");
-  EXPECT_EQ(refusal(kSmall + "[memory]\ndevice = \"lots\"\n"),
-            "run.toml:6: memory.device must be a byte count such as \"64MiB\", from 0 to 1024TiB; "
-            "got \"lots\"");
+  EXPECT_EQ(
+      refusal(kSmall + "[memory]\ndevice = \"lots\"\n"),
+      "run.toml:6: memory.device must be \"auto\" or a byte count such as \"64MiB\", from 0 to "
+      "1024TiB; got \"lots\"");
   EXPECT_EQ(
       refusal(kSmall, {"recompute.policy=all"}),
       "--set recompute.policy=all: recompute.policy must be \"none\", \"unit\", "
