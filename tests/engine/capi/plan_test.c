@@ -32,7 +32,7 @@ int main(int argc, char** argv) {
   }
   expect_refused("", SLUICE_E_INPUT, "not JSON");
   expect_refused("[]", SLUICE_E_INPUT, "not a JSON object");
-  expect_refused("{\"config\":{}", SLUICE_E_INPUT, "at byte 14");
+  expect_refused("{\"config\":{}", SLUICE_E_INPUT, "at byte 13");
   expect_refused("{\"config\":{\"train\":{\"seq\":8,\"seq\":9}}}", SLUICE_E_INPUT, "'seq' twice");
   expect_refused("{}", SLUICE_E_INPUT, "no config");
   expect_refused("{\"config\":7}", SLUICE_E_INPUT, "neither an object nor a path");

@@ -71,7 +71,7 @@ TEST(HardwareProfile, AGpuIsAProfileWithinTheMachines) {
   EXPECT_TRUE(holds(refusal(wrong.dump()), "gpu.backend"));
   wrong = json::parse(text);
   wrong["gpu"]["gpu"] = wrong["gpu"];
-  EXPECT_TRUE(holds(refusal(wrong.dump()), "no key"));
+  EXPECT_TRUE(holds(refusal(wrong.dump()), "is not a key"));
   for (const std::string key : {"gpu", "rank_links"}) {
     wrong = json::parse(text);
     wrong[key] = 3;
