@@ -159,7 +159,7 @@ TEST_F(BadInput, RanksThatCannotDivideTheStepAreRefused) {
                  {"train.accumulate", "parallel.data = 7", "such as 7"});
   expect_refused({"plan", "config.toml", "--json", "--set", "parallel.data=4", "--set",
                   "train.accumulate=12", "--set", "train.fold_groups=12"},
-                 {"train.fold_groups", "power of two", "such as 8"});
+                 {"train.fold_groups", "power of two", "such as 4"});
   expect_refused({"plan", "config.toml", "--json", "--set", "parallel.data=2", "--set",
                   "train.accumulate=2", "--set", "memory.place.weight=pinned"},
                  {"memory.place.weight", "use parallel.zero = 3"});

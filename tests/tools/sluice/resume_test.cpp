@@ -72,7 +72,7 @@ TEST_F(Resume, NoLinkAndNoPipeIsOpenedToWrite) {
   write_file(path("victim"), "mine");
   for (const char* name : {"run/0001/lock", "run/0001/config.toml.tmp"}) {
     fs::create_symlink(path("victim"), path(name));
-    expect_refused(resume(), {name, "no regular file"});
+    expect_refused(resume(), {name, "not a regular file"});
     fs::remove(path(name));
   }
   fs::rename(path("run/0001/events.jsonl"), path("kept"));

@@ -44,6 +44,9 @@ Words drawn_job(Draw& draw) {
       of("parallel.pipeline", pipeline),
       of("parallel.tensor", tensor),
       of("parallel.zero", data == 1 ? 0 : draw.below(4)),
+      "memory.device=auto",
+      "memory.pinned=auto",
+      "memory.place.optimizer=auto",
       draw.pick({"recompute.policy=none", "recompute.policy=unit", "recompute.policy=auto"}),
       draw.pick({"train.clip=0", "train.clip=1"})};
   if (pipeline > 1) {
