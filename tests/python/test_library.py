@@ -63,7 +63,7 @@ class Package(unittest.TestCase):
         self.assertEqual(sluice.version(), ".".join(numbers))
 
     def test_errors_are_exceptions(self):
-        with self.assertRaisesRegex(sluice.InputError, "no directory"):
+        with self.assertRaisesRegex(sluice.InputError, "is not a directory"):
             sluice.Engine(device_bytes=1 << 20, pinned_bytes=1 << 20, storage="/nonexistent/sluice")
         with self.assertRaises(ValueError):
             sluice.Engine("tpu")
