@@ -245,7 +245,7 @@ class GlooCommunicator final : public Communicator {
     } catch (const Error&) {
       throw;
     } catch (const std::exception& error) {
-      const std::string text = describe_place() + ": " + text_of(error);
+      std::string text = describe_place() + ": " + text_of(error);
       // Others wait in an exchange that this rank has not come to.
       if (store.rounds() < kAddressRounds) throw CommunicationError(-1, "connect", text);
       return text;

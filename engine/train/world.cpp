@@ -187,7 +187,7 @@ World::StopVote World::vote_on_stop(const StopVote& own) {
 }
 
 JobError World::explain(const std::exception& error, const std::string& when) {
-  const std::string own = error.what();
+  std::string own = error.what();
   const auto* known = dynamic_cast<const Error*>(&error);
   const std::string code(known != nullptr ? known->code() : "fault");
   const std::optional<std::string> operation = operation_of(error);
