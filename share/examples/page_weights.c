@@ -122,7 +122,7 @@ int main(int argc, char** argv) {
   check(sluice_pager_create(engine, &pager_options, &pager));
   for (at = 0; at < LAYERS; ++at) {
     struct layer* const layer = &layers[at];
-    char name[16];
+    char name[24];
     sprintf(name, "layer.%d", at);
     check(sluice_pager_add_unit(pager, name, &layer->unit));
     check(sluice_pager_add(pager, layer->unit, SLUICE_PART_WEIGHT, bytes, NULL, &layer->weight));
