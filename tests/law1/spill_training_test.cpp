@@ -66,7 +66,8 @@ TEST(SpilledActivations, TakeThePlaceOfRecomputationWhereThatIsFaster) {
   const auto& suggestions = std::get<planner::Refusal>(recomputed).suggestions;
   ASSERT_EQ(suggestions.front().front().first, "memory.device");
   const std::uint64_t least = suggestions.front().front().second;
-  for (const std::uint64_t device : {least, least + 2 * kMiB, least + 8 * kMiB}) {
+  const std::vector<std::uint64_t> budgets{least, least + 2 * kMiB, least + 8 * kMiB};
+  for (const std::uint64_t device : testing::sampled(budgets)) {
     SCOPED_TRACE(device);
     const auto kept = plan_of("device", device);
     const auto left = plan_of("auto", device);
