@@ -84,7 +84,7 @@ Struct read_struct(const Struct* in, const char* name) {
   }
   return copy;
 }
-// The same for options that have defaults, which NULL stands for.
+// read_struct() for options that have defaults, which NULL stands for.
 template <typename Struct>
 Struct read_or_default(const Struct* in, const Struct& defaults, const char* name) {
   return in == nullptr ? defaults : read_struct(in, name);

@@ -19,14 +19,14 @@ inline constexpr std::uint64_t kMostAutoStorageBytes = 64 * kGiB;
 struct RankRoom {
   std::uint64_t memory_bytes = 0;   // of the host
   std::uint64_t storage_bytes = 0;  // over all storage paths
-  // Of a device with memory of its own; none: the device is host memory too.
+  // The memory of a device that has its own; none: the device is host memory too.
   std::optional<std::uint64_t> device_bytes = {};
 };
 
 // Puts numbers in the place of "auto" budgets. A device without memory of its own and pinned memory
 // share the host's: half each, or the rest where the other has a given budget.
 void settle_auto_budgets(config::Config& config, const RankRoom& room);
-// The same for a machine that is only described. A profile that does not state a tier's size (those
+// Puts numbers in for a machine that is only described. A profile that does not state a tier's size (those
 // that `doctor` measures do not) gives an assumed one.
 void settle_auto_budgets(config::Config& config, const HardwareProfile& hardware);
 

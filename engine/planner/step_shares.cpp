@@ -124,7 +124,7 @@ class Reader {
     return latest;
   }
 
-  // Of its own rank; kNoId: it waited for none.
+  // An instruction of its own rank; kNoId: it waited for none.
   InstructionId predecessor(InstructionId id) const {
     const InstructionId dep = latest_dep(world_.instructions[id]), before = before_[id];
     if (dep == kNoId || before == kNoId) return dep == kNoId ? before : dep;
@@ -190,7 +190,7 @@ std::int64_t whole_ns(double seconds) {
   return std::llround(seconds * kNsOfSecond);
 }
 
-// Of each stage the times of one micro-batch on the rank that takes longest for it.
+// The times of one micro-batch in each stage, on the rank that takes longest for it.
 std::vector<schedule::StageTimes> stage_times(const std::vector<RankState>& ranks,
                                               const schedule::PipelineOrder& order) {
   std::vector<std::int64_t> microbatches(order.rank_of_stage.size());
