@@ -96,9 +96,10 @@ class Reader {
 
   void add_compute(const Instruction& instruction, RankState& rank) {
     const InstructionTimes& at = times_[instruction.id];
-    const std::size_t stage = has_stages_ && instruction.unit >= 0
-                                  ? stage_of_[static_cast<std::size_t>(instruction.unit)]
-                                  : 0;
+    // Only passes belong to a stage; the unit of another instruction may be no unit of the model.
+    const bool has_stage = has_stages_ && is_pass(instruction.op) && instruction.unit >= 0;
+    const std::size_t stage =
+        has_stage ? stage_of_.at(static_cast<std::size_t>(instruction.unit)) : 0;
     const double gap_s = at.begin_s - rank.computed_s;
     if (gap_s > 0) {
       const InstructionId cause = latest_dep(instruction);
