@@ -557,18 +557,23 @@ class Sentences(Case):
 class Ranks(Case):
     def test_two_ranks_of_distributed_data_parallel(self):
         """Around an offloaded model, over gloo."""
-        store = pathlib.Path(DIRECTORY) / "rendezvous"
+        store = pathlib.Path(DIRECTORY).resolve() / "rendezvous"
         store.unlink(missing_ok=True)
-        ranks = [subprocess.Popen([sys.executable, __file__, DIRECTORY, "--rank", str(rank), str(store)],
+        ranks = [subprocess.Popen([sys.executable, __file__, DIRECTORY, "--rank", str(rank), store.as_uri()],
                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"})
                  for rank in range(2)]
-        for rank in ranks:
-            said = rank.communicate(timeout=120)[0].decode(errors="replace")
-            self.assertEqual((rank.returncode, said[-2000:] if rank.returncode else ""), (0, ""))
+        try:
+            for rank in ranks:
+                said = rank.communicate(timeout=120)[0].decode(errors="replace")
+                self.assertEqual((rank.returncode, said[-2000:] if rank.returncode else ""), (0, ""))
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.communicate()
 
 
-def run_rank(rank, store):
-    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+def run_rank(rank, rendezvous):
+    torch.distributed.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=2)
     found = []
     for config in (None, PINNED, STORED):
         model = make(seed=rank)  # the wrapper gives all ranks the weights of the first
