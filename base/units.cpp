@@ -102,11 +102,11 @@ std::optional<std::uint64_t> parse_bytes(std::string_view text) {
 
 std::string format_bytes_exact(std::uint64_t bytes) {
   for (const Suffix& unit : kBinaryUnits) {
-    if (unit.bytes > 1 && bytes != 0 && bytes % unit.bytes == 0) {
+    if (bytes != 0 && bytes % unit.bytes == 0) {
       return std::to_string(bytes / unit.bytes).append(unit.text);
     }
   }
-  return std::to_string(bytes);
+  return "0";
 }
 
 std::string format_bytes(std::uint64_t bytes) {

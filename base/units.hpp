@@ -29,7 +29,7 @@ constexpr std::uint64_t ceil_div(std::uint64_t value, std::uint64_t divisor) {
 // Returns nothing if the text is not a byte count, is negative, or is above 2^63.
 std::optional<std::uint64_t> parse_bytes(std::string_view text);
 
-// "64MiB" if the value is a whole number of a binary unit, plain digits otherwise. It round-trips:
+// "64MiB", "1000B" or "0": a whole number of the largest binary unit. It round-trips:
 // parse_bytes(format_bytes_exact(v)) == v.
 std::string format_bytes_exact(std::uint64_t bytes);
 

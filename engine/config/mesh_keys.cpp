@@ -6,6 +6,7 @@
 // resting keys at their defaults, since a resume reads them beside its own mesh.
 #include <algorithm>
 #include <array>
+#include <string>
 #include <vector>
 
 #include "base/error.hpp"
@@ -17,19 +18,38 @@ namespace {
 
 struct MeshKey {
   const char* path;
-  const char* count;  // the key has no meaning where it is 1
+  std::vector<const char*> counts;  // the key has no meaning where all of them are 1
 };
 
-constexpr std::array<MeshKey, 7> kMeshKeys{{{"memory.place.partial", "parallel.data"},
-                                            {"parallel.server", "parallel.data"},
-                                            {"parallel.reduction", "parallel.data"},
-                                            {"parallel.node_ranks", "parallel.data"},
-                                            {"parallel.bucket", "parallel.data"},
-                                            {"parallel.schedule", "parallel.pipeline"},
-                                            {"parallel.virtual_stages", "parallel.pipeline"}}};
+const std::array<MeshKey, 9>& mesh_keys() {
+  static const std::array<MeshKey, 9> keys{
+      {{"memory.place.partial", {"parallel.data"}},
+       {"parallel.server", {"parallel.data"}},
+       {"parallel.reduction", {"parallel.data"}},
+       {"parallel.node_ranks", {"parallel.data"}},
+       {"parallel.bucket", {"parallel.data"}},
+       {"parallel.context_attention", {"parallel.context"}},
+       {"parallel.transport",
+        {"parallel.data", "parallel.pipeline", "parallel.tensor", "parallel.context"}},
+       {"parallel.schedule", {"parallel.pipeline"}},
+       {"parallel.virtual_stages", {"parallel.pipeline"}}}};
+  return keys;
+}
 
 bool rests(const Config& config, const MeshKey& key) {
-  return std::get<std::int64_t>(find_config_key(key.count)->read(config)) == 1;
+  return std::ranges::all_of(key.counts, [&](const char* count) {
+    return std::get<std::int64_t>(find_config_key(count)->read(config)) == 1;
+  });
+}
+
+// Whether an override of the mesh came after the key.
+bool mesh_is_later(const ConfigOrigins& origins, const MeshKey& key) {
+  return std::ranges::any_of(key.counts,
+                             [&](const char* count) { return origins.is_later(count, key.path); });
+}
+
+std::string circumstance(const MeshKey& key) {
+  return key.counts.size() == 1 ? key.counts.front() + std::string(" = 1") : "one rank";
 }
 
 // The value of a configuration that names no mesh.
@@ -42,28 +62,28 @@ ConfigValue value_of_one_rank(const ConfigKey& key) {
 }  // namespace
 
 void check_mesh_keys(const Config& config, const ConfigOrigins& origins) {
-  for (const MeshKey& mesh_key : kMeshKeys) {
+  for (const MeshKey& mesh_key : mesh_keys()) {
     const ConfigKey& key = *find_config_key(mesh_key.path);
-    if (!origins.given(key.path) || !rests(config, mesh_key) ||
-        origins.is_later(mesh_key.count, key.path) || key.read(config) == value_of_one_rank(key)) {
+    if (!origins.given(key.path) || !rests(config, mesh_key) || mesh_is_later(origins, mesh_key) ||
+        key.read(config) == value_of_one_rank(key)) {
       continue;
     }
     throw InputError(origins.of(key.path) + ": " + key.path + " = " +
                      format_value(key, key.read(config)) + " has no meaning with " +
-                     mesh_key.count + " = 1; leave it out");
+                     circumstance(mesh_key) + "; leave it out");
   }
 }
 
 ConfigValue written_value(const Config& config, const ConfigKey& key) {
   const auto found = std::ranges::find_if(
-      kMeshKeys, [&](const MeshKey& mesh_key) { return key.path == mesh_key.path; });
-  const bool resting = found != kMeshKeys.end() && rests(config, *found);
+      mesh_keys(), [&](const MeshKey& mesh_key) { return key.path == mesh_key.path; });
+  const bool resting = found != mesh_keys().end() && rests(config, *found);
   return resting ? value_of_one_rank(key) : key.read(config);
 }
 
 std::vector<std::string> mesh_settings(const Config& config) {
   std::vector<std::string> settings;
-  for (const MeshKey& mesh_key : kMeshKeys) {
+  for (const MeshKey& mesh_key : mesh_keys()) {
     const ConfigKey& key = *find_config_key(mesh_key.path);
     settings.push_back(key.path + "=" + format_value(key, key.read(config)));
   }

@@ -68,12 +68,6 @@ void check_directory(const char* key, const std::string& path) {
   }
 }
 
-// All digits, with a unit behind numbers that are no whole KiB.
-std::string exact_text(std::uint64_t bytes) {
-  return bytes > 0 && bytes % kKiB == 0 ? format_bytes_exact(bytes)
-                                        : std::to_string(bytes) + " bytes";
-}
-
 // Returns false if the directory cannot be examined.
 bool lies_on(dev_t device, const std::string& directory) {
   struct stat status {};
@@ -133,25 +127,27 @@ std::optional<std::string> excess(const config::Config& config, const MachineRoo
   const std::string each = ranks == 1 ? "" : " for each of " + std::to_string(ranks) + " ranks";
   if (room.device_bytes) {
     if (memory.device_bytes > *room.device_bytes) {
-      return "memory.device = " + exact_text(memory.device_bytes) + " is more than the " +
+      return "memory.device = " + format_bytes_exact(memory.device_bytes) + " is more than the " +
              format_bytes(*room.device_bytes) + " that is free on the GPU; lower it";
     }
     if (memory.pinned_bytes > room.memory_bytes / ranks) {
-      return "memory.pinned = " + exact_text(memory.pinned_bytes) + each + " is more than the " +
-             format_bytes(room.memory_bytes) + " of memory that is available here; lower it";
+      return "memory.pinned = " + format_bytes_exact(memory.pinned_bytes) + each +
+             " is more than the " + format_bytes(room.memory_bytes) +
+             " of memory that is available here; lower it";
     }
   }
   // On the host backend the device's memory is the machine's too.
   const std::uint64_t asked = memory.device_bytes + memory.pinned_bytes;
   if (!room.device_bytes && asked > room.memory_bytes / ranks) {
-    return "memory.device = " + exact_text(memory.device_bytes) +
-           " and memory.pinned = " + exact_text(memory.pinned_bytes) + each +
+    return "memory.device = " + format_bytes_exact(memory.device_bytes) +
+           " and memory.pinned = " + format_bytes_exact(memory.pinned_bytes) + each +
            " are together more than the " + format_bytes(room.memory_bytes) +
            " of memory that is available here; lower one of them";
   }
   if (memory.storage_bytes > room.storage_bytes / ranks) {
-    return "memory.storage = " + exact_text(memory.storage_bytes) + each + " is more than the " +
-           format_bytes(room.storage_bytes) + " that is free on '" + memory.storage_paths.front() +
+    return "memory.storage = " + format_bytes_exact(memory.storage_bytes) + each +
+           " is more than the " + format_bytes(room.storage_bytes) + " that is free on '" +
+           memory.storage_paths.front() +
            (memory.storage_paths.size() > 1 ? "' and the other storage paths" : "'") +
            "; lower it, or name other memory.storage_paths";
   }
@@ -223,8 +219,8 @@ void check_storage_paths(const config::Config& config, std::uint64_t needed_byte
     const std::uint64_t needed = room.needed_bytes(layout, needed_bytes);
     if (needed > room.available_bytes) {
       throw NoRoom("memory.storage_paths: '" + memory.storage_paths[room.paths.front()] +
-                   "' needs " + exact_text(needed) + " and has " +
-                   exact_text(room.available_bytes) + " available");
+                   "' needs " + format_bytes_exact(needed) + " and has " +
+                   format_bytes_exact(room.available_bytes) + " available");
     }
   }
   if (memory.storage_engine == config::Config::StorageEngineKind::kIoUring) {
@@ -264,10 +260,10 @@ void check_checkpoint_room(const config::Config& config, std::uint64_t checkpoin
   }
   const auto available = static_cast<std::uint64_t>(facts.f_bavail) * facts.f_frsize;
   if (needed > available) {
-    throw NoRoom("checkpoint.dir: '" + config.checkpoint.dir + "' needs " + exact_text(needed) +
-                 " (a checkpoint, the final weights" +
+    throw NoRoom("checkpoint.dir: '" + config.checkpoint.dir + "' needs " +
+                 format_bytes_exact(needed) + " (a checkpoint, the final weights" +
                  (needed > checkpoint_bytes ? " and the storage tier with it" : "") + ") and has " +
-                 exact_text(available) + " available");
+                 format_bytes_exact(available) + " available");
   }
 }
 

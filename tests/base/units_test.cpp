@@ -55,7 +55,7 @@ TEST(FormatBytesExact, IsReadBackToTheSameValue) {
   EXPECT_EQ(format_bytes_exact(0), "0");
   EXPECT_EQ(format_bytes_exact(64 * kMiB), "64MiB");
   EXPECT_EQ(format_bytes_exact(3 * kGiB / 2), "1536MiB");
-  EXPECT_EQ(format_bytes_exact(1000), "1000");
+  EXPECT_EQ(format_bytes_exact(1000), "1000B");
   const CounterRng rng(1, stream_of("units"));
   for (std::uint64_t i = 0; i < 20'000; ++i) {
     // All magnitudes, and round as well as odd values.

@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 using namespace testing;
 
 constexpr std::uint64_t kLogHeaderBytes = 8192;  // offload/state_log.hpp
-const Overrides kDurableModel = small_gpt2(2, 12) + kLearning;
+const Overrides kDurableModel = kChosenByHand + small_gpt2(2, 12) + kLearning;
 
 std::vector<fs::path> files_in(const fs::path& directory) {
   std::vector<fs::path> files;

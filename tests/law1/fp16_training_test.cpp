@@ -26,8 +26,8 @@ using namespace testing;
 
 constexpr std::size_t kFp16Steps = 20;
 
-const Overrides kFp16Model =
-    small_gpt2(2, 20) + kLearning + Overrides{"train.precision=fp16", "train.threads=1"};
+const Overrides kFp16Model = kChosenByHand + small_gpt2(2, 20) + kLearning +
+                             Overrides{"train.precision=fp16", "train.threads=1"};
 // So large a scale that the first gradients overflow, and so short a window that it does not come
 // to rest: it is raised until it is too large again.
 const Overrides kRestless{"train.loss_scale=2097152", "train.loss_scale_window=3"};

@@ -180,6 +180,12 @@ inline bool in_sample(const std::string& row, std::size_t position) {
   return !samples_sweeps() || position == 0 || (position + row.size()) % 3 == 0;
 }
 
+// The planner searches for what every other case leaves open. Under a sanitizer, where a search of
+// such a model takes longer than its steps, the reference alone is searched for.
+inline Overrides open_choices(std::size_t position) {
+  return samples_sweeps() || position % 2 == 0 ? kChosenByHand : Overrides{};
+}
+
 inline void expect_row(const Row& row) {
   const TrainingBench bench;
   const config::Config config = bench.config("reference", row.model + row.reference);
@@ -194,8 +200,9 @@ inline void expect_row(const Row& row) {
     const Case& one = row.cases[i];
     if (!in_sample(row.name, i)) continue;
     SCOPED_TRACE(one.name);
-    if (!runs_here(bench.config(one.name, row.model + one.parts.front().overrides))) continue;
-    const TrainingRecord run = run_in_parts(bench, row.model, one, row.stop_by);
+    const Overrides model = open_choices(i) + row.model;
+    if (!runs_here(bench.config(one.name, model + one.parts.front().overrides))) continue;
+    const TrainingRecord run = run_in_parts(bench, model, one, row.stop_by);
     expect_same_bits(run, reference);
     EXPECT_EQ(run.done.at("peak_bytes"), run.plan.at("peak_bytes"));
     EXPECT_EQ(run.done.at("measured_peak_bytes").at("storage"),

@@ -142,9 +142,9 @@ inline Overrides places_in_turn(std::size_t i) {
 
 // The least that has every kind of unit and uses every lane, all of it on storage.
 inline Overrides tiny_stored_model(int steps) {
-  return Overrides{"model.layers=1",      "model.hidden=32",
-                   "model.heads=2",       "train.seq=16",
-                   "train.micro_batch=1", "train.steps=" + std::to_string(steps)} +
+  return kChosenByHand + Overrides{"model.layers=1",      "model.hidden=32",
+                                   "model.heads=2",       "train.seq=16",
+                                   "train.micro_batch=1", "train.steps=" + std::to_string(steps)} +
          places("storage", "storage", "storage");
 }
 

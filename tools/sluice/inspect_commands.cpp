@@ -135,7 +135,8 @@ int report_command(const ReportArguments& arguments) {
     if (is_trace) {
       throw InputError("'" + shown(run) +
                        "' is a file, and a page shows a run's directory; for a run's trace.json "
-                       "give --format perfetto");
+                       "give --format perfetto, and for a snapshot of an allocator's memory use "
+                       "`sluice replay FILE`");
     }
     text = report::render_html_report(run);
     name = "report.html";

@@ -808,6 +808,7 @@ TEST(Config, KeysOfSeveralRanksAreRefusedBesideOne) {
       {"parallel.reduction=ring", "parallel.data"},
       {"parallel.bucket=64KiB", "parallel.data"},
       {"memory.place.partial=pinned", "parallel.data"},
+      {"parallel.context_attention=ring", "parallel.context"},
       {"parallel.schedule=csv:/nowhere", "parallel.pipeline"},
       {"parallel.schedule=zb-v", "parallel.pipeline"}};
   for (const auto& [setting, count] : rows) {
@@ -825,6 +826,14 @@ TEST(Config, KeysOfSeveralRanksAreRefusedBesideOne) {
     std::vector<std::string> settings = mesh_settings(resting);
     settings.push_back(count + "=1");
     EXPECT_EQ(mesh_settings(parse(config_to_toml(resting), settings)), mesh_settings(resting));
+  }
+  const std::string nccl = "parallel.transport=nccl";
+  EXPECT_EQ(refusal(kSmall, {"memory.backend=cuda", nccl}),
+            "--set parallel.transport=nccl: parallel.transport = \"nccl\" has no meaning with one "
+            "rank; leave it out");
+  for (const std::string count : {"data", "pipeline", "context"}) {
+    EXPECT_NO_THROW(parse(kSmall, {"memory.backend=cuda", nccl, "train.accumulate=4",
+                                   "train.micro_batch=1", "parallel." + count + "=2"}));
   }
 }
 
