@@ -20,10 +20,12 @@ class CheckCommands(unittest.TestCase):
         (self.tree / "README.md").write_text("The tree's own.\n")
         program = self.place / "build" / "bin" / "sluice"
         program.parent.mkdir(parents=True)
-        # exit N; write FILE; read FILE; home; train LOSS
+        # exit N; write FILE; read FILE; home; train LOSS; print TEXT; size; terminal
         program.write_text("#!/bin/sh\ncase $1 in\n  exit) exit $2 ;;\n  write) echo x > $2 ;;\n"
                            "  read) cat $2 ;;\n  sleep) sleep $2 ;;\n  home) echo x > $HOME/x ;;\n"
                            "  train) echo \"done     20 steps in 8.00 s, loss 5.5809 -> $2\" ;;\n"
+                           "  print) printf \"$2\" ;;\n  size) stty size < /dev/stderr ;;\n"
+                           "  terminal) test -t 1 -a -t 2 -a ! -t 0 ;;\n"
                            "  *) exit 9 ;;\nesac\n")
         program.chmod(0o755)
 
@@ -93,10 +95,71 @@ class CheckCommands(unittest.TestCase):
         status, out = self.check(self.block("sleep 600"), options=["--limit", "0.2"])
         self.assertEqual((status, "took longer" in out), (1, True), out)
 
+    def test_commands_run_on_a_terminal_of_80_columns_and_nobody_answers(self):
+        self.assertEqual(self.check(self.block("terminal", "size") + "```text\n24 80\n```\n")[0], 0)
+
+    def test_a_row_that_leaves_the_terminal_fails_unless_it_cannot_be_wrapped(self):
+        word = "x" * 9 + " "
+        for text, status in ((word * 8, 0), (word * 9, 1), (word * 9 + "\\r\\033[K\\n", 1),
+                             ("path " + "/" * 100, 0), ("\\r\\033[K" + "x " * 40 + "\\n", 0)):
+            got, out = self.check(self.block(f'print "{text}"'))
+            self.assertEqual((got, "wider than 80" in out), (status, status == 1), out)
+
+    def output(self, page, printed, note="", options=()):
+        command = f"print '{printed}'"
+        text = f'{self.block(command)}\nText.\n\n{note}\n```text\n{page}\n```\n'
+        return self.check(text, options=options)
+
+    def test_output_is_compared_in_words_and_dots_stand_for_any(self):
+        for page, status in (("plan  2 MiB,\n      bound by x\nend", 0), ("plan  2 MiB, ...", 0),
+                             ("...\nend", 0), ("plan ... by x\n...\nend", 0), ("...", 0),
+                             ("plan  3 MiB, ...", 1), ("plan  2 MiB, bound by x", 1),
+                             ("bound ...", 1), ("... end bound ...", 1)):
+            got, out = self.output(page, "plan  2 MiB, bound\\n      by x\\nend\\n")
+            self.assertEqual((got, "the output" in out), (status, status == 1), f"{page}\n{out}")
+
+    def test_measured_output_is_compared_by_its_form(self):
+        printed = "step 4/4 (100%%)  loss 3.25  41.0 ms/step\\n"
+        page = "step 1/2 (50%)  loss 5.1  1.13 s/step"
+        self.assertEqual(self.output(page, printed)[0], 1)
+        note = "<!-- output: measured -->"
+        self.assertEqual(self.output(page, printed, note)[0], 0)
+        self.assertEqual(self.output(page.replace("loss", "lost"), printed, note)[0], 1)
+        self.assertEqual(self.output("anything", printed, "<!-- output: none -->")[0], 0)
+
+    def test_a_digest_of_the_page_is_one_digest_of_the_runs(self):
+        def check(first, second):
+            pages = [f'{self.block("print " + run * 32)}\n<!-- output: measured -->\n```text\n'
+                     f'{page * 32}\n```\n' for page, run in (first, second)]
+            return self.check("".join(pages))[0]
+
+        self.assertEqual(check("ac", "ac"), 0)
+        self.assertEqual(check("aa", "ac"), 1)
+        self.assertEqual(check("ac", "bc"), 1)
+        self.assertEqual(check("ac", "bd"), 0)
+
+    def test_a_transcript_runs_its_own_commands(self):
+        text = ("<!-- exit: 0, 3 -->\n```text\n$ sluice print one\none\n$ sluice exit 3\n```\n")
+        self.assertEqual(self.check(text)[0], 0, self.check(text)[1])
+        self.assertEqual(self.check(text.replace("0, 3", "0, 2"))[0], 1)
+        self.assertEqual(self.check(text.replace("\none", "\ntwo"))[0], 1)
+
+    def test_update_writes_the_output_and_keeps_elisions(self):
+        page = "plan  1 MiB, bound ...\n...\nend   old"
+        printed = "plan  2 MiB, bound by x\\nnew   a\\nend   1\\n      2\\nlast  3\\n"
+        status, out = self.output(page, printed, options=["--update"])
+        self.assertEqual(status, 0, out)
+        text = (self.place / "page0.md").read_text()
+        self.assertIn("```text\nplan  2 MiB, bound ...\n...\nend   1\n      2\nlast  3\n```\n", text)
+        self.assertEqual(self.check(text)[0], 0)
+
     def test_a_page_out_of_format_is_refused(self):
         for page, words in ((self.block("exit 0").replace(PROGRAM, "rm"), "begins with no command"),
                             ("```sh\n" + PROGRAM + " exit 0\n", "no end"),
                             (self.block("exit 0", note="<!-- needs: luck -->"), "needs are"),
+                            ("```text\nplan\n```\n", "no command is before"),
+                            (self.block("exit 0", note="<!-- output: odd -->"), "measured or none"),
+                            (self.block("exit 0", note="<!-- exit: 0, 0 -->"), "2 exit statuses"),
                             ("No command at all.\n", "no ```sh block"),
                             ("```sh\n# only a comment\n```\n", "no ```sh block")):
             status, out = self.check(page)
