@@ -257,7 +257,7 @@ class GlooCommunicator final : public Communicator {
     return describe_place() + " has no connection to rank " + std::to_string(stranger);
   }
 
-  // The first rank from which this rank's secret does not arrive; -1: there is none.
+  // The first rank from which this rank's secret does not arrive in time; -1: there is none.
   int find_stranger(const std::string& secret, std::vector<std::string>& secrets) {
     std::vector<std::string> received(secrets.size(), std::string(secret.size(), '\0'));
     Buffers buffers;
@@ -271,11 +271,17 @@ class GlooCommunicator final : public Communicator {
         buffers.push_back(context_->createUnboundBuffer(secrets[at].data(), secrets[at].size()));
         buffers.back()->send(peer, slot_of("connect", 0, secrets[at].size()));
       }
+      const auto end = std::chrono::steady_clock::now() + kConnectTimeout;
+      const auto wait = [end] {
+        return std::max(std::chrono::milliseconds(100),
+                        std::chrono::duration_cast<std::chrono::milliseconds>(
+                            end - std::chrono::steady_clock::now()));
+      };
       std::size_t next = 0;
       for (peer = 0; peer < size(); ++peer) {
         if (peer == rank()) continue;
-        const bool came = buffers[next++]->waitRecv(kConnectTimeout);
-        const bool left = buffers[next++]->waitSend(kConnectTimeout);
+        const bool came = buffers[next++]->waitRecv(wait());
+        const bool left = buffers[next++]->waitSend(wait());
         if (!came || !left || received[static_cast<std::size_t>(peer)] != secret) return peer;
       }
       return -1;

@@ -1,6 +1,6 @@
 // The last word of a search: its choice against the plan of each shape that it tried. Finalists are
-// chosen by coarse times, which may hide a faster plan (Trials::fastest_exact: and so may the rule that
-// of plans that hardly differ only one is compiled).
+// chosen by coarse times, which may hide a faster plan. So may the rule that of plans that hardly
+// differ only one is compiled.
 #include <algorithm>
 #include <utility>
 

@@ -139,10 +139,17 @@ std::optional<std::string> excess(const config::Config& config, const MachineRoo
   // On the host backend the device's memory is the machine's too.
   const std::uint64_t asked = memory.device_bytes + memory.pinned_bytes;
   if (!room.device_bytes && asked > room.memory_bytes / ranks) {
-    return "memory.device = " + format_bytes_exact(memory.device_bytes) +
-           " and memory.pinned = " + format_bytes_exact(memory.pinned_bytes) + each +
-           " are together more than the " + format_bytes(room.memory_bytes) +
-           " of memory that is available here; lower one of them";
+    const std::string device = "memory.device = " + format_bytes_exact(memory.device_bytes);
+    const std::string pinned = "memory.pinned = " + format_bytes_exact(memory.pinned_bytes);
+    const std::string room_text =
+        format_bytes(room.memory_bytes) + " of memory that is available here; lower ";
+    const bool both = memory.device_bytes > 0 && memory.pinned_bytes > 0;
+    if (both) {
+      return device + " and " + pinned + each + " are together more than the " + room_text +
+             "one of them";
+    }
+    return (memory.pinned_bytes == 0 ? device : pinned) + each + " is more than the " + room_text +
+           "it";
   }
   if (memory.storage_bytes > room.storage_bytes / ranks) {
     return "memory.storage = " + format_bytes_exact(memory.storage_bytes) + each +

@@ -139,7 +139,8 @@ void RunFiles::undo() noexcept {
 void RunFiles::make(const std::string& directory, bool durable) {
   const std::vector<std::string> made = make_run_directory(directory, durable);
   made_.insert(made_.end(), made.begin(), made.end());
-  if (is_rank_) check_own_directory(directory);
+  // Some file systems give all files one owner, so one that was made just now is not asked.
+  if (is_rank_ && made.empty()) check_own_directory(directory);
 }
 
 void RunFiles::make_storage(const config::Config& config) {

@@ -19,7 +19,10 @@ class InputError(Error, ValueError):
 
 
 class Refused(Error):
-    """No plan fits the budgets; the message has the smallest change that would."""
+    """No plan fits the budgets; the message has the smallest change that would. requested_bytes, available_bytes and
+    tier (-1: none in particular) say what is missing."""
+    requested_bytes = available_bytes = 0
+    tier = -1
 
 
 class OutOfMemory(Error, MemoryError):
@@ -210,7 +213,7 @@ def last_error(status):
     LIBRARY.sluice_error(byref(info))
     error = EXCEPTIONS.get(status, Error)((info.message or b"").decode(errors="replace"))
     error.status = status
-    if isinstance(error, OutOfMemory):
+    if isinstance(error, (OutOfMemory, Refused)):
         error.requested_bytes, error.available_bytes, error.tier = info.requested_bytes, info.available_bytes, info.tier
     return error
 

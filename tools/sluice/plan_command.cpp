@@ -41,6 +41,12 @@ std::string data_ranks(const PlanArguments& arguments) {
   return "parallel.data=" + std::to_string(arguments.world / of_one);
 }
 
+// The ranks of this machine, which share its memory. All of them, where no profile counts a node's.
+int ranks_here(const config::Config& config, const planner::HardwareProfile& hardware) {
+  const auto ranks = static_cast<std::int32_t>(config.parallel.ranks());
+  return hardware.rank_links ? hardware.rank_links->ranks_of_node(ranks) : ranks;
+}
+
 // Plans on the mesh of the configuration, or on the best one. Adds the meshes that were tried.
 train::Prepared prepared_for(const PlanArguments& arguments,
                              const planner::HardwareProfile& hardware,
@@ -66,7 +72,8 @@ train::Prepared prepared_for(const PlanArguments& arguments,
   config::check_supported(loaded);
   return train::prepare(
       loaded, hardware,
-      arguments.hardware.empty() ? train::PlannedMachine::kThis : train::PlannedMachine::kProfile);
+      arguments.hardware.empty() ? train::PlannedMachine::kThis : train::PlannedMachine::kProfile,
+      ranks_here(loaded, hardware));
 }
 
 }  // namespace
