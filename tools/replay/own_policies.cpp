@@ -4,6 +4,8 @@
 #include <vector>
 
 #include "allocator/oom/replayed_allocator.hpp"
+#include "base/error.hpp"
+#include "base/units.hpp"
 
 namespace sluice::replay {
 namespace {
@@ -111,9 +113,15 @@ record::MemorySnapshot snapshot_after(const record::MemoryTrace& trace, bool pla
   options.caching.recorder = &recorder;
   if (planned) options.planning.emplace().in_background = false;
   allocator::ReplayedAllocator allocator(trace, options);
-  allocator.adopt();
-  for (const record::TraceOperation& operation : trace.operations) {
-    if (operation.action != record::TraceAction::kRefused) allocator.follow(operation);
+  try {
+    allocator.adopt();
+    for (const record::TraceOperation& operation : trace.operations) {
+      if (operation.action != record::TraceAction::kRefused) allocator.follow(operation);
+    }
+  } catch (const OutOfMemory&) {
+    throw InputError("'" + trace.source + "' must fit in " +
+                     format_bytes(allocator.device().facts().capacity_bytes) +
+                     " for a snapshot: no simulated device is larger");
   }
   return planned ? allocator.planning()->snapshot() : allocator.caching().snapshot();
 }

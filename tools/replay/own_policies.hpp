@@ -13,7 +13,8 @@ NamedPolicy dynamic_policy(const allocator::CachingAllocatorOptions& options = {
 NamedPolicy planned_policy(packing::PackingEffort effort = packing::PackingEffort::kThorough);
 
 // Replays the trace through a CachingAllocator with a recorder, and returns the recorded events and
-// the final state. planned: a PlanningAllocator stands in front of it.
+// the final state. planned: a PlanningAllocator stands in front of it. InputError if the trace does
+// not fit in the simulated device, the largest of which has 4 TiB.
 record::MemorySnapshot snapshot_after(const record::MemoryTrace& trace, bool planned = false);
 
 }  // namespace sluice::replay

@@ -1,6 +1,7 @@
 #include "tools/replay/replay_report.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <iomanip>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -33,30 +34,60 @@ bool served_an_iteration(const record::MemoryTrace& trace, const ReplayOutcome& 
   return outcome.was_steady && !ranges.empty() && ranges.back().begin >= outcome.steady_from;
 }
 
-// The request that a replay could not serve.
-nlohmann::json failure_json(const record::MemoryTrace& trace, const ReplayOutcome& outcome) {
-  if (outcome.failed_operation >= trace.operations.size()) return nullptr;
-  const record::TraceOperation& operation = trace.operations[outcome.failed_operation];
-  const bool is_request = operation.action == record::TraceAction::kAlloc ||
-                          operation.action == record::TraceAction::kRefused;
-  if (!is_request) return nullptr;  // the memory that the trace begins with did not fit
-  return {{"operation", outcome.failed_operation},
+std::uint64_t initial_segment_bytes(const record::MemoryTrace& trace) {
+  std::uint64_t bytes = 0;
+  for (const record::SnapshotSegment& segment : trace.initial_segments) bytes += segment.bytes;
+  return bytes;
+}
+
+// The request that a replay could not serve, or the initial memory that it could not hold.
+nlohmann::json failure_json(const SteppedTrace& stepped, const ReplayOutcome& outcome) {
+  const record::MemoryTrace& trace = stepped.trace;
+  if (!outcome.failed_operation) {
+    return {{"operation", nullptr},
+            {"bytes", initial_segment_bytes(trace)},
+            {"live_bytes", outcome.failed_live_bytes},
+            {"refused_in_record", false}};
+  }
+  const record::TraceOperation& operation = trace.operations[*outcome.failed_operation];
+  return {{"operation", recorded_number(stepped, *outcome.failed_operation)},
           {"bytes", trace.allocations[operation.allocation].bytes},
           {"live_bytes", outcome.failed_live_bytes},
           {"refused_in_record", operation.action == record::TraceAction::kRefused}};
+}
+
+// The recorded_number of each operation that the recording allocator served, and of the end.
+std::vector<std::size_t> served_numbers(const SteppedTrace& stepped) {
+  const auto& operations = stepped.trace.operations;
+  std::vector<std::size_t> numbers;
+  numbers.reserve(operations.size() + 1);
+  for (std::size_t i = 0; i < operations.size(); ++i) {
+    if (operations[i].action == record::TraceAction::kRefused) continue;
+    numbers.push_back(recorded_number(stepped, i));
+  }
+  numbers.push_back(recorded_number(stepped, operations.size()));
+  return numbers;
 }
 
 // Replays the trace through one policy: once for its peaks, then for the least capacity, for the
 // given capacity, and for the time of a call. `recorded` is the trace without its refused requests:
 // the peaks are those of the memory that the program got. A policy fits only if it serves those
 // requests, too.
-nlohmann::json policy_report(const record::MemoryTrace& trace, const record::MemoryTrace& recorded,
+nlohmann::json policy_report(const SteppedTrace& stepped, const record::MemoryTrace& recorded,
                              const NamedPolicy& policy, const ReplayReportOptions& options) {
+  const record::MemoryTrace& trace = stepped.trace;
   ReplayOutcome outcome = replay_trace(recorded, policy, capacity_of_record(recorded, policy));
   if (!outcome.completed) outcome = replay_trace(recorded, policy);
-  nlohmann::json result{{"policy", policy.name},
-                        {"peak_reserved_bytes", outcome.peak_reserved_bytes},
-                        {"driver_allocations", outcome.counters.driver_allocations}};
+  nlohmann::json result{{"policy", policy.name}};
+  if (options.capacity_bytes || !outcome.completed) {
+    const ReplayOutcome limited =
+        replay_trace(trace, policy, options.capacity_bytes.value_or(UINT64_MAX));
+    if (options.capacity_bytes) result["fits"] = limited.completed;
+    if (!limited.completed) result["failure"] = failure_json(stepped, limited);
+  }
+  if (!outcome.completed) return result;
+  result["peak_reserved_bytes"] = outcome.peak_reserved_bytes;
+  result["driver_allocations"] = outcome.counters.driver_allocations;
   if (policy.name == "planned" ? served_an_iteration(recorded, outcome) : outcome.was_steady) {
     const PolicyCounters& counters = outcome.steady_counters;
     result["fragmentation"] = outcome.fragmentation();
@@ -65,7 +96,7 @@ nlohmann::json policy_report(const record::MemoryTrace& trace, const record::Mem
     result["synchronisations"] = counters.synchronisations;
     result["event_waits"] = counters.event_waits;
     if (policy.name == "planned") {
-      result["scored_from"] = outcome.steady_from;
+      result["scored_from"] = served_numbers(stepped)[outcome.steady_from];
       result["scored_peak_live_bytes"] = outcome.steady_peak_live_bytes;
       result["scored_peak_reserved_bytes"] = outcome.steady_peak_reserved_bytes;
       result["planned"] = counters.planned_count;
@@ -84,14 +115,9 @@ nlohmann::json policy_report(const record::MemoryTrace& trace, const record::Mem
       }
     }
   }
-  if (options.capacity_bytes) {
-    const ReplayOutcome limited = replay_trace(trace, policy, *options.capacity_bytes);
-    result["fits"] = limited.completed;
-    if (!limited.completed) result["failure"] = failure_json(trace, limited);
-  }
-  if (!trace.operations.empty()) {
-    result["ns_per_operation"] = replay_seconds(trace, policy, options.timing_rounds) * 1e9 /
-                                 static_cast<double>(trace.operations.size());
+  if (const std::size_t count = recorded_number(stepped, trace.operations.size()); count > 0) {
+    result["ns_per_operation"] =
+        replay_seconds(trace, policy, options.timing_rounds) * 1e9 / static_cast<double>(count);
   }
   return result;
 }
@@ -103,13 +129,14 @@ std::string printable_site(std::string name) {
   return name;
 }
 
-nlohmann::json refused_json(const record::MemoryTrace& trace) {
+nlohmann::json refused_json(const SteppedTrace& stepped) {
+  const record::MemoryTrace& trace = stepped.trace;
   nlohmann::json requests = nlohmann::json::array();
   auto refused = trace.refused.begin();
   for (std::size_t i = 0; i < trace.operations.size() && refused != trace.refused.end(); ++i) {
     if (trace.operations[i].action != record::TraceAction::kRefused) continue;
     const record::TraceAllocation& allocation = trace.allocations[refused->allocation];
-    requests.push_back({{"operation", i},
+    requests.push_back({{"operation", recorded_number(stepped, i)},
                         {"bytes", allocation.bytes},
                         {"stream", allocation.stream},
                         {"pool", allocation.pool},
@@ -149,31 +176,41 @@ void write_refusals(std::ostream& out, const nlohmann::json& event) {
   }
   if (refused.size() > kShown) out << "  and " << refused.size() - kShown << " smaller ones\n";
   for (const nlohmann::json& policy : event.at("policies")) {
-    if (!policy.contains("failure") || policy.at("failure").is_null()) continue;
+    if (!policy.contains("failure")) continue;
     const nlohmann::json& failure = policy.at("failure");
-    out << policy.at("policy").get<std::string>() << " refuses "
-        << format_bytes(bytes_of(failure, "bytes")) << " at operation " << failure.at("operation")
-        << ", with " << format_bytes(bytes_of(failure, "live_bytes")) << " live"
+    out << policy.at("policy").get<std::string>();
+    if (failure.at("operation").is_null()) {
+      out << " has no room for the memory held before the first operation: "
+          << format_bytes(bytes_of(failure, "live_bytes")) << " live in "
+          << format_bytes(bytes_of(failure, "bytes")) << " of segments\n";
+      continue;
+    }
+    out << " refuses " << format_bytes(bytes_of(failure, "bytes")) << " at operation "
+        << failure.at("operation") << ", with " << format_bytes(bytes_of(failure, "live_bytes"))
+        << " live"
         << (failure.at("refused_in_record").get<bool>() ? ", as the record does\n" : "\n");
   }
 }
 
-AddressPlot replay_plot(const record::MemoryTrace& trace, const NamedPolicy& policy) {
+// `numbers` are the served_numbers of the trace, which has no refused requests.
+AddressPlot replay_plot(const record::MemoryTrace& trace, const std::vector<std::size_t>& numbers,
+                        const NamedPolicy& policy) {
   ReplayRecord record;
   replay_trace(trace, policy, UINT64_MAX, &record);
   AddressPlot plot;
   plot.title = trace.source + ", " + policy.name;
-  plot.operations = trace.operations.size();
+  plot.operations = numbers.back();
   for (const PlacedAllocation& placed : record.placed) {
     const record::TraceAllocation& allocation = trace.allocations[placed.allocation];
-    plot.blocks.push_back({placed.address, allocation.bytes, placed.begin, placed.end,
-                           allocation.stream, allocation.category, trace.names[allocation.name]});
+    plot.blocks.push_back({placed.address, allocation.bytes, numbers[placed.begin],
+                           numbers[placed.end], allocation.stream, allocation.category,
+                           trace.names[allocation.name]});
   }
   for (const ReservedSample& sample : record.samples) {
-    plot.reserved.push_back({sample.operation, sample.reserved_bytes});
+    plot.reserved.push_back({numbers[sample.operation], sample.reserved_bytes});
   }
   for (std::size_t i = 0; i < trace.operations.size(); ++i) {
-    if (trace.operations[i].action == record::TraceAction::kStep) plot.steps.push_back(i);
+    if (trace.operations[i].action == record::TraceAction::kStep) plot.steps.push_back(numbers[i]);
   }
   // A trace without categories is coloured by size.
   const bool has_category =
@@ -233,6 +270,7 @@ SteppedTrace with_steps(record::MemoryTrace trace) {
       const bool begins = next < ranges.size() && ranges[next].begin == i;
       const bool ends = next == ranges.size() && !ranges.empty() && ranges.back().end == i;
       if (begins || ends) {
+        stepped.added_marks.push_back(operations.size());
         operations.push_back({record::TraceAction::kStep, 0});
         ++next;
       }
@@ -244,13 +282,19 @@ SteppedTrace with_steps(record::MemoryTrace trace) {
   return stepped;
 }
 
+std::size_t recorded_number(const SteppedTrace& stepped, std::size_t operation) {
+  const auto& marks = stepped.added_marks;
+  const auto before = std::lower_bound(marks.begin(), marks.end(), operation) - marks.begin();
+  return operation - static_cast<std::size_t>(before);
+}
+
 nlohmann::json replay_report(const SteppedTrace& stepped, const std::vector<NamedPolicy>& policies,
                              const ReplayReportOptions& options) {
   const record::MemoryTrace& trace = stepped.trace;
   nlohmann::json event{{"event", "replay"},
                        {"source", trace.source},
                        {"format", trace.format},
-                       {"operations", trace.operations.size()},
+                       {"operations", recorded_number(stepped, trace.operations.size())},
                        {"allocations", trace.allocations.size()},
                        {"iterations", stepped.iteration_count},
                        {"iterations_from", stepped.source},
@@ -264,7 +308,7 @@ nlohmann::json replay_report(const SteppedTrace& stepped, const std::vector<Name
   }
   if (!trace.refused.empty()) {
     event["peak_needed_bytes"] = record::peak_needed_bytes(trace);
-    event["refused"] = refused_json(trace);
+    event["refused"] = refused_json(stepped);
   }
   if (trace.host_segment_count > 0) {
     event["host_segments"] = trace.host_segment_count;
@@ -275,7 +319,7 @@ nlohmann::json replay_report(const SteppedTrace& stepped, const std::vector<Name
   const record::MemoryTrace& recorded = trace.refused.empty() ? trace : served;
   nlohmann::json results = nlohmann::json::array();
   for (const NamedPolicy& policy : policies) {
-    results.push_back(policy_report(trace, recorded, policy, options));
+    results.push_back(policy_report(stepped, recorded, policy, options));
   }
   event["policies"] = std::move(results);
   return event;
@@ -305,27 +349,29 @@ std::string replay_report_table(const nlohmann::json& event) {
   const auto count = [](const nlohmann::json& policy, const char* key) {
     return policy.contains(key) ? policy.at(key).dump() : std::string("-");
   };
+  const auto bytes = [](const nlohmann::json& policy, const char* key) {
+    return policy.contains(key) ? format_bytes(policy.at(key).get<std::uint64_t>()) : "-";
+  };
+  const auto nanoseconds = [](const nlohmann::json& policy) {
+    if (!policy.contains("ns_per_operation")) return std::string("-");
+    return std::to_string(std::llround(policy.at("ns_per_operation").get<double>()));
+  };
   for (const nlohmann::json& policy : event.at("policies")) {
     const bool scored = policy.contains("scored_peak_reserved_bytes");
     out << std::left << std::setw(10) << policy.at("policy").get<std::string>() << std::right
         << std::setw(10)
-        << format_bytes(policy.at(scored ? "scored_peak_reserved_bytes" : "peak_reserved_bytes")
-                            .get<std::uint64_t>())
+        << bytes(policy, scored ? "scored_peak_reserved_bytes" : "peak_reserved_bytes")
         << std::setw(12)
         << (policy.contains("fragmentation") ? percent(policy.at("fragmentation").get<double>())
-                                             : "no plan")
-        << std::setw(13)
-        << (policy.contains("least_capacity_bytes")
-                ? format_bytes(policy.at("least_capacity_bytes").get<std::uint64_t>())
-                : "-")
-        << std::setw(13)
+            : policy.contains("peak_reserved_bytes") ? "no plan"
+                                                     : "-")
+        << std::setw(13) << bytes(policy, "least_capacity_bytes") << std::setw(13)
         << (policy.contains("least_above_live")
                 ? percent(policy.at("least_above_live").get<double>())
                 : "-")
         << std::setw(10) << count(policy, "flushes") << std::setw(9) << count(policy, "remaps")
         << std::setw(8) << count(policy, "synchronisations") << std::setw(9)
-        << count(policy, "event_waits") << std::setw(8) << std::fixed << std::setprecision(0)
-        << policy.value("ns_per_operation", 0.0);
+        << count(policy, "event_waits") << std::setw(8) << nanoseconds(policy);
     if (policy.contains("fits"))
       out << (policy.at("fits").get<bool>() ? "   fits" : "   too large");
     out << '\n';
@@ -345,7 +391,9 @@ std::string plot_replays(const SteppedTrace& stepped, const std::vector<NamedPol
   std::vector<AddressPlot> plots;
   // What the program got, as in the table; requests that the record refused take no place.
   const record::MemoryTrace recorded = record::without_refused(stepped.trace);
-  for (const NamedPolicy& policy : policies) plots.push_back(replay_plot(recorded, policy));
+  const std::vector<std::size_t> numbers = served_numbers(stepped);
+  for (const NamedPolicy& policy : policies)
+    plots.push_back(replay_plot(recorded, numbers, policy));
   for (AddressPlot& plot : plots) {
     plot.max_rectangles = std::min(plot.max_rectangles, kMaxRectanglesInAll / plots.size());
   }

@@ -21,12 +21,15 @@ std::vector<NamedPolicy> policies_named(const std::vector<std::string>& names);
 // A trace with a mark at the begin of each iteration.
 struct SteppedTrace {
   record::MemoryTrace trace;
+  std::vector<std::size_t> added_marks;  // operations of `trace` that the record lacks, ascending
   std::string source;  // of the marks: the record's own "marks", "repetition", or "none"
   std::size_t iteration_count = 0;
   std::uint32_t repeats_after = 0;  // see Iterations; 0 if the trace does not repeat
 };
 // Adds marks where repetition shows iterations, if the record has no marks of its own.
 SteppedTrace with_steps(record::MemoryTrace trace);
+// The number in the record of an operation of `stepped.trace`: without the added marks before it.
+std::size_t recorded_number(const SteppedTrace& stepped, std::size_t operation);
 
 struct ReplayReportOptions {
   std::optional<std::uint64_t> capacity_bytes;  // if given, each policy has "fits"
@@ -39,7 +42,13 @@ struct ReplayReportOptions {
 // "policies":[{"policy", "peak_reserved_bytes", "fragmentation" (1 - peak live / peak reserved),
 // "least_capacity_bytes", "least_above_live" (its ratio to the peak live or needed, - 1),
 // "flushes", "remaps", "synchronisations", "event_waits", "driver_allocations",
-// "ns_per_operation", "fits", "failure" (if it does not fit: the "operation", "bytes", "live_bytes", "refused_in_record")}]}.
+// "ns_per_operation", "fits", "failure"}]}.
+//
+// "failure" is present if the policy does not complete: "operation", "bytes", "live_bytes" and
+// "refused_in_record" of the request. If the memory that the record begins with does not fit,
+// "operation" is null and "bytes" is the size of its segments. Operations are counted from 0 as the
+// record has them, without marks that with_steps added. A policy that does not even complete with
+// unlimited memory (a simulated device of ours holds 4 TiB) has no other figures.
 //
 // A trace may have requests that its own allocator refused: "refused" [{"operation", "bytes",
 // "stream", "pool", "site", "reserved_bytes", "device_free_bytes"}], and "peak_needed_bytes" with

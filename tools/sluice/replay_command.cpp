@@ -83,7 +83,7 @@ int replay_command(const ReplayArguments& arguments) {
   };
   const bool has_dynamic = has_policy("dynamic");
   if (capacity_bytes && has_dynamic) {
-    if (const auto explained = replay::explain_out_of_memory(stepped.trace, *capacity_bytes)) {
+    if (const auto explained = replay::explain_out_of_memory(stepped, *capacity_bytes)) {
       if (arguments.json) {
         print_event(allocator::oom_json(*explained->report, &explained->fixes), true, nullptr);
       } else {

@@ -35,10 +35,17 @@ record::MemoryTrace fragmenting_trace() {
   return trace;
 }
 
+std::optional<OutOfMemoryExplanation> explain(const record::MemoryTrace& trace,
+                                              std::uint64_t capacity_bytes) {
+  SteppedTrace stepped;
+  stepped.trace = trace;
+  return explain_out_of_memory(stepped, capacity_bytes);
+}
+
 TEST(ExplainOutOfMemory, ReportsInTheNamesOfTheTraceAndFindsTheLeastCapacity) {
   const record::MemoryTrace trace = fragmenting_trace();
-  EXPECT_FALSE(explain_out_of_memory(trace, 64 * kPageBytes).has_value());
-  const auto explanation = explain_out_of_memory(trace, 24 * kPageBytes);
+  EXPECT_FALSE(explain(trace, 64 * kPageBytes).has_value());
+  const auto explanation = explain(trace, 24 * kPageBytes);
   ASSERT_TRUE(explanation.has_value());
   EXPECT_EQ(explanation->failed_operation, trace.operations.size() - 1);
   const allocator::OomReport& report = *explanation->report;
@@ -55,8 +62,8 @@ TEST(ExplainOutOfMemory, ReportsInTheNamesOfTheTraceAndFindsTheLeastCapacity) {
   EXPECT_TRUE(larger->is_least);
   EXPECT_NE(allocator::oom_text(report, &explanation->fixes).find(larger->text), std::string::npos);
   const std::uint64_t enough = 24 * kPageBytes + larger->bytes;
-  EXPECT_FALSE(explain_out_of_memory(trace, enough).has_value());
-  EXPECT_TRUE(explain_out_of_memory(trace, enough - kPageBytes).has_value());
+  EXPECT_FALSE(explain(trace, enough).has_value());
+  EXPECT_TRUE(explain(trace, enough - kPageBytes).has_value());
 }
 
 TEST(ExplainOutOfMemory, ReportsATraceThatDoesNotFitFromItsStart) {
@@ -66,11 +73,29 @@ TEST(ExplainOutOfMemory, ReportsATraceThatDoesNotFitFromItsStart) {
   trace.initial_segments.back().blocks[0].state = record::BlockState::kAllocated;
   trace.initial_ids.push_back({static_cast<std::uint32_t>(trace.allocations.size())});
   trace.allocations.push_back({.bytes = 8 * kPageBytes});
-  const auto explanation = explain_out_of_memory(trace, 4 * kPageBytes);
+  const auto explanation = explain(trace, 4 * kPageBytes);
   ASSERT_TRUE(explanation.has_value());
-  EXPECT_EQ(explanation->failed_operation, 0u);
+  EXPECT_FALSE(explanation->failed_operation.has_value());
   EXPECT_TRUE(explanation->fixes.tried.empty());
   EXPECT_FALSE(explanation->fixes.note.empty());
+}
+
+// Marks that were added to the trace are no operations of the record.
+TEST(ExplainOutOfMemory, CountsTheOperationsOfTheRecord) {
+  SteppedTrace stepped;
+  stepped.trace = fragmenting_trace();
+  std::vector<record::TraceOperation>& operations = stepped.trace.operations;
+  const std::size_t failed = operations.size() - 1;
+  operations.push_back({record::TraceAction::kFree, operations.back().allocation});
+  for (const std::size_t at : {std::size_t{0}, operations.size() + 1}) {
+    operations.insert(operations.begin() + static_cast<std::ptrdiff_t>(at),
+                      {record::TraceAction::kStep, 0});
+    stepped.added_marks.push_back(at);
+  }
+  const auto explanation = explain_out_of_memory(stepped, 24 * kPageBytes);
+  ASSERT_TRUE(explanation.has_value());
+  EXPECT_EQ(explanation->failed_operation, failed);
+  EXPECT_EQ(explanation->fixes.later_operation_count, 1u);
 }
 
 // Later requests need far more than the one that fails first. The capacity that is named must be
@@ -82,7 +107,7 @@ TEST(ExplainOutOfMemory, TheCapacityThatItNamesHoldsTheWholeTrace) {
   trace.allocations.push_back({.bytes = 900 * kPageBytes, .stream = 71});
   trace.operations.push_back({record::TraceAction::kAlloc, last + 1});
   const std::uint64_t capacity_bytes = 24 * kPageBytes;
-  const auto explanation = explain_out_of_memory(trace, capacity_bytes);
+  const auto explanation = explain(trace, capacity_bytes);
   ASSERT_TRUE(explanation.has_value());
   EXPECT_EQ(explanation->failed_operation, trace.operations.size() - 3);
   EXPECT_EQ(explanation->fixes.later_operation_count, 2u);
@@ -91,8 +116,8 @@ TEST(ExplainOutOfMemory, TheCapacityThatItNamesHoldsTheWholeTrace) {
   EXPECT_EQ(verified[0].change, allocator::OomChange::kLargerDevice);
   EXPECT_GT(verified[0].bytes, 880 * kPageBytes);
   const std::uint64_t enough_bytes = capacity_bytes + verified[0].bytes;
-  EXPECT_FALSE(explain_out_of_memory(trace, enough_bytes).has_value());
-  EXPECT_TRUE(explain_out_of_memory(trace, enough_bytes - kPageBytes).has_value());
+  EXPECT_FALSE(explain(trace, enough_bytes).has_value());
+  EXPECT_TRUE(explain(trace, enough_bytes - kPageBytes).has_value());
 }
 
 }  // namespace

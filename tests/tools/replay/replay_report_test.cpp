@@ -194,6 +194,106 @@ TEST(ReplayReport, APolicyThatCannotServeTheRefusedRequestDoesNotFit) {
   EXPECT_EQ(verdicts(24 * kGiB).first, "yyyy");
 }
 
+nlohmann::json report_of(const SteppedTrace& stepped, std::uint64_t capacity_bytes) {
+  ReplayReportOptions options;
+  options.capacity_bytes = capacity_bytes;
+  options.least_capacity = false;
+  options.timing_rounds = 1;
+  return replay_report(stepped, all_policies(), options);
+}
+
+// The first operation is a request that would fit: it is not the one to name.
+TEST(ReplayReport, MemoryFromBeforeTheRecordThatDoesNotFitHasASentenceOfItsOwn) {
+  record::MemorySnapshot snapshot;
+  snapshot.events = {
+      {.action = record::MemoryAction::kAlloc, .address = 4096, .bytes = 512},
+      {.action = record::MemoryAction::kFreeRequested, .address = 4096, .bytes = 512},
+      {.action = record::MemoryAction::kFreeCompleted, .address = 4096, .bytes = 512},
+      {.action = record::MemoryAction::kFreeRequested, .address = 8 * kGiB, .bytes = 10 * kGiB}};
+  const nlohmann::json event =
+      report_of(with_steps(record::trace_of(snapshot, "held before", "rmm")), kGiB);
+  const std::string table = replay_report_table(event);
+  for (const nlohmann::json& policy : event["policies"]) {
+    EXPECT_EQ(policy["fits"], false);
+    EXPECT_TRUE(policy["failure"]["operation"].is_null()) << policy;
+    EXPECT_EQ(policy["failure"]["live_bytes"], 10 * kGiB);
+    EXPECT_TRUE(testing::mentions(table, policy["policy"].get<std::string>() +
+                                             " has no room for the memory held before the first "
+                                             "operation: 10.0 GiB live"));
+  }
+  EXPECT_EQ(table.find("refuses"), std::string::npos) << table;
+}
+
+// Operations have the numbers of the record, which has neither the added marks nor, for a plot, a
+// place for refused requests.
+TEST(ReplayReport, OperationsAreNumberedAsTheRecordHasThem) {
+  record::MemoryTrace trace;
+  const auto add = [&](record::TraceAction action, std::uint64_t bytes) {
+    trace.operations.push_back({action, static_cast<std::uint32_t>(trace.allocations.size())});
+    trace.allocations.push_back({.bytes = bytes});
+    if (action == record::TraceAction::kRefused) {
+      trace.refused.push_back({trace.operations.back().allocation});
+    } else {
+      trace.operations.push_back({record::TraceAction::kFree, trace.operations.back().allocation});
+    }
+  };
+  add(record::TraceAction::kRefused, kGiB);
+  for (int i = 0; i < 40; ++i) add(record::TraceAction::kAlloc, 400 * kMiB);
+  add(record::TraceAction::kRefused, 2 * kGiB);
+  const SteppedTrace stepped = with_steps(trace);
+  ASSERT_GT(stepped.added_marks.size(), 38u);
+  const nlohmann::json event = report_of(stepped, kGiB + kGiB / 2);
+  EXPECT_EQ(event["operations"], 82);
+  EXPECT_EQ(event["refused"][0]["operation"], 0);
+  EXPECT_EQ(event["refused"][1]["operation"], 81);
+  for (const nlohmann::json& policy : event["policies"]) {
+    EXPECT_EQ(policy["failure"]["operation"], 81) << policy;
+  }
+  // Two steps are watched, one is planned, and the plan serves one before it is scored.
+  EXPECT_EQ(event["policies"][3]["scored_from"].get<std::size_t>() % 2, 1u);
+  EXPECT_LE(event["policies"][3]["scored_from"], 11);
+  EXPECT_TRUE(testing::mentions(plot_replays(stepped, {native_policy()}), "operations 1 to 2"));
+}
+
+// A block that comes and goes is one iteration each time, to the end of the record.
+TEST(ReplayReport, PlannedServesABlockInALoopWithoutASecondOne) {
+  record::MemoryTrace trace;
+  for (std::uint32_t i = 0; i < 40; ++i) {
+    trace.allocations.push_back({.bytes = 400 * kMiB});
+    trace.operations.push_back({record::TraceAction::kAlloc, i});
+    trace.operations.push_back({record::TraceAction::kFree, i});
+  }
+  const nlohmann::json event = report_of(with_steps(trace), kGiB);
+  EXPECT_EQ(event["iterations"], 40);
+  const nlohmann::json planned = event["policies"][3];
+  EXPECT_EQ(planned["scored_peak_reserved_bytes"], 400 * kMiB);
+  EXPECT_EQ(planned["fallbacks"], 0);
+}
+
+// Our simulated device holds 4 TiB. The other policies' figures stand, and these have none.
+TEST(ReplayReport, APolicyThatNeverCompletesHasNoFigures) {
+  record::MemorySnapshot snapshot;
+  snapshot.events = {
+      {.action = record::MemoryAction::kAlloc, .address = 4096, .bytes = 6'000'000'000'000},
+      {.action = record::MemoryAction::kFreeRequested,
+       .address = 4096,
+       .bytes = 6'000'000'000'000}};
+  const record::MemoryTrace trace = record::trace_of(snapshot, "six", "sluice");
+  ReplayReportOptions options;
+  options.timing_rounds = 1;
+  const nlohmann::json event = replay_report(with_steps(trace), all_policies(), options);
+  EXPECT_EQ(event["policies"][0]["peak_reserved_bytes"], round_up(6'000'000'000'000, 2 * kMiB));
+  for (const std::size_t p : {std::size_t{1}, std::size_t{2}, std::size_t{3}}) {
+    const nlohmann::json& policy = event["policies"][p];
+    EXPECT_FALSE(policy.contains("peak_reserved_bytes")) << policy;
+    EXPECT_EQ(policy["failure"]["operation"], 0) << policy;
+  }
+  EXPECT_TRUE(testing::mentions(replay_report_table(event), "dynamic refuses 5.46 TiB"));
+  for (const NamedPolicy& policy : all_policies()) EXPECT_GE(replay_seconds(trace, policy, 1), 0.0);
+  EXPECT_TRUE(testing::mentions(testing::refusal_of([&] { snapshot_after(trace, false); }),
+                                "'six' must fit in 4.00 TiB"));
+}
+
 // Programs ask for far more than any device has, by mistake.
 TEST(ReplayReport, NoMemorySufficesForAPetabyte) {
   record::MemorySnapshot snapshot;

@@ -77,7 +77,7 @@ class Tally {
     if (outcome.was_steady) look();
   }
   void shrink(std::uint64_t bytes) { live_bytes_ -= bytes; }
-  void fail(std::size_t operation) {
+  void fail(std::optional<std::size_t> operation) {
     outcome.completed = false;
     outcome.failed_operation = operation;
     outcome.failed_live_bytes = live_bytes_;
@@ -135,7 +135,7 @@ ReplayOutcome replay_trace(const record::MemoryTrace& trace, const NamedPolicy& 
   // Replicas adopt the memory that the trace begins with even if it does not fit.
   outcome.completed = replayed->is_adopted() && replayed->reserved_bytes() <= capacity_bytes;
   if (!outcome.completed) {
-    tally.fail(0);
+    tally.fail(std::nullopt);
     tally.finish();
     return outcome;
   }
@@ -193,20 +193,25 @@ double replay_seconds(const record::MemoryTrace& trace, const NamedPolicy& polic
   double least = std::numeric_limits<double>::infinity();
   for (int round = 0; round < rounds; ++round) {
     const auto replayed = policy.make(trace, std::numeric_limits<std::uint64_t>::max());
+    std::vector<bool> failed;  // by allocation; empty, and so not looked up, until one fails
+    const auto is_held = [&](std::uint32_t id) { return failed.empty() || !failed[id]; };
     const auto begin = std::chrono::steady_clock::now();
     for (const record::TraceOperation& operation : trace.operations) {
+      const std::uint32_t id = operation.allocation;
       switch (operation.action) {
         case record::TraceAction::kAlloc:
-          replayed->allocate(operation.allocation);
+          if (replayed->allocate(id)) break;
+          failed.resize(trace.allocations.size());
+          failed[id] = true;
           break;
         case record::TraceAction::kFree:
-          replayed->free(operation.allocation, false);
-          break;
         case record::TraceAction::kFreePending:
-          replayed->free(operation.allocation, true);
+          if (is_held(id)) {
+            replayed->free(id, operation.action == record::TraceAction::kFreePending);
+          }
           break;
         case record::TraceAction::kFreeCompleted:
-          replayed->complete(operation.allocation);
+          if (is_held(id)) replayed->complete(id);
           break;
         case record::TraceAction::kStep:
           replayed->step();
@@ -215,7 +220,7 @@ double replay_seconds(const record::MemoryTrace& trace, const NamedPolicy& polic
           replayed->flush();
           break;
         case record::TraceAction::kReleasePool:
-          replayed->release_pool(operation.allocation);
+          replayed->release_pool(id);
           break;
         case record::TraceAction::kRefused:
           break;  // not a call that the caller's work consists of

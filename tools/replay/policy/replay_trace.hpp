@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "tools/replay/policy/replay_policy.hpp"
@@ -30,9 +31,9 @@ struct ReplayRecord {
 
 struct ReplayOutcome {
   bool completed = false;
-  // The operation that failed, and the live bytes then. 0 if the memory that the trace begins with
-  // did not fit.
-  std::size_t failed_operation = 0;
+  // The operation that failed, and the live bytes then. No operation if the trace completed, or if
+  // the memory that it begins with did not fit.
+  std::optional<std::size_t> failed_operation;
   std::uint64_t failed_live_bytes = 0;
   std::uint64_t peak_live_bytes = 0;  // requested bytes, counted until the caller frees them
   std::uint64_t peak_reserved_bytes = 0;
@@ -55,7 +56,7 @@ ReplayOutcome replay_trace(const record::MemoryTrace& trace, const NamedPolicy& 
                            ReplayRecord* record = nullptr);
 
 // The seconds that the calls of the policy and the loop around them take: the least of `rounds`
-// runs.
+// runs. An allocation that fails is not freed.
 double replay_seconds(const record::MemoryTrace& trace, const NamedPolicy& policy, int rounds);
 
 // The least capacity, in steps of 2 MiB, at which the trace completes, refused requests included.
