@@ -306,6 +306,19 @@ std::vector<std::size_t> iteration_starts(const AllocationSequence& sequence,
   return best == nullptr ? std::vector<std::size_t>{} : best->starts;
 }
 
+// Adds the starts after the last anchor. An anchor has kRun allocations, so that of a shorter
+// period begins several whole iterations before the end.
+void append_last_starts(const AllocationSequence& sequence, std::size_t period,
+                        std::vector<std::size_t>& starts) {
+  const auto shapes = sequence.shapes.begin();
+  while (sequence.size() - starts.back() >= 2 * period) {
+    const auto here = shapes + static_cast<std::ptrdiff_t>(starts.back());
+    const auto next = here + static_cast<std::ptrdiff_t>(period);
+    if (!std::equal(here, next, next)) return;
+    starts.push_back(starts.back() + period);
+  }
+}
+
 }  // namespace
 
 std::vector<IterationRange> find_repeating_iterations(const MemoryTrace& trace) {
@@ -315,9 +328,9 @@ std::vector<IterationRange> find_repeating_iterations(const MemoryTrace& trace) 
   const Repetition repetition = find_repetition(sequence, shapes, full);
   std::vector<IterationRange> ranges;
   if (repetition.period == 0) return ranges;
-  const std::vector<std::size_t> starts =
-      iteration_starts(sequence, shapes, full, repetition.period);
+  std::vector<std::size_t> starts = iteration_starts(sequence, shapes, full, repetition.period);
   if (starts.empty()) return ranges;
+  append_last_starts(sequence, repetition.period, starts);
   std::size_t fewest = SIZE_MAX;
   for (std::size_t i = 0; i + 1 < starts.size(); ++i) {
     ranges.push_back({sequence.operations[starts[i]], sequence.operations[starts[i + 1]]});

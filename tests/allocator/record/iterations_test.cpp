@@ -124,6 +124,26 @@ TEST(Iterations, FindsStepsThatAreAllAlike) {
   EXPECT_EQ(found.repeats_after, 1u);
 }
 
+// Periods shorter than the runs that are compared: the record's last iterations count, too.
+TEST(Iterations, ShortIterationsGoOnToTheEnd) {
+  for (const char* const letters : {"a", "ab", "abc", "abcde", "abcdefg", "abcdefgh"}) {
+    const std::size_t period = std::string(letters).size();
+    Script script;
+    script.run(repeated(letters, 40));
+    const Iterations found = find_iterations(script.trace());
+    // An iteration may begin at any letter. Less than one is left at the end.
+    EXPECT_GE(found.ranges.size(), 39u) << letters;
+    ASSERT_FALSE(found.ranges.empty());
+    EXPECT_LT(testing::allocation_count(
+                  script.trace(), {found.ranges.back().end, script.trace().operations.size()}),
+              period)
+        << letters;
+    for (const IterationRange& range : found.ranges) {
+      EXPECT_EQ(testing::allocation_count(script.trace(), range), period) << letters;
+    }
+  }
+}
+
 TEST(Iterations, FindsNoneInRandomAllocations) {
   const CounterRng rng(3, stream_of("iterations"));
   Script script;
