@@ -11,6 +11,10 @@
 
 namespace sluice::record {
 
+// No address space is larger: 57-bit virtual addresses leave a process half of them. No allocation
+// or segment has more bytes, nor have all that are held at once.
+inline constexpr std::uint64_t kMostHeldBytes = std::uint64_t{1} << 56;
+
 // One event in an allocator's record. The words are PyTorch's, except kStep and kFlush.
 enum class MemoryAction : std::uint8_t {
   kAlloc,

@@ -248,7 +248,7 @@ RecordShape shape_of(const MemorySnapshot& snapshot) {
 }
 
 bool is_followed(std::uint64_t address, std::uint64_t bytes) {
-  return address < std::uint64_t{1} << 62 && bytes < std::uint64_t{1} << 62;
+  return address < std::uint64_t{1} << 62 && bytes <= kMostHeldBytes;
 }
 
 RolledState roll_back(const MemorySnapshot& snapshot) {

@@ -19,8 +19,8 @@ struct RecordShape {
   bool has_segments = false;          // at the end, or among the events
 };
 RecordShape shape_of(const MemorySnapshot& snapshot);
-// False for addresses and sizes far beyond any device's: such events are skipped, so that sums stay
-// below 2^64.
+// False for addresses far beyond any device's and for sizes above kMostHeldBytes: such events are
+// skipped, so that sums stay below 2^64.
 bool is_followed(std::uint64_t address, std::uint64_t bytes);
 
 struct RolledBlock {

@@ -14,6 +14,7 @@
 
 #include "allocator/record/snapshot_rollback.hpp"
 #include "base/error.hpp"
+#include "base/units.hpp"
 
 namespace sluice::record {
 namespace {
@@ -32,8 +33,12 @@ class Follower {
     segments_ = std::move(state.segments);
     later_segments_ = std::move(state.later_segments);
     number_initial(state);
+    check_held_bytes(0);
     trace_.recorded_peak_reserved_bytes = segments_.reserved_bytes();
-    for (std::size_t i = 0; i < snapshot_.events.size(); ++i) follow(i);
+    for (std::size_t i = 0; i < snapshot_.events.size(); ++i) {
+      follow(i);
+      check_held_bytes(i + 1);
+    }
     trace_.recorded_end_reserved_bytes = segments_.reserved_bytes();
     check_end();
     return defects_;
@@ -73,9 +78,20 @@ class Follower {
                                       .category = block.category,
                                       .name = block.name}));
         lives_[block.address] = {ids.back(), block.state == BlockState::kPendingFree};
+        held_bytes_ += block.requested_bytes;
         segments_.begin_allocation(block.address);
       }
     }
+  }
+
+  // The record is followed up to this many events.
+  void check_held_bytes(std::size_t event_count) const {
+    if (held_bytes_ <= kMostHeldBytes) return;
+    const std::string place =
+        event_count == 0 ? "before its first event" : "event " + std::to_string(event_count);
+    throw InputError("'" + trace_.source + "' " + place + ": holds more than " +
+                     format_bytes(kMostHeldBytes) +
+                     " at once: must be less, because no address space is larger");
   }
 
   void emit(TraceAction action, std::uint32_t id = 0) { trace_.operations.push_back({action, id}); }
@@ -84,6 +100,7 @@ class Follower {
   void end(std::map<std::uint64_t, Life>::iterator life) {
     emit(life->second.is_pending ? TraceAction::kFreeCompleted : TraceAction::kFree,
          life->second.id);
+    held_bytes_ -= trace_.allocations[life->second.id].bytes;
     segments_.end_allocation(life->first);
     lives_.erase(life);
   }
@@ -128,7 +145,7 @@ class Follower {
 
   // The request keeps its place in the order, so that a replay serves it there or fails.
   void follow_refused(const MemoryEvent& event) {
-    if (!is_followed(0, event.bytes)) {
+    if (event.bytes >= std::uint64_t{1} << 62) {  // a sum with all held bytes stays below 2^64
       ++defects_.contradictions;
       return;
     }
@@ -165,6 +182,7 @@ class Follower {
     }
     const std::uint32_t id = add_allocation(allocation);
     lives_[event.address] = {id, false};
+    held_bytes_ += event.bytes;
     segments_.begin_allocation(event.address);
     emit(TraceAction::kAlloc, id);
   }
@@ -294,6 +312,7 @@ class Follower {
   SegmentMap segments_;
   std::vector<RolledSegment> later_segments_;
   std::map<std::uint64_t, Life> lives_;    // by address
+  std::uint64_t held_bytes_ = 0;           // the requested bytes of lives_
   std::size_t completed_with_ = SIZE_MAX;  // index of a free_completed that became part of a kFree
   // By the consecutive frees of segments so far.
   std::uint64_t released_bytes_ = 0;

@@ -104,6 +104,9 @@ class LogReader {
       csv_.refuse_field("Action", action, "allocate, free or allocate failure");
     }
     if (event.address == 0) return;  // an allocation of no bytes
+    if (event.bytes > record::kMostHeldBytes) {
+      csv_.refuse_field("Size", field(kSize), record::most_held_bytes());
+    }
     event.action = is_free ? record::MemoryAction::kFreeRequested : record::MemoryAction::kAlloc;
     snapshot_.events.push_back(event);
     if (!is_free) return;

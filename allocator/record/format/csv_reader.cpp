@@ -2,7 +2,9 @@
 
 #include <charconv>
 
+#include "allocator/record/memory_trace.hpp"
 #include "base/error.hpp"
+#include "base/units.hpp"
 
 namespace sluice::record {
 namespace {
@@ -100,6 +102,11 @@ bool CsvReader::next(std::vector<std::string_view>& fields) {
     if (fields.size() > 1 || !fields.front().empty() || quoted_.front()) return true;
   }
   return false;
+}
+
+std::string most_held_bytes() {
+  return "at most " + std::to_string(kMostHeldBytes) + " (" + format_bytes(kMostHeldBytes) +
+         "): no address space is larger";
 }
 
 std::optional<std::uint64_t> parse_csv_number(std::string_view field) {

@@ -43,6 +43,9 @@ class CsvReader {
   std::uint64_t record_line_ = 1;
 };
 
+// The right form of a size that is above kMostHeldBytes.
+std::string most_held_bytes();
+
 // A whole number below 2^64: decimal, or hexadecimal after 0x.
 std::optional<std::uint64_t> parse_csv_number(std::string_view field);
 

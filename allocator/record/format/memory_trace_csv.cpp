@@ -46,6 +46,11 @@ std::optional<Category> parse_category(std::string_view word) {
   return std::nullopt;
 }
 
+// Whether the event is of a block or segment that was held. A refused request may have any size.
+bool names_memory(MemoryAction action) {
+  return action <= MemoryAction::kSegmentUnmap;
+}
+
 std::string one_of(std::span<const std::string_view> words) {
   std::string result = "one of";
   for (const std::string_view word : words) result += " " + std::string(word);
@@ -105,6 +110,9 @@ class EventReader {
     event.stream = number("stream", fields[kStream]);
     event.address = number("address", fields[kAddress]);
     event.bytes = number("bytes", fields[kBytes]);
+    if (names_memory(event.action) && event.bytes > kMostHeldBytes) {
+      csv_.refuse_field("bytes", fields[kBytes], most_held_bytes());
+    }
     const auto category = parse_category(fields[kCategory]);
     if (!category) {
       csv_.refuse_field("category", fields[kCategory],

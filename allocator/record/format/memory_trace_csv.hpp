@@ -28,7 +28,8 @@ inline constexpr std::string_view kMemoryTraceCsvHeader =
 void write_memory_trace_csv(const MemorySnapshot& snapshot, std::ostream& out);
 
 // Returns a snapshot that has only events and names. Limits: 16 GiB, 50 million events and a
-// million different names. InputError with the file, the line and the right form.
+// million different names. InputError with the file, the line and the right form; also for blocks
+// and segments above kMostHeldBytes. An "oom" may have any size.
 MemorySnapshot read_memory_trace_csv(const std::string& path);
 MemorySnapshot read_memory_trace_csv(ByteSource& source);
 

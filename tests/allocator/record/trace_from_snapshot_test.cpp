@@ -9,6 +9,7 @@
 #include "allocator/record/format/torch_snapshot.hpp"
 #include "tests/support/check_trace.hpp"
 #include "tests/support/snapshot_sums.hpp"
+#include "tests/support/thrown.hpp"
 
 namespace sluice::record {
 namespace {
@@ -322,6 +323,21 @@ TEST(TraceOf, ARecordWithoutSegmentsHasNoneReserved) {
 }
 
 // Any events over any end state: check_trace passes, segments are full of blocks without gaps.
+// Blocks that overlap could otherwise make sums wrap around.
+TEST(TraceOf, RefusesARecordThatHoldsMoreThanAnAddressSpace) {
+  MemorySnapshot snapshot;
+  snapshot.events = {event(kAlloc, 512, kMostHeldBytes), event(kAlloc, 1024, 1)};
+  EXPECT_TRUE(testing::mentions(testing::refusal_of([&] { convert(snapshot); }),
+                                "event 2: holds more than 65536 TiB at once"));
+  snapshot.events.insert(snapshot.events.begin() + 1, event(kFreeCompleted, 512, kMostHeldBytes));
+  convert(snapshot);
+  const std::uint64_t apart = 2 * kMostHeldBytes;
+  snapshot.events = {event(kFreeRequested, apart, kMostHeldBytes),
+                     event(kFreeRequested, 2 * apart, kMostHeldBytes)};
+  EXPECT_TRUE(testing::mentions(testing::refusal_of([&] { convert(snapshot); }),
+                                "before its first event: holds more"));
+}
+
 TEST(TraceOf, NeverFailsOnARecordThatMakesNoSense) {
   std::mt19937_64 random(7);
   const auto pick = [&](std::uint64_t end) { return random() % end; };

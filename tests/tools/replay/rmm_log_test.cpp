@@ -84,6 +84,8 @@ TEST(RmmLog, NamesTheLineOfAnError) {
       {kHeader + "1,t,allocate,0x1,1\n", "line 2: must have 6 fields, not 5"},
       {kHeader + "1,t,alloc,0x1,1,0\n", "line 2: Action 'alloc' must be allocate, free"},
       {kHeader + "1,t,free,zz,1,0\n", "Pointer 'zz' must be a hexadecimal address"},
+      {kHeader + "1,t,allocate failure,0x0,72057594037927937,0\n1,t,free,0x1,72057594037927937,0\n",
+       "line 3: Size '72057594037927937' must be at most 72057594037927936 (65536 TiB)"},
       {kHeader + "1,t,free,0x1,-1,0\n", "Size '-1' must be a whole number of bytes"},
   };
   testing::expect_refusals(cases, "given.csv", refusal);

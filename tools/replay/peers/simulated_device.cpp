@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.hpp"
+#include "base/units.hpp"
 
 namespace sluice::replay {
 namespace {
@@ -63,19 +64,35 @@ std::uint64_t SimulatedDevice::overlap_end(std::uint64_t address, std::uint64_t 
   return before->second > address ? before->second : 0;
 }
 
-std::uint64_t SimulatedDevice::reserve_addresses(std::uint64_t bytes, std::uint64_t wanted) {
-  const bool fits = wanted != 0 && wanted <= UINT64_MAX - bytes && overlap_end(wanted, bytes) == 0;
-  std::uint64_t address = wanted;
-  if (!fits) {
-    address = next_address_;
-    while (const std::uint64_t end = overlap_end(address, bytes)) {
-      address = (end + kAlignment - 1) / kAlignment * kAlignment;
-    }
-    SLUICE_CHECK(address <= UINT64_MAX - kAlignment - bytes);
-    next_address_ = (address + bytes + kAlignment - 1) / kAlignment * kAlignment;
+std::optional<std::uint64_t> SimulatedDevice::find_gap(std::uint64_t address,
+                                                       std::uint64_t bytes) const {
+  const auto fits = [&] { return address <= UINT64_MAX - kAlignment - bytes; };
+  while (fits()) {
+    const std::uint64_t end = overlap_end(address, bytes);
+    if (end == 0) return address;
+    if (end > UINT64_MAX - kAlignment) return std::nullopt;
+    address = round_up(end, kAlignment);
   }
-  ranges_.emplace(address, address + bytes);
+  return std::nullopt;
+}
+
+std::optional<std::uint64_t> SimulatedDevice::reserve_addresses(std::uint64_t bytes,
+                                                                std::uint64_t wanted) {
+  if (wanted != 0 && wanted <= UINT64_MAX - bytes && overlap_end(wanted, bytes) == 0) {
+    reserve_at(wanted, bytes);
+    return wanted;
+  }
+  std::optional<std::uint64_t> address = find_gap(next_address_, bytes);
+  if (!address) address = find_gap(kFirstAddress, bytes);
+  if (!address) return std::nullopt;
+  next_address_ = round_up(*address + bytes, kAlignment);
+  reserve_at(*address, bytes);
   return address;
+}
+
+void SimulatedDevice::reserve_at(std::uint64_t address, std::uint64_t bytes) {
+  SLUICE_CHECK(overlap_end(address, bytes) == 0);
+  ranges_.emplace(address, address + bytes);
 }
 
 void SimulatedDevice::release_addresses(std::uint64_t address) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 
 #include "allocator/record/memory_trace.hpp"
 #include "tools/replay/policy/replay_policy.hpp"
@@ -30,8 +31,11 @@ class SimulatedDevice {
 
   // Reserves a range of addresses: at `wanted` if that is not 0 and free, else above all earlier
   // ranges, aligned to 2 MiB. Addresses only decide ties between equal sizes. As they go up, the
-  // older segment wins, as it does after a fresh start under the driver.
-  std::uint64_t reserve_addresses(std::uint64_t bytes, std::uint64_t wanted = 0);
+  // older segment wins, as it does after a fresh start under the driver. At the end of the 64-bit
+  // addresses they begin again from below; none are left if there is no gap either.
+  std::optional<std::uint64_t> reserve_addresses(std::uint64_t bytes, std::uint64_t wanted = 0);
+  // Reserves this range. Precondition: all of it is free.
+  void reserve_at(std::uint64_t address, std::uint64_t bytes);
   void release_addresses(std::uint64_t address);
 
   PolicyCounters counters;
@@ -39,6 +43,8 @@ class SimulatedDevice {
  private:
   // The end of a reserved range that overlaps [address, address + bytes), or 0.
   std::uint64_t overlap_end(std::uint64_t address, std::uint64_t bytes) const;
+  // The first free range at or above `address`, aligned to 2 MiB.
+  std::optional<std::uint64_t> find_gap(std::uint64_t address, std::uint64_t bytes) const;
 
   std::uint64_t capacity_bytes_;
   std::uint64_t next_address_;

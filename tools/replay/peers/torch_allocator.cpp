@@ -109,11 +109,14 @@ TorchBlock* TorchAllocator::find_free(const Request& request) {
 TorchBlock* TorchAllocator::obtain(const Request& request) {
   if (segments_ == TorchSegments::kExpandable) return obtain_expandable(request);
   const std::uint64_t bytes = torch_segment_bytes(request.bytes);
-  if (!device_.try_obtain(bytes)) return nullptr;
+  if (bytes > device_.room_bytes()) return nullptr;
+  const auto address = device_.reserve_addresses(bytes, request.wanted_address);
+  if (!address) return nullptr;
+  SLUICE_CHECK(device_.try_obtain(bytes));
   TorchBlock block;
   block.stream = request.stream;
   block.bytes = bytes;
-  block.address = device_.reserve_addresses(bytes, request.wanted_address);
+  block.address = *address;
   block.pool = request.pool;
   return store_.make(block);
 }

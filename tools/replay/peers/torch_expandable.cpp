@@ -20,7 +20,8 @@ std::uint64_t TorchAllocator::address_space_bytes(std::uint64_t page_bytes) cons
 }
 
 // find_expandable_block: the lowest address of the stream at which unmapped pages and free blocks
-// before and between them have room for the request; else a new segment.
+// before and between them have room for the request; else a new segment, or null if no addresses
+// are left.
 TorchBlock* TorchAllocator::find_expandable(const Request& request) {
   auto& unmapped = request.pool->unmapped;
   const auto has_room = [&](const TorchBlock* block) {
@@ -40,13 +41,14 @@ TorchBlock* TorchAllocator::find_expandable(const Request& request) {
   }
   const std::uint64_t page_bytes = request.pool->is_small ? kTorchSmallBuffer : kTorchLargeBuffer;
   const std::uint64_t bytes = address_space_bytes(page_bytes);
-  const std::uint64_t address = device_.reserve_addresses(bytes);
+  const auto address = device_.reserve_addresses(bytes);
+  if (!address) return nullptr;
   TorchBlock block;
   block.stream = request.stream;
   block.bytes = bytes;
-  block.address = address;
+  block.address = *address;
   block.pool = request.pool;
-  block.segment = &expandable_.emplace_back(ExpandableSegment{address, bytes, page_bytes});
+  block.segment = &expandable_.emplace_back(ExpandableSegment{*address, bytes, page_bytes});
   block.mapped = false;
   TorchBlock* const made = store_.make(block);
   unmapped.insert(made);
@@ -79,6 +81,7 @@ bool TorchAllocator::map_block(TorchBlock* block, std::uint64_t bytes) {
 // try_allocate_expandable_block. Pages that were mapped before memory ran out stay.
 TorchBlock* TorchAllocator::obtain_expandable(const Request& request) {
   TorchBlock* block = find_expandable(request);
+  if (block == nullptr) return nullptr;
   // A segment is little larger than the device, so it may be too short for the request.
   if (!block->mapped && !map_block(block, std::min(block->bytes, request.bytes))) return nullptr;
   while (block->bytes < request.bytes) {

@@ -58,8 +58,7 @@ void TorchAllocator::adopt_initial() {
 void TorchAllocator::adopt_range(const InitialRange& range) {
   const record::SnapshotSegment& first = trace_.initial_segments[range.segments.front()];
   const std::uint64_t span = range.end - range.address;
-  SLUICE_CHECK_MSG(device_.reserve_addresses(span, range.address) == range.address,
-                   "initial segments overlap");
+  device_.reserve_at(range.address, span);
   TorchBlock like;
   like.stream = first.stream;
   like.pool = pool_of(first.pool, first.is_small);
