@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
 
 #include "base/error.hpp"
 #include "engine/planner/recompute_choice.hpp"
-#include "engine/schedule/compile/rank_share.hpp"
 
 namespace sluice::planner {
 namespace {
@@ -160,6 +160,13 @@ schedule::StepOptions SpillChoice::with_share(double share) const {
 SavedBytes saved_bytes_by_part(const schedule::StepModel& model,
                                const schedule::StepOptions& options,
                                const schedule::Schedule& training) {
+  // By unit, the micro-batches that this rank runs through it: none through those of other stages.
+  std::vector<std::set<std::int32_t>> microbatches(model.units.size());
+  for (const schedule::Instruction& instruction : training.instructions) {
+    const bool is_forward = instruction.op == schedule::Op::kForward;
+    if (!is_forward && instruction.op != schedule::Op::kLoss) continue;
+    microbatches[static_cast<std::size_t>(instruction.unit)].insert(instruction.microbatch);
+  }
   SavedBytes by_part;
   const auto entry = [&](const std::string& name) -> std::array<std::uint64_t, kTierCount>& {
     for (auto& [known, bytes] : by_part) {
@@ -172,8 +179,8 @@ SavedBytes saved_bytes_by_part(const schedule::StepModel& model,
     const std::vector<schedule::SavedPart>& parts = model.units[unit].saved_parts;
     for (std::size_t part = 0; part < parts.size(); ++part) {
       if (options.recompute.remakes(static_cast<std::int32_t>(unit), part)) continue;
-      entry(parts[part].name)[0] +=
-          parts[part].bytes * static_cast<std::uint64_t>(own_microbatch_count(model, options));
+      if (microbatches[unit].empty()) continue;
+      entry(parts[part].name)[0] += parts[part].bytes * microbatches[unit].size();
     }
   }
   for (const schedule::Instruction& instruction : training.instructions) {

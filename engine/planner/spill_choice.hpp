@@ -49,8 +49,8 @@ class SpillChoice {
   Tier tier_;
 };
 
-// Bytes that a step saves, by name of the part and tier where it waits, in the order of the units'
-// regions. Bytes that stay on the device because they are needed again at once count there.
+// Bytes that the rank's training schedule saves, by name of the part and tier where it waits, in the
+// order of the units' regions. Bytes that stay on the device because they are needed again at once count there.
 using SavedBytes = std::vector<std::pair<std::string, std::array<std::uint64_t, kTierCount>>>;
 SavedBytes saved_bytes_by_part(const schedule::StepModel& model,
                                const schedule::StepOptions& options,
