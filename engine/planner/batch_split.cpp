@@ -60,14 +60,14 @@ SplitPlan plan_split(config::Config& config, const model::Model& model,
   std::optional<Plan> best;
   std::int64_t best_size = sizes.front();
   for (TriedSplit& split : tried) {
-    if (best && split.bound_s >= best->simulation.total_s) continue;
+    if (best && split.bound_s >= best->step_s()) continue;
     try {
       auto result = make_plan(divided(config, split.micro_batch), model, kernels, hardware,
                               host_kernels, scope);
       auto* plan = std::get_if<Plan>(&result);
       if (plan == nullptr) continue;
-      split.step_s = plan->simulation.total_s;
-      if (best && *split.step_s >= best->simulation.total_s) continue;
+      split.step_s = plan->step_s();
+      if (best && *split.step_s >= best->step_s()) continue;
       best_size = split.micro_batch;
       best = std::move(*plan);
     } catch (const InputError&) {  // a step that is too long to plan

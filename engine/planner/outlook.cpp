@@ -33,8 +33,9 @@ std::string transfer(const char* verb, std::uint64_t bytes, const char* way) {
 }
 
 // Bytes of model state of these kinds that one step moves in a lane.
-std::uint64_t state_bytes_moved(const schedule::Schedule& training, schedule::Lane lane,
+std::uint64_t state_bytes_moved(const Plan& plan, schedule::Lane lane,
                                 std::initializer_list<StateKind> kinds) {
+  const schedule::Schedule& training = plan.training();
   std::uint64_t bytes = 0;
   for (const Instruction& instruction : training.instructions) {
     if (instruction.lane != lane || instruction.bytes == 0) continue;
@@ -46,12 +47,11 @@ std::uint64_t state_bytes_moved(const schedule::Schedule& training, schedule::La
       bytes += instruction.bytes;
     }
   }
-  return bytes;
+  return plan.step_share(bytes);
 }
 
 std::string weights_why(const Plan& plan) {
-  const std::uint64_t up =
-      state_bytes_moved(plan.training(), schedule::Lane::kH2D, {StateKind::kWeight});
+  const std::uint64_t up = state_bytes_moved(plan, schedule::Lane::kH2D, {StateKind::kWeight});
   if (up == 0) return "resident";
   const auto weight = static_cast<std::size_t>(StateKind::kWeight);
   const bool resident =
@@ -61,14 +61,13 @@ std::string weights_why(const Plan& plan) {
 }
 
 std::string gradients_why(const Plan& plan) {
-  const std::uint64_t down =
-      state_bytes_moved(plan.training(), schedule::Lane::kD2H, {StateKind::kGradient});
+  const std::uint64_t down = state_bytes_moved(plan, schedule::Lane::kD2H, {StateKind::kGradient});
   return down == 0 ? "stay on the device" : transfer("sent down,", down, "a step");
 }
 
 std::string optimizer_why(const Plan& plan) {
   const auto moved = [&](schedule::Lane lane) {
-    return state_bytes_moved(plan.training(), lane,
+    return state_bytes_moved(plan, lane,
                              {StateKind::kMaster, StateKind::kMoment1, StateKind::kMoment2});
   };
   const std::uint64_t read = moved(schedule::Lane::kStorageRead);
@@ -85,7 +84,7 @@ std::string optimizer_why(const Plan& plan) {
 }
 
 std::string activations_why(const Plan& plan) {
-  const std::uint64_t down = plan.activation_bytes.download;
+  const std::uint64_t down = plan.step_share(plan.activation_bytes.download);
   std::string why = plan.recompute.units == 0 ? "kept" : "recompute: " + plan.recompute.policy;
   if (down > 0) why += (why.empty() ? "" : ", ") + transfer("spilled,", down, "down a step");
   return why;
@@ -240,23 +239,29 @@ Wear wear(std::uint64_t written_bytes_per_step, double step_s, double storage_tb
   return wear;
 }
 
+// The lists of instructions and the lanes are those of one rank; the step and its path are the world's.
 std::vector<std::string> search_lines(const Plan& plan) {
   std::vector<std::string> lines;
+  const std::string of_rank =
+      plan.is_alone() ? "" : " of rank " + std::to_string(plan.world_rank());
+  const std::string of_steps =
+      plan.updates() == 1 ? "" : " for " + std::to_string(plan.updates()) + " steps";
   lines.push_back("chosen: a step of " + format_seconds(plan.step_s()) + ", " +
-                  std::to_string(plan.training().instructions.size()) + " instructions");
+                  std::to_string(plan.training().instructions.size()) + " instructions" + of_rank +
+                  of_steps);
   std::string path = "critical path:";
   for (std::size_t i = 0; i < kResourceCount; ++i) {
     if (plan.critical_path.seconds[i] <= 0) continue;
     path += " " + std::string(resource_name(static_cast<Resource>(i))) + " " +
-            format_seconds(plan.critical_path.seconds[i]);
+            format_seconds(plan.step_share(plan.critical_path.seconds[i]));
   }
   lines.push_back(path);
-  std::string busy = "lanes at work:";
+  std::string busy = "lanes" + of_rank + " at work:";
   for (std::size_t lane = 0; lane < schedule::kLaneCount; ++lane) {
     const double seconds = plan.simulation.busy_s.front()[lane];
     if (seconds <= 0) continue;
     busy += " " + std::string(schedule::lane_name(static_cast<schedule::Lane>(lane))) + " " +
-            format_seconds(seconds);
+            format_seconds(plan.step_share(seconds));
   }
   lines.push_back(busy);
   for (const Tried& tried : plan.tried) {

@@ -2,12 +2,14 @@
 // anything is allocated; or the bytes that are missing and the smallest change that would fit.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 #include <variant>
 #include <vector>
 
+#include "base/units.hpp"
 #include "engine/config/config.hpp"
 #include "engine/model/model.hpp"
 #include "engine/model/parameter_table.hpp"
@@ -50,7 +52,7 @@ struct Plan {
   const Plan& of_fullest() const { return fullest_plan ? *fullest_plan : *this; }
   // Whether `ranks` stand for the whole world.
   bool knows_all_ranks() const { return ranks.size() > 1 || by_classes; }
-  // Of the order of passes alone (WorldShares).
+  // Of the order of passes alone, over all updates (WorldShares).
   double pipeline_span_s = 0, pipeline_bubble_s = 0;
   schedule::StepSchedules schedules;
   const schedule::Schedule& training() const { return schedules[schedule::StepKind::kTraining]; }
@@ -59,8 +61,16 @@ struct Plan {
   bool carries_updates() const { return schedule::carries_updates(options); }
   // Of one training schedule, each a step of the run.
   std::int32_t updates() const { return pipeline.order.updates; }
-  // A step's share of the simulated schedule.
-  double step_s() const { return simulation.total_s / updates(); }
+  // A step's share of the seconds, or of the bytes rounded up, of the training schedule.
+  double step_share(double seconds) const { return seconds / updates(); }
+  std::uint64_t step_share(std::uint64_t bytes) const {
+    return ceil_div(bytes, static_cast<std::uint64_t>(updates()));
+  }
+  schedule::LinkBytes step_share(const schedule::LinkBytes& bytes) const {
+    return {step_share(bytes.upload), step_share(bytes.download), step_share(bytes.storage_read),
+            step_share(bytes.storage_write)};
+  }
+  double step_s() const { return step_share(simulation.total_s); }
   bool speculates() const { return options.update == schedule::UpdatePlacement::kSpeculative; }
   runtime::MemoryNeed need;
   TierBytes peak_bytes{};  // what the ledger will be charged
@@ -68,19 +78,19 @@ struct Plan {
   // Sizes of the files that one checkpoint and the export write, beside the tiers.
   std::uint64_t checkpoint_file_bytes = 0;  // 0 in a durable run
   std::uint64_t export_file_bytes = 0;
-  schedule::LinkBytes step_bytes;        // moved by one training step
+  schedule::LinkBytes step_bytes;        // moved by the training schedule, with all its updates
   schedule::LinkBytes activation_bytes;  // the part of it that spills and fetches activations
-  SavedBytes saved_bytes;                // of one training step, by part and place
+  SavedBytes saved_bytes;                // of the same schedule, by part and place
   schedule::LinkBytes evaluation_bytes;
   schedule::LinkBytes saving_bytes;  // moved by one step that commits
   schedule::LinkBytes redo_bytes;    // moved by a redo, in addition to its step's
   double redo_s = 0;                 // duration of a redo, in addition to its step's
   TierBytes shadow_bytes{};          // the part of peak_bytes that shadow copies of state take
-  // Of one training step; with speculative updates, of one without a redo.
+  // Of the training schedule; with speculative updates, of one without a redo.
   schedule::Simulation simulation;
   double bound_s = 0;          // no plan of this configuration takes less (relaxation.hpp)
   std::vector<Tried> tried;    // by the search, with the shapes that it passed over
-  CriticalPath critical_path;  // of the same step; with several ranks from rank to rank
+  CriticalPath critical_path;  // of the same schedule; with several ranks from rank to rank
   std::string bound_by;  // the resource with the most of it: "compute", "storage", "h2d", "d2h", …
   std::string profile;   // the measured machine's name, "unmeasured" for the default profile
   std::uint64_t parameters = 0;

@@ -165,8 +165,6 @@ void simulate_world(const schedule::StepModel& step, const schedule::Schedule& l
     RankFigures& figures = world.figures[at];
     figures.shares = shares.ranks[at];
     figures.end_s = shares.ends_s[at];
-    if (shares.bubbles_s.empty()) continue;
-    figures.bubble_s = shares.bubbles_s[static_cast<std::size_t>(pipeline_ranks[at])];
   }
   world.path = critical_path(list, times);
   // The merge keeps the order of each rank's list.

@@ -35,7 +35,7 @@ struct LinkUse {
 // Counted in the list of one rank.
 LinkUse link_use(const schedule::Schedule& list, const RankLinks& links);
 
-// The figures of a plan that differ from rank to rank.
+// The figures of a plan that differ from rank to rank, of one training schedule with all its updates.
 struct RankFigures {
   std::int32_t rank = 0;
   std::int32_t alike = 1;      // ranks with these figures; this one is the first
@@ -46,13 +46,12 @@ struct RankFigures {
   std::uint64_t received_stages_bytes = 0;  // from other stages
   std::uint64_t state_bytes = 0;
   TierBytes peak_bytes{};
-  // Pipelines, and plans by classes. Of one simulated step: the time from the rank's first pass to
-  // the end of its last, the part of it in which it computes, and the end of all its work.
+  // Pipelines, and plans by classes. Of one simulated schedule: the time from the rank's first pass
+  // to the end of its last, the part of it in which it computes, and the end of all its work.
   double span_s = 0;
   double compute_s = 0;
   double end_s = 0;
-  double bubble_s = 0;  // of the order of passes alone
-  StepShares shares;    // of the whole step
+  StepShares shares;  // of the whole schedule
 };
 
 // The formulas. All are zero for a rank that is alone. Of what a rank sends and receives the larger

@@ -217,8 +217,8 @@ std::vector<schedule::StageTimes> stage_times(const std::vector<RankState>& rank
 
 // The order of passes on paper.
 struct Paper {
-  std::vector<double> bubbles_s, works_s;  // by rank of the pipeline
-  double span_s = 0, work_s = 0;           // the longest of both
+  std::vector<double> works_s;    // by rank of the pipeline: of all its passes
+  double span_s = 0, work_s = 0;  // the longest of all ranks
 };
 
 Paper on_paper(const schedule::PipelineOrder& order,
@@ -231,8 +231,8 @@ Paper on_paper(const schedule::PipelineOrder& order,
       work_s += static_cast<double>(span.end - span.begin) / kNsOfSecond;
     }
     paper.works_s.push_back(work_s);
-    paper.bubbles_s.push_back(static_cast<double>(times.bubbles[rank]) / kNsOfSecond);
-    paper.span_s = std::max(paper.span_s, work_s + paper.bubbles_s.back());
+    const double idle_s = static_cast<double>(times.bubbles[rank]) / kNsOfSecond;
+    paper.span_s = std::max(paper.span_s, work_s + idle_s);
     paper.work_s = std::max(paper.work_s, work_s);
   }
   return paper;
@@ -249,7 +249,7 @@ WorldShares world_shares(const schedule::Schedule& world,
   std::vector<RankState> ranks = Reader(world, times, pipeline).read();
   WorldShares shares;
   if (!pipeline.is_alone()) {
-    Paper paper = on_paper(pipeline.order, stage_times(ranks, pipeline.order));
+    const Paper paper = on_paper(pipeline.order, stage_times(ranks, pipeline.order));
     shares.span_s = paper.span_s;
     shares.bubble_s = std::max(paper.span_s - paper.work_s, 0.0);
     for (std::size_t at = 0; at < ranks.size(); ++at) {
@@ -260,7 +260,6 @@ WorldShares world_shares(const schedule::Schedule& world,
       of.imbalance_s = std::min(ranks[at].stages_s - of.bubble_s, slower_s);
       of.messages_s += ranks[at].stages_s - of.bubble_s - of.imbalance_s;
     }
-    shares.bubbles_s = std::move(paper.bubbles_s);
   } else {
     for (RankState& rank : ranks) rank.shares.messages_s += rank.stages_s;
   }

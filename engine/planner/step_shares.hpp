@@ -35,11 +35,8 @@ struct StepShares {
 struct WorldShares {
   std::vector<StepShares> ranks;
   std::vector<double> ends_s;  // by rank: the end of its last instruction
-  // Of the order of passes alone: by rank of the pipeline, the time between its first and its last
-  // pass in which it runs none.
-  std::vector<double> bubbles_s;
-  // The longest span from a first to a last pass, and the part of it in which not even the rank with
-  // the longest passes runs any.
+  // Of the order of passes alone: the longest span from a first to a last pass, and the part of it in
+  // which not even the rank with the longest passes runs any. No rank has a larger share of a bubble.
   double span_s = 0, bubble_s = 0;
 };
 

@@ -145,9 +145,12 @@ void add_plan(CLI::App& app, Command& chosen) {
           "auto: with --world and --hardware, choose parallel.data, tensor, pipeline and zero for "
           "the fastest step")
       ->check(CLI::IsMember({"auto"}));
-  command->add_option("--trace", plan->trace, "Write the simulated step's trace here");
+  command->add_option(
+      "--trace", plan->trace,
+      "Write the simulated step's trace here; of several ranks that of rank 0 alone");
   command->add_flag("--free-optimizer", plan->free_optimizer,
-                    "Also simulate the step with an optimizer that takes no time");
+                    "Also simulate the step with an optimizer that takes no time; of several ranks "
+                    "that of rank 0 alone");
   command->add_flag("--next", plan->next,
                     "Also plan with more memory, another drive, more micro-batches or 8-bit "
                     "moments, and print the gain of each");

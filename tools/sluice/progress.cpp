@@ -427,8 +427,9 @@ void Progress::plan(const train::RunEvent& plan) {
                 plan["bound_by"].get<std::string>().c_str());
   add_activations(text, plan);
   if (plan.contains("free_optimizer_step_time_s")) {
-    append_format(text, "            about %s with an optimizer that takes no time\n",
-                  format_seconds(plan["free_optimizer_step_time_s"].get<double>()).c_str());
+    append_format(text, "            about %s with an optimizer that takes no time%s\n",
+                  format_seconds(plan["free_optimizer_step_time_s"].get<double>()).c_str(),
+                  plan.contains("ranks") ? " (rank 0 simulated alone)" : "");
   }
   if (plan.contains("speculation")) {
     const train::RunEvent& speculation = plan["speculation"];

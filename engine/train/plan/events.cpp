@@ -69,7 +69,7 @@ RunEvent places_json(const planner::Plan& plan) {
   return json;
 }
 
-// Bytes that the forward passes of a step save, by part and by the tier that holds them.
+// A step's share of the bytes that the forward passes save, by part and by the tier that holds them.
 RunEvent saved_json(const planner::Plan& plan) {
   RunEvent json = RunEvent::object();
   for (const auto& [part, by_tier] : plan.saved_bytes) {
@@ -77,7 +77,7 @@ RunEvent saved_json(const planner::Plan& plan) {
     tiers = RunEvent::object();
     for (const Tier tier : kTiers) {
       const std::uint64_t bytes = by_tier[static_cast<std::size_t>(tier)];
-      if (bytes > 0) tiers[std::string(tier_name(tier))] = bytes;
+      if (bytes > 0) tiers[std::string(tier_name(tier))] = plan.step_share(bytes);
     }
   }
   return json;
@@ -120,10 +120,12 @@ RunEvent state_json(const planner::Plan& plan) {
   return json;
 }
 
-RunEvent sent_json(const planner::SentBytes& sent) {
-  RunEvent json{{"gradients", sent.gradients}, {"weights", sent.weights}, {"norm", sent.norm}};
-  if (sent.activations > 0) json["activations"] = sent.activations;
-  if (sent.inner > 0) json["inner"] = sent.inner;
+RunEvent sent_json(const planner::Plan& plan, const planner::SentBytes& sent) {
+  RunEvent json{{"gradients", plan.step_share(sent.gradients)},
+                {"weights", plan.step_share(sent.weights)},
+                {"norm", plan.step_share(sent.norm)}};
+  if (sent.activations > 0) json["activations"] = plan.step_share(sent.activations);
+  if (sent.inner > 0) json["inner"] = plan.step_share(sent.inner);
   return json;
 }
 
@@ -143,36 +145,37 @@ RunEvent pipeline_json(const planner::Plan& plan) {
     json["updates"] = plan.updates();
     json["weight_versions"] = schedule::most_live_versions(plan.pipeline.order);  // by stage
   }
-  json["bubble_s"] = plan.pipeline_bubble_s;
+  json["bubble_s"] = plan.step_share(plan.pipeline_bubble_s);
   json["bubble_share"] =
       plan.pipeline_span_s > 0 ? plan.pipeline_bubble_s / plan.pipeline_span_s : 0.0;
   return json;
 }
 
 // Seconds of a simulated step; shares that take no time are left out.
-RunEvent shares_json(const planner::StepShares& shares, const char* inner_name) {
+RunEvent shares_json(const planner::Plan& plan, const planner::StepShares& shares) {
   RunEvent json = RunEvent::object();
   for (const auto& [name, seconds] :
        {std::pair("passes", shares.passes_s), std::pair("updates", shares.updates_s),
-        std::pair(inner_name, shares.inner_s), std::pair("data", shares.data_s),
+        std::pair(plan.inner_name(), shares.inner_s), std::pair("data", shares.data_s),
         std::pair("bubble", shares.bubble_s), std::pair("slower_stages", shares.imbalance_s),
         std::pair("messages", shares.messages_s), std::pair("transfers", shares.transfers_s)}) {
-    if (seconds > 0) json[name] = seconds;
+    if (seconds > 0) json[name] = plan.step_share(seconds);
   }
   return json;
 }
 
 // Bytes of a step: of a rank's own links, and those that it exchanges with other ranks.
 RunEvent moved_json(const planner::Plan& plan, const planner::RankFigures& figures) {
-  RunEvent moved = link_bytes_json(figures.links.own);
-  moved["sent"] = {{"data", figures.sent.total()}};
-  moved["received"] = {{"data", figures.received_bytes}};
+  RunEvent moved = link_bytes_json(plan.step_share(figures.links.own));
+  moved["sent"] = {{"data", plan.step_share(figures.sent.total())}};
+  moved["received"] = {{"data", plan.step_share(figures.received_bytes)}};
   if (!plan.view.tensor.is_alone()) {
-    moved["sent"][plan.inner_name()] = moved["received"][plan.inner_name()] = figures.sent.inner;
+    moved["sent"][plan.inner_name()] = moved["received"][plan.inner_name()] =
+        plan.step_share(figures.sent.inner);
   }
   if (!plan.pipeline.is_alone()) {
-    moved["sent"]["pipeline"] = figures.sent.activations;
-    moved["received"]["pipeline"] = figures.received_stages_bytes;
+    moved["sent"]["pipeline"] = plan.step_share(figures.sent.activations);
+    moved["received"]["pipeline"] = plan.step_share(figures.received_stages_bytes);
   }
   return moved;
 }
@@ -195,15 +198,15 @@ RunEvent job_json(const planner::Plan& plan) {
   const planner::RankFigures& fullest = plan.ranks[plan.fullest];
   const planner::Plan& full = plan.of_fullest();
   RunEvent job{{"slowest", class_json(plan, slowest)}, {"fullest", class_json(plan, fullest)}};
-  job["slowest"]["end_s"] = slowest.end_s;
-  job["slowest"]["shares_s"] = shares_json(slowest.shares, plan.inner_name());
+  job["slowest"]["end_s"] = plan.step_share(slowest.end_s);
+  job["slowest"]["shares_s"] = shares_json(plan, slowest.shares);
   job["slowest"]["bytes_moved"] = moved_json(plan, slowest);
   RunEvent& most = job["fullest"];
   most["peak_bytes"] = tier_bytes_json(full.peak_bytes);
   most["peak_bytes_by_verb"] = verb_bytes_json(every_verb(full.verb_peaks));
   most["state_bytes"] = full.state_bytes;
   most["state_by_tier"] = places_json(full);
-  most["activation_bytes_moved"] = link_bytes_json(full.activation_bytes);
+  most["activation_bytes_moved"] = link_bytes_json(full.step_share(full.activation_bytes));
   most["saved_by_tier"] = saved_json(full);
   return job;
 }
@@ -224,9 +227,9 @@ RunEvent world_json(const planner::Plan& plan) {
       fullest[tier] = std::max(fullest[tier], figures.peak_bytes[tier]);
     }
   }
-  RunEvent bytes = link_bytes_json(own);
-  bytes["node"] = node;
-  bytes["network"] = network;
+  RunEvent bytes = link_bytes_json(plan.step_share(own));
+  bytes["node"] = plan.step_share(node);
+  bytes["network"] = plan.step_share(network);
   return {{"classes", plan.ranks.size()},
           {"bytes_moved", bytes},
           {"peak_bytes", tier_bytes_json(fullest)}};
@@ -256,19 +259,19 @@ void add_ranks(const planner::Plan& plan, RunEvent& event) {
   RunEvent& all = event["per_rank"] = RunEvent::array();
   for (const planner::RankFigures& figures : plan.ranks) {
     all.push_back({{"rank", figures.rank},
-                   {"sent", sent_json(figures.sent)},
-                   {"received", figures.received_bytes},
+                   {"sent", sent_json(plan, figures.sent)},
+                   {"received", plan.step_share(figures.received_bytes)},
                    {"state_bytes", figures.state_bytes},
                    {"peak_bytes", tier_bytes_json(figures.peak_bytes)}});
     if (plan.by_classes) {
       all.back()["alike"] = figures.alike;
-      all.back()["sent_node"] = figures.links.node;
-      all.back()["sent_network"] = figures.links.network;
+      all.back()["sent_node"] = plan.step_share(figures.links.node);
+      all.back()["sent_network"] = plan.step_share(figures.links.network);
     }
     if (has_stages || plan.by_classes) {
-      all.back()["compute_s"] = figures.compute_s;
-      all.back()["bubble_s"] = figures.bubble_s;
-      all.back()["end_s"] = figures.end_s;
+      all.back()["compute_s"] = plan.step_share(figures.compute_s);
+      all.back()["bubble_s"] = plan.step_share(figures.shares.bubble_s);
+      all.back()["end_s"] = plan.step_share(figures.end_s);
     }
     if (figures.rank == plan.world_rank()) event["bytes_moved"] = moved_json(plan, figures);
   }
@@ -294,8 +297,8 @@ RunEvent plan_event(const planner::Plan& plan) {
       {"peak_bytes", tier_bytes_json(plan.peak_bytes)},
       {"peak_bytes_by_verb", verb_bytes_json(every_verb(plan.verb_peaks))},
       {"file_bytes", {{"save", plan.checkpoint_file_bytes}, {"export", plan.export_file_bytes}}},
-      {"bytes_moved", link_bytes_json(plan.step_bytes)},
-      {"activation_bytes_moved", link_bytes_json(plan.activation_bytes)},
+      {"bytes_moved", link_bytes_json(plan.step_share(plan.step_bytes))},
+      {"activation_bytes_moved", link_bytes_json(plan.step_share(plan.activation_bytes))},
       {"step_time_s", plan.step_s()},
       {"bound_by", plan.bound_by},
       {"profile", plan.profile},

@@ -26,11 +26,13 @@ RunEvent memory_json(const planner::Plan& plan) {
   return rows;
 }
 
-RunEvent path_json(const planner::CriticalPath& path) {
+RunEvent path_json(const planner::Plan& plan) {
+  const auto& seconds = plan.critical_path.seconds;
   RunEvent json = RunEvent::object();
   for (std::size_t i = 0; i < planner::kResourceCount; ++i) {
-    if (path.seconds[i] <= 0) continue;
-    json[std::string(planner::resource_name(static_cast<planner::Resource>(i)))] = path.seconds[i];
+    if (seconds[i] <= 0) continue;
+    json[std::string(planner::resource_name(static_cast<planner::Resource>(i)))] =
+        plan.step_share(seconds[i]);
   }
   return json;
 }
@@ -56,7 +58,8 @@ std::uint64_t written_on_node(const Prepared& prepared) {
     most = std::max(most, rank.links.own.storage_write);
   }
   const planner::RankLinks links = prepared.hardware.rank_links_or_default();
-  return most * static_cast<std::uint64_t>(links.ranks_of_node(plan.world_ranks()));
+  return plan.step_share(most) *
+         static_cast<std::uint64_t>(links.ranks_of_node(plan.world_ranks()));
 }
 
 }  // namespace
@@ -126,7 +129,7 @@ RunEvent outlook_json(const Prepared& prepared) {
       {"flops_per_s", flops_per_s},
       {"peak_flops_per_s", or_null(peak)},
       {"mfu", peak ? RunEvent(flops_per_s / (*peak * plan.world_ranks())) : RunEvent(nullptr)},
-      {"critical_path_s", path_json(plan.critical_path)},
+      {"critical_path_s", path_json(plan)},
       {"memory", memory_json(plan)}};
   outlook["bound_s"] = plan.bound_s > 0 ? RunEvent(plan.bound_s) : RunEvent(nullptr);
   outlook["break_even"] = nullptr;

@@ -53,12 +53,6 @@ std::string refusal_of_plan(const Overrides& more) {
   return message_of<InputError>([&] { pipeline_plan(pipeline_config(more)); });
 }
 
-double bubble_share(const Plan& plan) {
-  double most = 0;
-  for (const RankFigures& rank : plan.ranks) most = std::max(most, rank.bubble_s / rank.span_s);
-  return most;
-}
-
 TEST(PipelinePlans, EachRankTakesWhatThePlanSays) {
   for (const Overrides& settings :
        {Overrides{}, Overrides{"parallel.schedule=zb-v", "parallel.pipeline=2"},
@@ -83,7 +77,8 @@ TEST(PipelinePlans, EachRankTakesWhatThePlanSays) {
       EXPECT_TRUE(fits(own.peak_bytes, {config.memory.device_bytes, config.memory.pinned_bytes,
                                         config.memory.storage_bytes}));
       EXPECT_EQ(world_digest(own, config), digest);
-      EXPECT_GE(figures.bubble_s, 0);
+      EXPECT_GE(figures.shares.bubble_s, 0);
+      EXPECT_LE(figures.shares.bubble_s, plan.pipeline_bubble_s);
       EXPECT_GT(figures.compute_s, 0);
     }
     // All parameters have a stage.
@@ -109,12 +104,12 @@ TEST(PipelinePlans, ARefusalNamesTheLeastBudgetThatFits) {
   EXPECT_TRUE(std::holds_alternative<Refusal>(with(least - kPageBytes)));
 }
 
-// A plan's bubble also holds sums and waits, so it is no closed form; it still shrinks.
 TEST(PipelinePlans, MoreMicroBatchesHaveASmallerBubble) {
   const auto share = [](const char* microbatches) {
-    return bubble_share(pipeline_plan(
+    const Plan plan = pipeline_plan(
         pipeline_config({microbatches, "model.hidden=512", "train.seq=128", "model.vocab=256",
-                         "memory.device=1GiB", "memory.pinned=1GiB"})));
+                         "memory.device=1GiB", "memory.pinned=1GiB"}));
+    return plan.pipeline_bubble_s / plan.pipeline_span_s;
   };
   const double few = share("train.accumulate=4");
   const double many = share("train.accumulate=24");

@@ -61,6 +61,14 @@ std::vector<Json> events_of(const ChildOutcome& outcome, const std::string& kind
   return events;
 }
 
+std::map<std::string, double> numbers_of(const Json& event) {
+  std::map<std::string, double> numbers;
+  for (const auto& [path, value] : event.flatten().items()) {
+    if (value.is_number()) numbers[path] = value.get<double>();
+  }
+  return numbers;
+}
+
 std::string hash_of(const ChildOutcome& outcome) {
   const std::vector<Json> done = events_of(outcome, "done");
   return done.size() == 1 ? done[0].value("weights_hash", "") : "";

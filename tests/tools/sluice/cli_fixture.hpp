@@ -34,6 +34,9 @@ std::vector<Json> events_of(const ChildOutcome& outcome);
 // The events of one kind.
 std::vector<Json> events_of(const ChildOutcome& outcome, const std::string& kind);
 
+// All numbers of an event by their paths in it.
+std::map<std::string, double> numbers_of(const Json& event);
+
 // "weights_hash" of the done event; empty where the run did not end.
 std::string hash_of(const ChildOutcome& outcome);
 

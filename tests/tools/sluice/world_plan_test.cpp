@@ -23,14 +23,35 @@ struct Draw {
   }
 };
 
-// A job on paper: several data-parallel ranks, stages, or both, with tensor groups or without.
+std::string of(const char* key, std::uint64_t value) {
+  return std::string(key) + "=" + std::to_string(value);
+}
+
+// A schedule of several steps: of a pipeline or of a server.
+Words drawn_delay(Draw& draw, std::uint64_t pipeline, std::uint64_t data) {
+  const bool of_pipeline = pipeline > 1;
+  const bool rotates = !of_pipeline && draw.below(2) == 0;
+  const std::uint64_t updates = (rotates ? data : 1) * (1 + draw.below(8));
+  Words settings{"train.clip=0", "model.tie_embeddings=false", of("parallel.updates", updates),
+                 of("train.steps", 2 * updates)};
+  if (of_pipeline) {
+    settings.emplace_back(
+        draw.pick({"parallel.schedule=pipedream", "parallel.schedule=pipedream-vsync",
+                   "parallel.schedule=2bw"}));
+    return settings;
+  }
+  settings = settings + Words{"parallel.server=true", "parallel.zero=0"};
+  if (rotates) return settings + Words{"parallel.server_mode=rotating"};
+  return settings + Words{"parallel.server_mode=asp", "train.accumulate=1"};
+}
+
+// A job on paper: several data-parallel ranks, stages, or both, with tensor groups or without. Of five
+// jobs two have delayed updates.
 Words drawn_job(Draw& draw) {
+  const bool is_delayed = draw.below(5) < 2;
   const std::uint64_t pipeline = draw.pick<std::uint64_t>({1, 2, 3, 4, 8});
   const std::uint64_t data = pipeline == 1 ? 2 + draw.below(6) : 1 + draw.below(4);
-  const std::uint64_t tensor = draw.pick<std::uint64_t>({1, 1, 2, 4});
-  const auto of = [](const char* key, std::uint64_t value) {
-    return std::string(key) + "=" + std::to_string(value);
-  };
+  const std::uint64_t tensor = is_delayed ? 1 : draw.pick<std::uint64_t>({1, 1, 2, 4});
   Words settings{
       draw.pick({"model.family=gpt2", "model.family=llama"}),
       of("model.hidden", 256 * (1 + draw.below(4))),
@@ -40,7 +61,7 @@ Words drawn_job(Draw& draw) {
       "train.seq=256",
       "train.precision=bf16",
       of("train.micro_batch", 1 + draw.below(4)),
-      of("train.accumulate", data * (1 + draw.below(12))),
+      of("train.accumulate", data * (is_delayed ? pipeline : 1 + draw.below(12))),
       of("parallel.pipeline", pipeline),
       of("parallel.tensor", tensor),
       of("parallel.zero", data == 1 ? 0 : draw.below(4)),
@@ -49,16 +70,18 @@ Words drawn_job(Draw& draw) {
       "memory.place.optimizer=auto",
       draw.pick({"recompute.policy=none", "recompute.policy=unit", "recompute.policy=auto"}),
       draw.pick({"train.clip=0", "train.clip=1"})};
-  if (pipeline > 1) {
+  if (is_delayed) {
+    settings = settings + drawn_delay(draw, pipeline, data);
+  } else if (pipeline > 1) {
     settings.emplace_back(draw.pick({"parallel.schedule=1f1b", "parallel.schedule=gpipe",
                                      "parallel.schedule=zb-h1", "parallel.schedule=interleaved"}));
   }
   if (settings.back() == "parallel.schedule=interleaved") {
     settings.emplace_back("parallel.virtual_stages=2");
   }
-  return Words{"--hardware", draw.pick({"dgx-a100", "dgx-h100"}), "--world",
-               std::to_string(data * pipeline * tensor), "--set"} +
-         settings;
+  const Words hardware{"--hardware", draw.pick({"dgx-a100", "dgx-h100"})};
+  if (is_delayed) return hardware + Words{"--set", of("parallel.data", data)} + settings;
+  return hardware + Words{"--world", std::to_string(data * pipeline * tensor), "--set"} + settings;
 }
 
 // The line that begins with this label; empty if there is none.
@@ -104,6 +127,25 @@ std::string ranks_text(const Json& of_class) {
                                    : "ranks " + std::to_string(rank) + "-";
 }
 
+// Each rank has its share of the pipeline's bubble, and the line of the slowest rank the same as its
+// shares of the step.
+void expect_one_bubble(const Json& event, const std::string& text) {
+  const double bubble_s = event.at("pipeline").at("bubble_s").get<double>();
+  char bubble[64];
+  std::snprintf(bubble, sizeof bubble, "bubble %s, %.1f%%", format_seconds(bubble_s).c_str(),
+                100 * event.at("pipeline").at("bubble_share").get<double>());
+  EXPECT_TRUE(holds(line_of(text, "pipeline"), bubble)) << text;
+  const Json& slowest = event.at("job").at("slowest");
+  for (const Json& rank : event.at("per_rank")) {
+    const double share_s = rank.at("bubble_s").get<double>();
+    EXPECT_LE(share_s, bubble_s * (1 + 1e-9));
+    if (rank.at("rank") != slowest.at("rank")) continue;
+    EXPECT_DOUBLE_EQ(share_s, slowest.at("shares_s").value("bubble", 0.0));
+    const std::string line = line_of(text, "rank " + std::to_string(rank.at("rank").get<int>()));
+    EXPECT_TRUE(line.ends_with(", bubble " + format_seconds(share_s))) << text;
+  }
+}
+
 void expect_figures_of_the_job(const Json& event, const std::string& text) {
   const Json& ranks = event.at("per_rank");
   const auto fullest = std::max_element(ranks.begin(), ranks.end(), needs_less);
@@ -139,17 +181,16 @@ void expect_figures_of_the_job(const Json& event, const std::string& text) {
       EXPECT_LE(row.at("bytes").at(tier), fullest->at("peak_bytes").at(tier));
     }
   }
-  if (!event.contains("pipeline")) return;
-  char bubble[64];
-  std::snprintf(bubble, sizeof bubble, "bubble %s, %.1f%%",
-                format_seconds(event.at("pipeline").at("bubble_s").get<double>()).c_str(),
-                100 * event.at("pipeline").at("bubble_share").get<double>());
-  EXPECT_TRUE(holds(line_of(text, "pipeline"), bubble)) << text;
+  for (const Json& rank : ranks) {
+    EXPECT_LE(rank.at("compute_s").get<double>(), step_s * (1 + 1e-9));
+    EXPECT_LE(rank.at("end_s").get<double>(), step_s * (1 + 1e-9));
+  }
+  if (event.contains("pipeline")) expect_one_bubble(event, text);
 }
 
 TEST_F(WorldPlan, TheSummaryIsThatOfTheJob) {
   Draw draw;
-  int planned = 0;
+  int planned = 0, delayed = 0;
   for (int job = 0; job < SLUICE_WORLD_PLANS; ++job) {
     const Words words = drawn_job(draw);
     SCOPED_TRACE(::testing::PrintToString(words));
@@ -158,9 +199,90 @@ TEST_F(WorldPlan, TheSummaryIsThatOfTheJob) {
     const ChildOutcome printed = succeed(Words{"plan", "config.toml"} + words);
     expect_figures_of_the_job(events_of(outcome).at(0), printed.out + printed.err);
     ++planned;
+    delayed += holds(::testing::PrintToString(words), "parallel.updates=") ? 1 : 0;
     if (HasFailure()) return;
   }
   EXPECT_GE(2 * planned, SLUICE_WORLD_PLANS);
+  EXPECT_GE(4 * delayed, planned);
+  RecordProperty("planned", planned);
+  RecordProperty("delayed", delayed);
+}
+
+// A schedule of more steps takes longer and moves more, but a step does not.
+TEST_F(WorldPlan, AStepOfDelayedUpdatesIsAStepInEveryFigure) {
+  const Words job{"plan",
+                  "config.toml",
+                  "--json",
+                  "--hardware",
+                  "dgx-h100",
+                  "--set",
+                  "model.family=llama",
+                  "model.layers=4",
+                  "model.hidden=256",
+                  "model.vocab=8192",
+                  "model.tie_embeddings=false",
+                  "train.clip=0",
+                  "train.steps=24",
+                  "train.seq=256",
+                  "train.precision=bf16",
+                  "recompute.policy=none",
+                  "memory.pinned=8GiB",
+                  "memory.device=8GiB",
+                  "memory.place.activation=pinned",
+                  "parallel.data=2"};
+  for (const Words& order :
+       {Words{"parallel.pipeline=2", "parallel.schedule=2bw", "train.batch=16",
+              "train.micro_batch=auto", "parallel.zero=2"},
+        Words{"parallel.pipeline=2", "parallel.schedule=pipedream", "train.accumulate=2"},
+        Words{"parallel.server=true", "parallel.server_mode=rotating", "train.accumulate=2"},
+        Words{"parallel.server=true", "parallel.server_mode=asp", "train.accumulate=1"}}) {
+    SCOPED_TRACE(::testing::PrintToString(order));
+    const auto plan = [&](const char* updates) {
+      return events_of(succeed(job + order + Words{updates})).at(0);
+    };
+    const auto few = numbers_of(plan("parallel.updates=4"));
+    const Json event = plan("parallel.updates=12");
+    const double step_s = event.at("step_time_s").get<double>();
+    for (const auto& [path, value] : numbers_of(event)) {
+      if (path.ends_with("/updates") || holds(path, "/batch/")) continue;
+      const bool is_time = path.ends_with("_s") || holds(path, "_s/");
+      if (is_time && !holds(path, "_per_s")) {
+        EXPECT_LE(value, step_s * (1 + 1e-9)) << path;
+      } else if (few.contains(path)) {
+        EXPECT_LE(value, 1.3 * few.at(path)) << path;
+      }
+    }
+    for (const Json& split : event.at("batch").value("tried", Json::array())) {
+      if (split.at("micro_batch") != event.at("batch").at("micro_batch")) continue;
+      EXPECT_EQ(split.at("step_time_s"), step_s);
+    }
+  }
+}
+
+// Lists, lanes and simulations of one rank say so.
+TEST_F(WorldPlan, FiguresOfOneRankNameIt) {
+  const Words job{"plan",
+                  "config.toml",
+                  "--explain",
+                  "--free-optimizer",
+                  "--set",
+                  "model.layers=4",
+                  "train.clip=0",
+                  "train.steps=8",
+                  "train.accumulate=4",
+                  "model.tie_embeddings=false"};
+  const std::string alone = succeed(job).out;
+  EXPECT_TRUE(holds(alone, " instructions\n")) << alone;
+  EXPECT_TRUE(holds(alone, "lanes at work: ")) << alone;
+  EXPECT_FALSE(holds(alone, "rank 0")) << alone;
+  const std::string staged = succeed(job + Words{"parallel.pipeline=2"}).out;
+  EXPECT_TRUE(holds(staged, " instructions of rank 0\n")) << staged;
+  EXPECT_TRUE(holds(staged, "lanes of rank 0 at work: ")) << staged;
+  EXPECT_TRUE(holds(staged, "takes no time (rank 0 simulated alone)\n")) << staged;
+  const std::string delayed =
+      succeed(job + Words{"parallel.pipeline=2", "parallel.schedule=2bw", "parallel.updates=4"})
+          .out;
+  EXPECT_TRUE(holds(delayed, " instructions of rank 0 for 4 steps\n")) << delayed;
 }
 
 // With equal stages the bubble is (p - 1) / (m + p - 1) of the span, whatever sums and messages take.
