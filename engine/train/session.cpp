@@ -30,6 +30,36 @@ std::unique_ptr<device::Device> make_device(const Backend& backend, const planne
   return backend.make_device(std::max<std::uint64_t>(plan.peak_bytes[0], kPageBytes));
 }
 
+// One of `steps` even shares of a schedule's bytes. All together are the whole.
+std::uint64_t even_share(std::uint64_t bytes, std::size_t at, std::size_t steps) {
+  return bytes * (at + 1) / steps - bytes * at / steps;
+}
+
+schedule::LinkBytes even_share(const schedule::LinkBytes& bytes, std::size_t at,
+                               std::size_t steps) {
+  const auto of = [&](std::uint64_t link) { return even_share(link, at, steps); };
+  return {of(bytes.upload), of(bytes.download), of(bytes.storage_read), of(bytes.storage_write)};
+}
+
+collectives::ByteCounts even_share(const collectives::ByteCounts& bytes, std::size_t at,
+                                   std::size_t steps) {
+  return {even_share(bytes.sent, at, steps), even_share(bytes.received, at, steps)};
+}
+
+// Gives each step its share of the counts of their schedule, which the last one has.
+void share_counts(std::vector<StepOutcome>& outcomes) {
+  const std::size_t steps = outcomes.size();
+  const StepOutcome all = outcomes.back();
+  for (std::size_t at = 0; at < steps; ++at) {
+    StepOutcome& each = outcomes[at];
+    each.moved = even_share(all.moved, at, steps);
+    each.messages = even_share(all.messages, at, steps);
+    each.stage_messages = even_share(all.stage_messages, at, steps);
+    each.inner_messages = even_share(all.inner_messages, at, steps);
+    each.tag_seconds = all.tag_seconds / static_cast<double>(steps);
+  }
+}
+
 const char* engine_kind(config::Config::StorageEngineKind kind) {
   switch (kind) {
     case config::Config::StorageEngineKind::kIoUring:
@@ -323,6 +353,7 @@ std::vector<StepOutcome> Session::train_steps(std::int64_t step, std::span<const
   outcome.stage_messages = stage_message_bytes() - stage_messages_before;
   outcome.inner_messages = inner_message_bytes() - inner_messages_before;
   outcome.tag_seconds = tag_counters().hash_seconds - tagged_before;
+  share_counts(outcomes);
   if (outcome.stalls)
     outcome.stalls->add(runtime::StallCause::kUpdatePass, drain_s + outcome.redo_seconds);
   const double seconds = drain_s + statistics.seconds + outcome.redo_seconds;

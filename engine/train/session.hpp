@@ -84,8 +84,8 @@ class Session {
                          TraceRecorder* trace = nullptr,
                          const checkpoint::CheckpointManifest* commits = nullptr);
   // The steps `step`, `step` + 1, ... that one pass makes, one for each learning rate: as many as the
-  // plan has updates. Micro-batches count on from step to step. Time is shared evenly among the
-  // outcomes; the bytes moved are those of the last one.
+  // plan has updates. Micro-batches count on from step to step. Time and bytes are shared evenly
+  // among the outcomes.
   std::vector<StepOutcome> train_steps(std::int64_t step, std::span<const double> lrs,
                                        const FillTokens& fill, TraceRecorder* trace = nullptr,
                                        const checkpoint::CheckpointManifest* commits = nullptr);

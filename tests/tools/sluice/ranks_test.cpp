@@ -68,6 +68,13 @@ TEST_F(Ranks, ServersOfSeveralUpdatesAreReproducible) {
     EXPECT_EQ(outcome.exit_status, 0) << outcome.err;
     const Json plan = events_of(outcome, "plan").at(0);
     EXPECT_EQ(plan.at("server_mode"), mode);
+    // A step has an even share of its schedule's bytes, the last bytes to one or the other.
+    const std::map<std::string, double> planned = numbers_of(plan.at("bytes_moved"));
+    for (const Json& step : events_of(outcome, "step")) {
+      const std::map<std::string, double> moved = numbers_of(step.at("bytes_moved"));
+      EXPECT_EQ(moved.size(), planned.size());
+      for (const auto& [path, bytes] : planned) EXPECT_NEAR(moved.at(path), bytes, 1) << path;
+    }
     return outcome;
   };
   const ChildOutcome one =
