@@ -1,5 +1,8 @@
 """A unit with its weights, which come to their windows and leave together."""
+import ctypes
+
 from ._library import InputError
+from ._memory import is_same_memory
 
 
 class OffloadedUnit:
@@ -10,6 +13,8 @@ class OffloadedUnit:
         self.numbers = {}  # parameter: number of its weight in the pager
         self.weights = {}  # parameter: Weight
         self.span = 0, 0   # addresses of all windows
+        self._snapshots = None  # Snapshots
+        self._snapshot = None   # of the span when it was put in, if weights on storage were
 
     def move(self, weights):
         """The parameters' data become those of their homes."""
@@ -17,6 +22,7 @@ class OffloadedUnit:
                         for name, parameter in self.parameters.items()}
         spans = [weight.span for weight in self.weights.values()]
         self.span = min(begin for begin, _ in spans), max(end for _, end in spans)
+        self._snapshots = weights.snapshots
 
     def check_places(self, places):
         """places: (module, name in the module, parameter) of all that refer to the unit's parameters."""
@@ -31,15 +37,23 @@ class OffloadedUnit:
     def put_in(self):
         for weight in self.weights.values():
             weight.put_in()
+        if any(weight.is_in and weight.is_stored for weight in self.weights.values()):
+            begin, end = self.span
+            self._snapshot = self._snapshots.take(begin, end - begin)
 
     def take_out(self):
         """Returns whether the pass has written weights on storage."""
+        snapshot, self._snapshot = self._snapshot, None
+        begin, end = self.span
+        former = None if snapshot is None or is_same_memory(begin, snapshot, end - begin) else ctypes.addressof(snapshot)
         is_written, error = False, None
         for weight in self.weights.values():
             try:
-                is_written |= weight.take_out()
+                is_written |= weight.take_out(None if former is None else former + weight.span[0] - begin)
             except InputError as refused:
                 error = refused
+        if snapshot is not None:
+            self._snapshots.give(snapshot)
         if error is not None:
             raise error
         return is_written

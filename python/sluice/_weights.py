@@ -20,11 +20,8 @@ from collections import defaultdict
 import torch
 
 from ._library import InputError
-from ._memory import bytes_of, holders, is_dense, storage_of, tensor_at
+from ._memory import Snapshots, bytes_of, holders, is_dense, is_same_memory, storage_of, tensor_at
 from ._stand_in import StandIn, Unguarded
-
-_compare = ctypes.CDLL(None).memcmp
-_compare.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
 
 
 def _nothing(like, name):
@@ -61,7 +58,6 @@ class Weight:
         self._number, self._weights = number, weights
         self._address, self._home_address = weights.pager.window(number), weights.pager.home(number)
         self.is_in = False   # the parameter's data are its window, or were when the pass began
-        self._copy = None    # of the window's bytes when it was put in, of a weight on storage
         self._saved = {}     # id: weak reference to a view of the window that autograd has saved
         self._shape(like)
         self.place = Place(self.home)
@@ -152,7 +148,6 @@ class Weight:
         """The unit is in its windows."""
         self.look()
         if type(self.parameter) is StandIn:
-            self._copy = ctypes.string_at(self._address, bytes_of(self.window))
             self._set(self.window)
             self.is_in = True
         elif self.is_home and holders(self.home) == 2:  # the home's own tensor and the parameter
@@ -163,21 +158,20 @@ class Weight:
     def _copy_if_other(self, to, source):
         """By address, because a transform of torch.func wraps tensors."""
         size = bytes_of(self.window)
-        if _compare(to, source, size):
+        if not is_same_memory(to, source, size):
             ctypes.memmove(to, source, size)
 
-    def take_out(self):
-        """Returns whether the pass has written a weight on storage: bytes that were fetched ahead may be older."""
+    def take_out(self, former):
+        """former: address of the bytes that the window of a weight on storage had when it was put in; None: it has them
+        still. Returns whether the pass has written them: bytes that were fetched ahead may be older."""
         if not self.is_in:
             return False
         self.is_in, is_written = False, False
         if not self.is_stored:
             self._copy_if_other(self._home_address, self._address)
-        else:
-            is_written = _compare(self._address, self._copy, len(self._copy)) != 0
-            self._copy = None
-            if is_written:
-                self._weights.values.write(self.parameter, self.window)
+        elif former is not None and not is_same_memory(self._address, former, bytes_of(self.window)):
+            is_written = True
+            self._weights.values.write(self.parameter, self.window)
         if _is_same(self.parameter, self.window):
             self._rest()
             return is_written
@@ -267,6 +261,7 @@ class Weights:
 
     def __init__(self, pager, values):
         self.pager, self.values = pager, values
+        self.snapshots = Snapshots()
         self.displaced = {}  # weights that do not rest at home, in the order of their assignment
         self._of = {}        # id of a parameter: weight
         self._begins = []    # of all windows, ascending
