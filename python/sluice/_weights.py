@@ -127,7 +127,7 @@ class Weight:
             raise InputError(f"the memory of parameter '{self.name}' was moved by share_memory() or by a queue to another "
                              "process, which an offloaded model cannot follow; send copies, or call "
                              "sluice.restore(model) before you share")
-        if type(parameter) is StandIn or _is_same(parameter, self.place.tensor):
+        if type(parameter) is StandIn or _is_same(parameter, self.place.tensor) and not (self.is_stored and self.is_home):
             return
         if _is_same(parameter, self.home):
             self._come_to(self._home_place() or Place(self.home))
