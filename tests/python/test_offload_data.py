@@ -436,6 +436,49 @@ class Named(unittest.TestCase):
             sluice.offload(nn.Sequential(model[0]), None, PINNED)
         del numbers
 
+    def test_data_of_before_come_back(self):
+        """A tensor over the home of a weight on storage has no memory, but says which weight it is."""
+        def make():
+            model = small()
+            model.list = [p.data for p in model.parameters()]
+            return model
+
+        def body(model, optimizer, step, kept):
+            for p, data in zip(model.parameters(), model.list):
+                p.data = data
+            return self.train(model, optimizer, step)
+        self.compare(body, make, 4)
+
+    def test_arrays_below_parameters(self):
+        """Wherever the program holds them; memory of a loader that nobody else holds is taken."""
+        import numpy
+        def generate(array):
+            yield
+            yield array
+        holders = {"local": lambda array: array, "view": lambda array: array[::-1, 1:], "in a tuple": lambda array: (1, (array,)),
+                   "in a dictionary": lambda array: {"a": {"b": array}}, "closure": lambda array: lambda: array,
+                   "generator": generate}
+        for name, hold in holders.items():
+            model = nn.Linear(WIDTH, WIDTH)
+
+            def make():
+                array = numpy.ones((WIDTH, WIDTH), dtype=numpy.float32)
+                model.weight = nn.Parameter(torch.from_numpy(array))
+                return hold(array)
+            kept = make()
+            with self.subTest(name):
+                with self.assertRaisesRegex(sluice.InputError, "'weight' shares memory with an object .* ndarray"):
+                    sluice.offload(model, None, STORED)
+                del kept
+                sluice.offload(model, None, STORED)
+                model(torch.ones(1, WIDTH)).sum().backward()
+        memory = bytearray(4 * WIDTH * WIDTH)
+        model = nn.Linear(WIDTH, WIDTH)
+        model.weight.data = torch.frombuffer(memory, dtype=torch.float32).view(WIDTH, WIDTH)
+        with self.assertRaisesRegex(sluice.InputError, "of type bytearray"):
+            sluice.offload(model, None, PINNED)
+        self.assertEqual(model(torch.ones(1, WIDTH)).shape, (1, WIDTH))
+
     def test_views_that_modules_keep(self):
         class Keeps(nn.Linear):
             def forward(self, x):
