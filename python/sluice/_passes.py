@@ -307,8 +307,9 @@ class Passes:
         self._stack.pop()
         try:
             copied = with_copies(output, spans, type(module).__name__)
-            # Frames of an exception hold tensors, and so does the node whose backward pass recomputes this one.
-            if output is not None and _graph_task() == -1:
+            # Frames of an exception hold tensors. A recomputation for hooks around it, as of checkpoint(use_reentrant=False),
+            # hands all that is saved to them; the forward pass before it was looked at.
+            if output is not None and not (_graph_task() != -1 and entry.saved is not None and entry.saved.has_outer):
                 self._check_kept(entry, type(module).__name__, output)
         finally:
             self._end_entry(entry)

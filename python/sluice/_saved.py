@@ -19,7 +19,7 @@ class SavedTensors:
     innermost pair only. It checks versions of saved tensors only where there are no hooks, so they do."""
 
     def __init__(self, units, weights, calls, begin):
-        self._context = None
+        self._context, self.has_outer = None, False
         parameters = {id(parameter) for call in calls for parameter in units[call.unit].parameters.values()}
         spans = [units[call.unit].span for call in calls]
         if not _are_enabled():
@@ -28,6 +28,7 @@ class SavedTensors:
                                  "weights with gradients enabled; use torch.no_grad(), or call sluice.restore(model) first")
             return
         outer = _top_hooks(False)
+        self.has_outer = outer is not None
 
         def pack(tensor):
             try:

@@ -490,6 +490,35 @@ class Named(unittest.TestCase):
             with self.assertRaisesRegex(sluice.InputError, "'Keeps' keeps a tensor over the memory of parameter 'weight'"):
                 model(torch.ones(2, WIDTH))
 
+    def test_views_that_recomputed_modules_keep(self):
+        """An own backward pass of their loss would read a window that has left."""
+        class Squared(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, weight):
+                ctx.weight = weight.t()
+                ctx.save_for_backward(x)
+                return (x @ ctx.weight).square()
+
+            @staticmethod
+            def backward(ctx, gradient):
+                x, = ctx.saved_tensors
+                inner = 2 * gradient * (x @ ctx.weight)
+                return inner @ ctx.weight.t(), inner.t() @ x
+
+        class Keeps(nn.Linear):
+            def forward(self, x):
+                self.loss = Squared.apply(x.detach(), self.weight).mean()
+                return super().forward(x)
+        for use_reentrant in (True, False):
+            for config in (PINNED, STORED):
+                model = nn.ModuleList(Keeps(WIDTH, WIDTH) for _ in range(4))
+                top = nn.Sequential(*model)
+                sluice.offload(top, None, {**config, "device": "4MiB"})
+                with self.subTest(use_reentrant=use_reentrant, config=config):
+                    with self.assertRaisesRegex(sluice.InputError, "'Keeps' keeps a tensor over the memory of parameter"):
+                        x = torch.ones(2, WIDTH, requires_grad=True)
+                        checkpoint(nn.Sequential.forward, top, x, use_reentrant=use_reentrant).sum().backward()
+
     def test_stand_ins_have_no_memory(self):
         stored, other = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
         sluice.offload(stored, None, STORED)
