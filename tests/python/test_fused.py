@@ -27,6 +27,10 @@ class Block(torch.nn.Module):
         self.weights = torch.nn.ParameterList(
             torch.nn.Parameter(torch.randn(size, generator=generator).to(dtype)) for size in sizes)
 
+    def forward(self):
+        """A module that can be called is a unit."""
+        return [weight.sum() for weight in self.weights]
+
 
 class Net(torch.nn.Module):
     def __init__(self, dtype):
