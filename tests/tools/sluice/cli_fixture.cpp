@@ -63,7 +63,8 @@ std::vector<Json> events_of(const ChildOutcome& outcome, const std::string& kind
 
 std::map<std::string, double> numbers_of(const Json& event) {
   std::map<std::string, double> numbers;
-  for (const auto& [path, value] : event.flatten().items()) {
+  const Json flat = event.flatten();
+  for (const auto& [path, value] : flat.items()) {
     if (value.is_number()) numbers[path] = value.get<double>();
   }
   return numbers;
