@@ -287,7 +287,7 @@ def restore(model):
 
 def rests_on_storage(model):
     """Whether some weights of the offloaded model do."""
-    return any(unit.is_stored(parameter) for unit in _of(model).units for parameter in unit.parameters)
+    return any(unit.is_stored(parameter) for unit in _of(model).units for parameter in unit.parameters.values())
 
 
 def status(model):
