@@ -54,14 +54,24 @@ class Poisoned(Error):
 EXCEPTIONS = {1: InputError, 2: Refused, 3: OutOfMemory, 4: IOFault, 5: IntegrityError, 6: Timeout,
               13: NotFinite, 14: Poisoned}
 NONE = 0xFFFFFFFF
+_INTEGERS = (c_int32, c_int64, c_uint32, c_uint64)
 
 
 class Struct(ctypes.Structure):
     """A struct of the header, with struct_size set and all else zero but for the arguments."""
 
     def __init__(self, **members):
-        super().__init__(**members)
+        super().__init__()
+        for name, value in members.items():
+            setattr(self, name, value)
         self.struct_size = ctypes.sizeof(self)
+
+    def __setattr__(self, name, value):
+        """Refuses an integer of which ctypes would keep the low bits alone."""
+        kind = dict(self._fields_)[name]
+        if kind in _INTEGERS and isinstance(value, int) and kind(value).value != value:
+            raise InputError(f"{name} is {value}, which {8 * ctypes.sizeof(kind)} bits cannot hold")
+        super().__setattr__(name, value)
 
 
 class ErrorInfo(Struct):

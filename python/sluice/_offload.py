@@ -28,18 +28,19 @@ from ._weights import Weights
 
 _UNITS = {"B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40, "KB": 10**3, "MB": 10**6,
           "GB": 10**9, "TB": 10**12}
+_MOST = 1 << 63
 _KEYS = ("device", "pinned", "storage_bytes", "storage", "weights", "state", "threads")
 
 
 def _bytes(value, key):
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _MOST:
         return value
     text = str(value).strip().upper()
     for suffix in sorted(_UNITS, key=len, reverse=True):
         number = text[:-len(suffix)].strip()
-        if text.endswith(suffix) and number.replace(".", "", 1).isdigit() and int(float(number) * _UNITS[suffix]) > 0:
+        if text.endswith(suffix) and number.replace(".", "", 1).isdigit() and 1 <= float(number) * _UNITS[suffix] < _MOST:
             return int(float(number) * _UNITS[suffix])
-    cure = "use a number of bytes above 0, such as 268435456 or '256MiB'"
+    cure = "use a number of bytes above 0 and below 2**63, such as 268435456 or '256MiB'"
     if key == "device":
         cure += "; device is the memory of the weights in use, and this version computes on the CPU"
     raise InputError(f"{key} is {value!r}; {cure}")

@@ -29,6 +29,8 @@ _PASSED = ({getattr(_TENSOR, name).__get__ for name in _PROPERTIES if hasattr(_T
 # Named as if they wrote elements, but they do not.
 _WRITES_NOTHING = {_TENSOR.share_memory_, _TENSOR.detach_}
 _DETACHES = {_TENSOR.detach, torch.detach}
+# They hand the memory to code whose writes nobody sees.
+_EXPORTS = {_TENSOR.__dlpack__}
 _ARRAYS = {_TENSOR.numpy, _TENSOR.__array__}
 _CONVERSIONS = {getattr(_TENSOR, name) for name in ("to", "cpu", "float", "double", "half", "bfloat16", "contiguous")}
 # Autograd does not see through these.
@@ -159,6 +161,10 @@ def _call(func, args, kwargs):
         if func not in _WRITES_NOTHING:
             raise InputError(copy._sentence)
     first = args[0] if args else None
+    if func in _EXPORTS and isinstance(first, (StandIn, View, Copy)):
+        raise InputError(first._sentence if isinstance(first, Copy) else
+                         f"parameter '{first._source.name_of(first)}' rests on storage, and a write through DLPack would be "
+                         "lost; pass a clone()")
     if isinstance(first, (StandIn, View)):
         if func == _TENSOR.data.__get__:
             return first._source.data_of(first)
@@ -188,9 +194,8 @@ def _call(func, args, kwargs):
         result = func(*values[0], **values[1])
     if func in _ARRAYS and result.ctypes.data == values[0][0].data_ptr():
         result.flags.writeable = False
-    if func in _CONVERSIONS and result is values[0][0]:
-        # Optimizers convert the state that they load, and then update it.
-        return first._plain().clone() if type(first) is Copy and first._is_state else first
+    if func in _CONVERSIONS and result is first and type(first) is Copy and first._is_state:
+        return first._plain().clone()  # optimizers convert the state that they load, and then update it
     return _guarded(_with_views(_write_back(func, args, kwargs, values, result), found), copies)
 
 
@@ -211,14 +216,18 @@ def _guarded(result, copies):
 
 
 def _with_views(result, found):
-    """Results that are views of a parameter's value write through."""
+    """Results that share memory with a parameter's value write through: views in any type, and the value itself."""
     if isinstance(result, (list, tuple)) and type(result) in (list, tuple):
         return type(result)(_with_views(item, found) for item in result)
-    if isinstance(result, (StandIn, View)) or not isinstance(result, torch.Tensor) or result._base is None:
+    if isinstance(result, (StandIn, View)) or not isinstance(result, torch.Tensor) or result.layout != torch.strided:
         return result
     for parameter in found:
+        if result is parameter._source.read(parameter):
+            return parameter
         base = parameter._source.base_of(parameter)
-        if result._base is base:
+        with torch._C.DisableTorchFunctionSubclass():
+            shares = result.untyped_storage()._cdata == base.untyped_storage()._cdata
+        if shares:
             with torch._C.DisableTorchFunctionSubclass():
                 view = torch.Tensor._make_subclass(View, result, False)
             view._source = _ViewOf(parameter, base, result)

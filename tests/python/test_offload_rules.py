@@ -554,6 +554,53 @@ class Sentences(Case):
         self.assertEqual(sluice.__version__, sluice.version())
 
 
+class Aliases(Case):
+    """Of a parameter's memory, in another type or under another name: a write is followed or refused."""
+
+    def test_views_in_other_types_write_through(self):
+        ways = {"view as int32": lambda t: t.view(torch.int32).zero_(), "its part": lambda t: t.view(torch.int32)[1].zero_(),
+                "view as uint8": lambda t: t.view(torch.uint8).fill_(1), "flat": lambda t: t.view(-1).view(torch.int32).zero_(),
+                "real": lambda t: t.real.mul_(2), "type_as": lambda t: t.type_as(torch.zeros(1)).mul_(2),
+                "same type": lambda t: t.view(torch.float32).mul_(2),
+                "complex": lambda t: torch.view_as_complex(t.view(-1, 2)).zero_(),
+                "xor": lambda t: t.view(torch.int32).bitwise_xor_(torch.tensor(1, dtype=torch.int32))}
+        for name, write in ways.items():
+            for through_data in (True, False):
+                found = []
+                for config in (None, PINNED, STORED):
+                    model = make()
+                    if config is not None:
+                        sluice.offload(model, None, config)
+                    parameter = next(model.parameters())
+                    with torch.no_grad():
+                        write(parameter.data if through_data else parameter)
+                    found.append([p.detach().clone() for p in model.parameters()])
+                with self.subTest(name, through_data=through_data):
+                    self.assert_same(found[0], found[1])
+                    self.assert_same(found[0], found[2])
+
+    def test_memory_is_not_handed_out_by_dlpack(self):
+        model = make()
+        optimizer = adam(model)
+        sluice.offload(model, optimizer, STORED)
+        backward(model)
+        optimizer.step()
+        parameter = next(model.parameters())
+        for copy in (parameter.detach(), parameter.data, next(iter(model.state_dict().values())),
+                     optimizer.state[parameter]["exp_avg"]):
+            with self.assertRaisesRegex(sluice.InputError, "would be lost"):
+                torch.from_dlpack(copy)
+            self.assertEqual(torch.from_dlpack(copy.clone()).shape, copy.shape)
+
+    def test_budgets_beyond_64_bits_are_refused(self):
+        for value in (2**63, 2**64 + 16 * 2**20, 10**30, "9999999999TiB"):
+            for key in ("device", "pinned"):
+                with self.assertRaisesRegex(sluice.InputError, f"{key} is .*below 2\\*\\*63"):
+                    sluice.offload(make(), None, {**PINNED, key: value})
+        with self.assertRaisesRegex(sluice.InputError, "device_bytes is .*64 bits cannot hold"):
+            sluice.Engine(device_bytes=2**64 + 1)
+
+
 class Ranks(Case):
     def test_two_ranks_of_distributed_data_parallel(self):
         """Around an offloaded model, over gloo."""
