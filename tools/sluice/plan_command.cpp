@@ -106,8 +106,8 @@ int plan_command(const PlanArguments& arguments) {
   if (!tried.empty()) event["meshes"] = train::meshes_json(tried);
   if (arguments.explain) event["outlook"]["explain"] = planner::search_lines(plan);
   if (arguments.free_optimizer) {
-    event["free_optimizer_step_time_s"] =
-        planner::simulate_free_optimizer(plan.training(), prepared.simulation_model()).total_s;
+    event["free_optimizer_step_time_s"] = plan.step_share(
+        planner::simulate_free_optimizer(plan.training(), prepared.simulation_model()).total_s);
   }
   if (arguments.json) {
     std::cout << event.dump() << std::endl;
