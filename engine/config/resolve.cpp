@@ -413,6 +413,14 @@ void check_storage_engine(const Config& config, const ConfigOrigins& origins) {
                    "out");
 }
 
+void check_link(const Config& config, const ConfigOrigins& origins) {
+  const double bytes_per_s = config.memory.link_bandwidth_bytes_per_s;
+  if (bytes_per_s == 0 || bytes_per_s >= 1) return;
+  throw InputError(origins.of("memory.link_bandwidth") +
+                   ": memory.link_bandwidth is less than 1 byte a second; use 0 for no model of a "
+                   "link, or a speed such as \"16GiB/s\"");
+}
+
 void check_transport(const Config& config, const ConfigOrigins& origins) {
   if (config.parallel.transport == Config::Transport::kAuto ||
       config.memory.backend != Config::Backend::kHost) {
@@ -449,6 +457,7 @@ void resolve_config(Config& config, const ConfigOrigins& origins) {
   check_storage_paths(config, origins);
   check_storage_shares(config, origins);
   check_storage_engine(config, origins);
+  check_link(config, origins);
   check_transport(config, origins);
   check_pipeline(config, origins);
   check_delays(config, origins);

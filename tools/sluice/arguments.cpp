@@ -1,6 +1,8 @@
 #include "tools/sluice/arguments.hpp"
 
+#include <cerrno>
 #include <charconv>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <span>
@@ -57,16 +59,20 @@ std::optional<std::uint64_t> bytes_argument(const std::string& option,
 }
 
 void write_output(const std::string& option, const std::string& path, const std::string& text) {
+  errno = 0;
   std::ofstream file(path, std::ios::trunc | std::ios::binary);
   file << text;
-  if (!file.flush()) throw InputError(option + ": '" + path + "' cannot be written");
+  if (file.flush()) return;
+  const std::string why = errno == 0 ? "" : std::string(": ") + std::strerror(errno);
+  throw InputError(option + ": '" + path + "' cannot be written" + why);
 }
 
 void write_private(const std::string& option, const std::string& path, const std::string& text) {
   try {
     PosixFile::create(path).write_all(0, std::as_bytes(std::span(text.data(), text.size())));
-  } catch (const IoError&) {
-    throw InputError(option + ": '" + path + "' cannot be written");
+  } catch (const IoError& error) {
+    throw InputError(option + ": '" + path +
+                     "' cannot be written: " + std::strerror(error.error_number));
   }
 }
 

@@ -1,4 +1,3 @@
-#include <fstream>
 #include <iostream>
 #include <optional>
 
@@ -12,6 +11,7 @@
 #include "engine/train/plan/model_flops.hpp"
 #include "engine/train/plan/plan_outlook.hpp"
 #include "engine/train/plan/prepare.hpp"
+#include "tools/sluice/arguments.hpp"
 #include "tools/sluice/commands.hpp"
 #include "tools/sluice/kept_heap.hpp"
 #include "tools/sluice/plan_text.hpp"
@@ -120,9 +120,7 @@ int plan_command(const PlanArguments& arguments) {
   if (!arguments.trace.empty()) {
     TraceRecorder trace;
     schedule::simulate(plan.training(), prepared.simulation_model(), &trace);
-    std::ofstream file(arguments.trace, std::ios::trunc);
-    file << trace.to_json();
-    if (!file.flush()) throw InputError("--trace: '" + arguments.trace + "' cannot be written");
+    write_output("--trace", arguments.trace, trace.to_json());
   }
   return 0;
 }

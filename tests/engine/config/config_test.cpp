@@ -217,6 +217,7 @@ TEST(Config, ValuesThatDisagreeAreRefused) {
       {{"train.steps=1000000000000", "train.accumulate=1048576"}, "tokens of the run"},
       {{"memory.storage_sqpoll=true", "memory.storage_engine=posix"},
        "memory.storage_sqpoll is io_uring's"},
+      {{"memory.link_bandwidth=1e-300"}, "memory.link_bandwidth is less than 1 byte a second"},
       {{"memory.backend=host", "parallel.transport=nccl"},
        "parallel.transport says how the memory of GPUs travels"},
       {{"train.loss_scale=1000"},
