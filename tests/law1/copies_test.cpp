@@ -22,10 +22,10 @@ config::Config config_of(const TrainingBench& bench, const CopiesCase& at) {
   return bench.config("run",
                       tensor_model() +
                           Overrides{"model.heads=8", "model.vocab=277", "train.micro_batch=1",
-                                    "optimizer.placement=after_backward",
-                                    "parallel.tensor=" + std::to_string(at.tensor),
-                                    "parallel.context=" + std::to_string(at.context)} +
-                          places("pinned", "pinned", "pinned") + at.settings);
+                                    "optimizer.placement=after_backward"} +
+                          places("pinned", "pinned", "pinned") + at.settings +
+                          Overrides{"parallel.tensor=" + std::to_string(at.tensor),
+                                    "parallel.context=" + std::to_string(at.context)});
 }
 
 RanksRun train_held(const config::Config& config, HeldState& held,

@@ -146,10 +146,8 @@ inline void expect_group_bits(std::size_t i) {
 
 inline config::Config config_of_contexts(const TrainingBench& bench, const Overrides& settings,
                                          int ranks) {
-  return bench.config("run", tensor_model() +
-                                 Overrides{"train.micro_batch=1", "model.vocab=277",
-                                           "parallel.context=" + std::to_string(ranks)} +
-                                 settings);
+  return bench.config("run", tensor_model() + Overrides{"train.micro_batch=1", "model.vocab=277"} +
+                                 settings + Overrides{"parallel.context=" + std::to_string(ranks)});
 }
 
 // A mesh has the bits of its context group alone, whatever its memory options. attention: the group's.

@@ -46,7 +46,7 @@ class EmulatedRanks : public GpuSession {
   void expect_groups_bits(const Overrides& how, const Overrides& group,
                           const Overrides& more) const {
     SCOPED_TRACE(::testing::PrintToString(how + group) + ", " + ::testing::PrintToString(more));
-    const config::Config alone = config_of(how);
+    const config::Config alone = config_of(how + Overrides{"parallel.context=1"});
     PlannedSession planned(alone, {}, backend());
     const RanksRecord one = train_session(planned.session(), alone, kSteps);
     const RanksRecord first = train_group(how + group);
