@@ -263,6 +263,19 @@ TEST_F(WorldPlan, AStepOfDelayedUpdatesIsAStepInEveryFigure) {
   }
 }
 
+// As those of a run that sluice launch starts here.
+TEST_F(WorldPlan, RanksOnThisMachineShareItsMemory) {
+  const auto device_bytes = [&](const char* ranks) {
+    const std::string out = succeed({"plan", "config.toml", "--set", "memory.device=auto",
+                                     "memory.pinned=auto", "train.accumulate=4", ranks})
+                                .out;
+    const std::string start = "budgets     device ";
+    const std::size_t at = out.find(start) + start.size();
+    return static_cast<double>(parse_bytes(out.substr(at, out.find(',', at) - at)).value_or(0));
+  };
+  EXPECT_NEAR(4 * device_bytes("parallel.data=4") / device_bytes("parallel.data=1"), 1, 0.3);
+}
+
 // Lists, lanes and simulations of one rank say so.
 TEST_F(WorldPlan, FiguresOfOneRankNameIt) {
   const Words job{"plan",
