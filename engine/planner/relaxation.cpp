@@ -19,11 +19,8 @@
 #include "engine/planner/relaxation.hpp"
 
 #include <algorithm>
-#include <array>
-#include <cmath>
 #include <cstddef>
 #include <limits>
-#include <span>
 #include <utility>
 #include <vector>
 
@@ -104,21 +101,6 @@ struct ModelBytes {
   double saved = 0, outputs = 0;  // of one micro-batch, without the head
   bool reads_weight = false;
 };
-
-// pass_s, times a power of two where some work takes so many times longer that the program would be
-// told apart from none by rounding alone: a link of one byte a second.
-double unit_of_time(double pass_s, std::span<PhaseWork* const> phases) {
-  constexpr int kMostRatioExponent = 20;
-  double longest_s = pass_s;
-  for (const PhaseWork* phase : phases) {
-    for (Sum PhaseWork::*const lane : PhaseWork::lanes()) {
-      const Sum& sum = phase->*lane;
-      longest_s = std::max(longest_s, std::abs(sum.constant));
-      for (const double seconds : sum.columns) longest_s = std::max(longest_s, std::abs(seconds));
-    }
-  }
-  return std::ldexp(pass_s, std::max(0, std::ilogb(longest_s / pass_s) - kMostRatioExponent));
-}
 
 // Only microbatches, fold_groups and recompute of the options count.
 ModelBytes model_bytes(const schedule::StepModel& model, const schedule::StepOptions& options) {
@@ -342,10 +324,9 @@ std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
   update.comm.constant = traffic.weights * rates_.comm_s;
 
   const double pass_s = forward.compute.constant + backward.compute.constant;
-  const std::array<PhaseWork*, kPhaseCount + 1> phases_and_update{
-      &work[kForwardPhase], &work[kBackwardPhase], &work[kUpdatePhase], &update};
-  const double unit_s = unit_of_time(pass_s > 0 ? pass_s : 1, phases_and_update);
-  for (PhaseWork* of : phases_and_update) {
+  const double unit_s = pass_s > 0 ? pass_s : 1;
+  for (PhaseWork* of :
+       {&work[kForwardPhase], &work[kBackwardPhase], &work[kUpdatePhase], &update}) {
     for (Sum PhaseWork::*const lane : PhaseWork::lanes()) (of->*lane).scale(1 / unit_s);
   }
   const double per_state = 1 / (bytes.weight + bytes.gradient + bytes.optimizer);

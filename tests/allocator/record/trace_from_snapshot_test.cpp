@@ -322,7 +322,6 @@ TEST(TraceOf, ARecordWithoutSegmentsHasNoneReserved) {
   EXPECT_EQ(trace.recorded_peak_reserved_bytes, 0u);
 }
 
-// Any events over any end state: check_trace passes, segments are full of blocks without gaps.
 // Blocks that overlap could otherwise make sums wrap around.
 TEST(TraceOf, RefusesARecordThatHoldsMoreThanAnAddressSpace) {
   MemorySnapshot snapshot;
@@ -338,6 +337,7 @@ TEST(TraceOf, RefusesARecordThatHoldsMoreThanAnAddressSpace) {
                                 "before its first event: holds more"));
 }
 
+// Any events over any end state: check_trace passes, segments are full of blocks without gaps.
 TEST(TraceOf, NeverFailsOnARecordThatMakesNoSense) {
   std::mt19937_64 random(7);
   const auto pick = [&](std::uint64_t end) { return random() % end; };

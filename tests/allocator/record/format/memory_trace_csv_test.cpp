@@ -97,8 +97,7 @@ TEST(MemoryTraceCsv, NamesTheLineOfAnError) {
       {kHeader + "1,alloc,0,0,1,mine,\n", "category 'mine'"},
       {kHeader + "1,free_requested,0,64,72057594037927937,external,\n",
        "line 2: bytes '72057594037927937' must be at most 72057594037927936 (65536 TiB): no "
-       "address "
-       "space is larger"},
+       "address space is larger"},
       {kHeader + "1,oom,0,0,18446744073709551615,external,\n1,segment_alloc,0,512,1e9,external,\n",
        "line 3: bytes '1e9'"},
       {kHeader + "1,alloc,0,0,1,external,\"open\n", "line 2: a quote must be closed"},
