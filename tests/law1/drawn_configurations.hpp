@@ -124,7 +124,7 @@ inline Overrides drawn_memory(Draws& draw, const DrawnMesh& mesh, bool durable) 
     const std::string drawn = kPlaces[draw.below(kPlaces.size())];
     return any || mesh.free || mesh.data == 1 ? drawn : std::string("auto");
   };
-  Overrides memory = draw.chance(2) ? kChosenByHand : Overrides{};
+  Overrides memory = draw.chance(2) ? kChosenByHand : kSearchedFor;
   const std::string weight = place(mesh.zero == 3);
   const std::string gradient = place(mesh.zero > 0);
   memory = memory + places(weight, gradient, place(mesh.mode != "rotating"));

@@ -31,7 +31,7 @@ TEST(SharedDevice, GivesTheSameBitsInTheLeastMemory) {
             Overrides{"checkpoint.mode=durable", "checkpoint.every=2"},
         places("device", "pinned", "pinned") + Overrides{"memory.chunk=4MiB"}}) {
     SCOPED_TRACE(variant.back());
-    const Overrides settings = kUnevenModel + variant;
+    const Overrides settings = kUnevenModel + kSearchedFor + variant;
     const std::uint64_t least =
         least_device(bench.config("least", settings + Overrides{"memory.device=2MiB"}));
     const config::Config config =

@@ -11,6 +11,7 @@
 
 #include "base/rng.hpp"
 #include "engine/train/training_run.hpp"
+#include "tests/support/sweep.hpp"
 #include "tests/support/temp_directory.hpp"
 
 namespace sluice::testing {
@@ -57,6 +58,21 @@ struct TrainingRecord {
   }
 };
 
+// Choices that the planner then hardly searches for: on models this small a search takes longer than
+// the steps. For runs that are not about plans; later settings win.
+inline const Overrides kChosenByHand{"recompute.policy=none", "memory.prefetch=1",
+                                     "train.order=microbatch", "memory.place.activation=device"};
+
+// The same choices left to the planner, whatever the build.
+inline const Overrides kSearchedFor{"recompute.policy=auto", "memory.prefetch=2",
+                                    "train.order=auto", "memory.place.activation=auto"};
+
+// What a test leaves open. A sanitizer's run chooses by hand, for there the searches took nine tenths
+// of the time; DrawnConfigurations and SharedDevice search under it as well.
+inline Overrides left_open() {
+  return samples_sweeps() ? kChosenByHand : Overrides{};
+}
+
 // A directory with a text and room for runs.
 class TrainingBench {
  public:
@@ -73,7 +89,7 @@ class TrainingBench {
     const Overrides base{"data.paths=[\"" + directory_.file("text") + "\"]",
                          "log.dir=" + run_directory(run), "memory.storage=1GiB",
                          "memory.device=256MiB", "memory.pinned=256MiB"};
-    return config::parse_config("", "test", base + overrides);
+    return config::parse_config("", "test", base + left_open() + overrides);
   }
 
   // observe: called after each step, may be empty. options.resume: a run, or a log.dir.
@@ -120,11 +136,6 @@ inline Overrides places(const std::string& weight, const std::string& gradient,
   return {"memory.place.weight=" + weight, "memory.place.gradient=" + gradient,
           "memory.place.optimizer=" + optimizer};
 }
-
-// Choices that the planner then hardly searches for: on models this small a search takes longer than
-// the steps. For runs that are not about plans; later settings win.
-inline const Overrides kChosenByHand{"recompute.policy=none", "memory.prefetch=1",
-                                     "train.order=microbatch", "memory.place.activation=device"};
 
 // Tiers of all state, a different choice for each of five numbers but for two on pinned memory.
 inline Overrides places_in_turn(std::size_t i) {
