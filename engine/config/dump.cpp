@@ -91,22 +91,6 @@ std::string config_help() {
 
 namespace {
 
-// Keys that only some rules read.
-bool rule_reads(kernels::OptimizerRule rule, const std::string& path) {
-  using R = kernels::OptimizerRule;
-  const auto one_of = [rule](std::initializer_list<R> rules) {
-    return std::find(rules.begin(), rules.end(), rule) != rules.end();
-  };
-  if (path == "optimizer.momentum") return one_of({R::kSgd, R::kMuon});
-  if (path == "optimizer.nesterov") return one_of({R::kSgd});
-  if (path == "optimizer.betas") return !one_of({R::kSgd, R::kAdafactor});
-  if (path == "optimizer.eps") return one_of({R::kAdamW, R::kAdam, R::kMuon});
-  if (path == "optimizer.beta2_decay" || path == "optimizer.clip_threshold") {
-    return one_of({R::kAdafactor});
-  }
-  return true;
-}
-
 // Whether the optimizer updates parts of stored tensors as matrices of their own (ParameterTable).
 bool updates_logical_matrices(const Config& config) {
   kernels::OptimizerOptions options;
@@ -149,17 +133,10 @@ void add_delays(const Config& config, std::map<std::string, std::string>& settin
 std::map<std::string, std::string> result_settings(const Config& config) {
   std::map<std::string, std::string> settings;
   for (const ConfigKey& key : config_schema()) {
-    if (!key.determines_result || !rule_reads(config.optimizer.name, key.path)) continue;
+    if (!key.determines_result || rests(config, key)) continue;
     // Only the cosine looks at the number of steps.
     if (key.path == "train.steps" && config.optimizer.schedule == Config::LrSchedule::kConstant) {
       continue;
-    }
-    if (key.path.starts_with("train.loss_scal")) {
-      if (config.train.precision != Config::Precision::kFP16) continue;
-      if (key.path == "train.loss_scale_window" &&
-          config.train.loss_scaling == Config::LossScaling::kStatic) {
-        continue;
-      }
     }
     settings[key.path] = format_value(key, key.read(config));
   }

@@ -236,9 +236,9 @@ void check_optimizer(const Config& config, const ConfigOrigins& origins) {
                      (sgd ? "\" without momentum" : "\"") +
                      " keeps no moment of each element; leave optimizer.moments at \"fp32\"");
   }
-  if (optimizer.nesterov && (!sgd || optimizer.momentum == 0)) {
+  if (optimizer.nesterov && sgd && optimizer.momentum == 0) {
     throw InputError(origins.of("optimizer.nesterov") +
-                     ": optimizer.nesterov needs optimizer.name = \"sgd\" with a momentum above 0");
+                     ": optimizer.nesterov needs an optimizer.momentum above 0");
   }
 }
 
@@ -306,7 +306,7 @@ void check_pipeline(const Config& config, const ConfigOrigins& origins) {
 }
 
 // Stages update by themselves, so nothing may depend on all of them; and a run is only ever saved and
-// evaluated where the pipeline is empty.
+// evaluated where nothing is in flight.
 void check_delays(const Config& config, const ConfigOrigins& origins) {
   const auto& parallel = config.parallel;
   const std::string updates = "parallel.updates = " + text_of(parallel.updates);
@@ -464,7 +464,7 @@ void resolve_config(Config& config, const ConfigOrigins& origins) {
   check_transport(config, origins);
   check_pipeline(config, origins);
   check_delays(config, origins);
-  check_mesh_keys(config, origins);
+  check_resting_keys(config, origins);
 }
 
 }  // namespace sluice::config

@@ -49,9 +49,9 @@ class ConfigOrigins {
 // Fills in derived defaults and throws InputError where a required key is missing or values
 // disagree.
 void resolve_config(Config& config, const ConfigOrigins& origins);
-// Throws InputError for a key that has a meaning among several ranks alone, if there is one rank and
-// no later override made it so.
-void check_mesh_keys(const Config& config, const ConfigOrigins& origins);
+// Throws InputError for a given key that other values leave without a meaning, such as
+// optimizer.momentum beside adamw, unless a later override set those or it has its default.
+void check_resting_keys(const Config& config, const ConfigOrigins& origins);
 
 // The configuration with all derived defaults derived once more from its other keys. train.accumulate
 // stays: it follows train.batch only where that is given.

@@ -86,11 +86,12 @@ inline Overrides drawn_shape(Draws& draw, const DrawnMesh& mesh) {
 inline Overrides drawn_model(Draws& draw, const DrawnMesh& mesh) {
   const std::int64_t rounds = drawn_count(draw, 4);
   const bool at_once = mesh.delays || mesh.mode == "asp" || mesh.mode == "rotating";
-  Overrides model =
-      drawn_shape(draw, mesh) + Overrides{setting("train.steps", kDrawnSteps),
-                                          drawn_optimizer(draw, mesh), "optimizer.lr=0.005"};
-  const std::string precision = draw.pick({"bf16", "fp32", "fp16"});
-  model.push_back("train.precision=" + (at_once && !mesh.free ? "bf16" : precision));
+  Overrides model = drawn_shape(draw, mesh) + Overrides{setting("train.steps", kDrawnSteps)};
+  const std::string optimizer = drawn_optimizer(draw, mesh);
+  model = model + Overrides{optimizer, "optimizer.lr=0.005"};
+  const std::string any = draw.pick({"bf16", "fp32", "fp16"});
+  const std::string precision = at_once && !mesh.free ? "bf16" : any;
+  model.push_back("train.precision=" + precision);
   const std::string clip = draw.pick({"1.0", "0", "0.01"});
   model.push_back("train.clip=" + (at_once && !mesh.free ? "0" : clip));
   const bool summed = mesh.free || (!at_once && !mesh.ring);
@@ -110,11 +111,15 @@ inline Overrides drawn_model(Draws& draw, const DrawnMesh& mesh) {
   const auto sometimes = [&](std::uint64_t in, const std::string& text) {
     if (draw.chance(in)) model.push_back(text);
   };
-  sometimes(4, "optimizer.momentum=0");
+  const auto sometimes_where = [&](bool has_meaning, std::uint64_t in, const std::string& text) {
+    if (draw.chance(in) && has_meaning) model.push_back(text);
+  };
+  const bool reads_momentum = optimizer.ends_with("=sgd") || optimizer.ends_with("=muon");
+  sometimes_where(mesh.free || reads_momentum, 4, "optimizer.momentum=0");
   sometimes(mesh.free ? 3 : 6, "optimizer.moments=bf16");
   sometimes(mesh.free || mesh.tensor == 1 ? 6 : 1000, "optimizer.moments=8bit");
   sometimes(10, "optimizer.states=split");
-  sometimes(6, "train.loss_scaling=static");
+  sometimes_where(mesh.free || precision == "fp16", 6, "train.loss_scaling=static");
   return model;
 }
 

@@ -38,8 +38,8 @@ Overrides small_model() {
 
 config::Config config_of(const TrainingBench& bench, const RanksCase& at, int ranks) {
   return bench.config("run", small_model() + at.settings +
-                                 Overrides{"parallel.data=" + std::to_string(ranks),
-                                           "parallel.zero=" + std::to_string(at.zero),
+                                 Overrides{"parallel.zero=" + std::to_string(at.zero),
+                                           "parallel.data=" + std::to_string(ranks),
                                            "train.accumulate=" + std::to_string(at.accumulate),
                                            "train.fold_groups=" + std::to_string(at.fold_groups)});
 }

@@ -71,7 +71,7 @@ TEST(Config, ValuesThatDisagreeAreRefused) {
        "train.loss_scale is 1000, which must be a power of two, such as 512"},
   });
   for (const std::string scale : {"1", "65536", "4294967296"}) {
-    EXPECT_NO_THROW(parse(kSmall, {"train.loss_scale=" + scale}));
+    EXPECT_NO_THROW(parse(kSmall, {"train.precision=fp16", "train.loss_scale=" + scale}));
   }
   EXPECT_TRUE(parse(kSmall, {"memory.storage_sqpoll=true"}).memory.storage_sqpoll);
   EXPECT_EQ(refusal("[model]\nlayers = 1\nhidden = 8\n"),
@@ -129,7 +129,8 @@ TEST(Config, AnOptimizerRefusesStatesThatItCannotKeep) {
        R"(leave optimizer.moments at "fp32")"},
       {{"optimizer.name=sgd", "optimizer.momentum=0", "optimizer.moments=bf16"},
        "without momentum keeps no moment"},
-      {{"optimizer.nesterov=true"}, R"("sgd" with a momentum)"},
+      {{"optimizer.name=sgd", "optimizer.nesterov=true", "optimizer.momentum=0"},
+       "optimizer.nesterov needs an optimizer.momentum above 0"},
   });
   EXPECT_EQ(parse(kSmall, {"optimizer.name=lion"}).optimizer.beta2, 0.99);
   EXPECT_EQ(parse(kSmall, {"optimizer.name=lion", "optimizer.betas=0.9,0.5"}).optimizer.beta2, 0.5);
@@ -166,6 +167,61 @@ TEST(Config, ASpeculativeUpdateMayDependOnTheNormButNotOnACommit) {
   EXPECT_NO_THROW(check_supported(parse(kSmall, {speculative, "train.precision=fp16"})));
   expect_refusals({{{speculative, "checkpoint.mode=durable"},
                     R"("speculative" needs checkpoint.mode = "scratch")"}});
+}
+
+// Another value of each key that the rules differ in, the rules that read it, and each rule.
+TEST(Config, KeysOfOtherOptimizersAndPrecisionsAreRefused) {
+  struct Row {
+    std::string setting, other;
+    std::vector<std::string> readers;
+  };
+  const std::vector<std::string> rules = find_config_key("optimizer.name")->choices;
+  const std::vector<std::string> precisions = find_config_key("train.precision")->choices;
+  const std::vector<Row> rows{
+      {"optimizer.betas=0.5,0.6", "optimizer.name", {"adamw", "adam", "lion", "sm3", "muon"}},
+      {"optimizer.eps=1e-06", "optimizer.name", {"adamw", "adam", "muon"}},
+      {"optimizer.momentum=0.5", "optimizer.name", {"sgd", "muon"}},
+      {"optimizer.nesterov=true", "optimizer.name", {"sgd"}},
+      {"optimizer.beta2_decay=-0.5", "optimizer.name", {"adafactor"}},
+      {"optimizer.clip_threshold=2", "optimizer.name", {"adafactor"}},
+      {"train.loss_scaling=static", "train.precision", {"fp16"}},
+      {"train.loss_scale=1024", "train.precision", {"fp16"}},
+      {"train.loss_scale_window=7", "train.precision", {"fp16"}},
+      {"train.loss_scale_patience=3", "train.precision", {"fp16"}}};
+  for (const Row& row : rows) {
+    const std::string key = row.setting.substr(0, row.setting.find('='));
+    for (const std::string& choice : row.other == "optimizer.name" ? rules : precisions) {
+      SCOPED_TRACE(row.setting + " with " + choice);
+      const std::string beside = row.other + "=" + choice;
+      if (std::ranges::find(row.readers, choice) != row.readers.end()) {
+        EXPECT_NO_THROW(parse(kSmall, {beside, row.setting}));
+        continue;
+      }
+      const std::string words = refusal(kSmall, {beside, row.setting});
+      EXPECT_TRUE(holds(words, "--set " + row.setting + ": " + key + " = ")) << words;
+      EXPECT_TRUE(holds(words, " has no meaning with " + row.other + " = \"" + choice +
+                                   "\"; leave it out, or use \"" + row.readers.front() + "\""))
+          << words;
+      // A later override rests the key; the configuration that is written leaves it out.
+      const Config resting = parse(kSmall, {row.setting, beside});
+      EXPECT_EQ(config_to_toml(parse(config_to_toml(resting))),
+                config_to_toml(parse(kSmall, {beside})));
+      // A key at its default is no wish.
+      const ConfigKey& same = *find_config_key(key);
+      const std::string standard = format_value(same, same.read(Config()));
+      EXPECT_NO_THROW(parse(kSmall + "[" + key.substr(0, key.find('.')) + "]\n" +
+                                key.substr(key.find('.') + 1) + " = " + standard + "\n",
+                            {beside}));
+    }
+  }
+  EXPECT_TRUE(
+      holds(refusal(kSmall + "[optimizer]\nmomentum = 0.5\n"),
+            "run.toml:6: optimizer.momentum = 0.5 has no meaning with optimizer.name = \"adamw\"; "
+            "leave it out, or use \"sgd\" or \"muon\""));
+  expect_refusals(
+      {{{"train.precision=fp16", "train.loss_scaling=static", "train.loss_scale_window=7"},
+        "has no meaning with train.loss_scaling = \"static\"; leave it out, or use "
+        "\"dynamic\""}});
 }
 
 }  // namespace

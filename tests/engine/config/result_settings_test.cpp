@@ -33,7 +33,7 @@ TEST(ResultSettings, ChangeOnlyWithSettingsThatDetermineResults) {
         "memory.place.activation=storage", "memory.prefetch=7", "recompute.policy=unit",
         "checkpoint.every=3", "checkpoint.final=false", "log.dir=elsewhere",
         "optimizer.placement=next_forward", "train.order=unit", "train.threads=2",
-        "train.loss_scale_patience=3", "train.batch=4"}) {
+        "train.batch=4"}) {
     EXPECT_EQ(result_settings(parse(kSmall, {assignment})), plain) << assignment;
   }
   for (const std::string assignment :
@@ -108,22 +108,25 @@ TEST(ResultSettings, OnlyARingBelongsToItsNumberOfRanks) {
 
 // Keys that the rule, or the precision, does not read refuse no resume.
 TEST(ResultSettings, HoldTheKeysThatAreRead) {
-  const std::string fp16 = "train.precision=fp16";
-  for (const auto& [reader, key] :
-       {std::pair<std::string, std::string>{"optimizer.name=sgd", "optimizer.momentum=0.5"},
-        {"optimizer.name=muon", "optimizer.momentum=0.5"},
-        {"optimizer.name=adafactor", "optimizer.beta2_decay=-0.5"},
-        {"optimizer.name=adafactor", "optimizer.clip_threshold=2"},
-        {fp16, "train.loss_scaling=static"},
-        {fp16, "train.loss_scale=1024"},
-        {fp16, "train.loss_scale_window=7"}}) {
-    EXPECT_EQ(result_settings(parse(kSmall, {key})), result_settings(parse(kSmall))) << key;
+  const std::string adamw = "optimizer.name=adamw", bf16 = "train.precision=bf16",
+                    fp16 = "train.precision=fp16";
+  for (const auto& [reader, key, other] :
+       {std::array<std::string, 3>{"optimizer.name=sgd", "optimizer.momentum=0.5", adamw},
+        {"optimizer.name=muon", "optimizer.momentum=0.5", adamw},
+        {"optimizer.name=adafactor", "optimizer.beta2_decay=-0.5", adamw},
+        {"optimizer.name=adafactor", "optimizer.clip_threshold=2", adamw},
+        {fp16, "train.loss_scaling=static", bf16},
+        {fp16, "train.loss_scale=1024", bf16},
+        {fp16, "train.loss_scale_window=7", bf16}}) {
+    EXPECT_EQ(result_settings(parse(kSmall, {key, other})), result_settings(parse(kSmall))) << key;
     EXPECT_NE(result_settings(parse(kSmall, {reader, key})),
               result_settings(parse(kSmall, {reader})))
         << key;
   }
+  EXPECT_EQ(result_settings(parse(kSmall, {fp16, "train.loss_scale_patience=3"})),
+            result_settings(parse(kSmall, {fp16})));
   const std::string fixed = "train.loss_scaling=static";
-  EXPECT_EQ(result_settings(parse(kSmall, {fp16, fixed, "train.loss_scale_window=7"})),
+  EXPECT_EQ(result_settings(parse(kSmall, {fp16, "train.loss_scale_window=7", fixed})),
             result_settings(parse(kSmall, {fp16, fixed})));
 }
 
