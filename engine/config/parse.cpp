@@ -80,21 +80,22 @@ void check_nesting(std::string_view text, const std::string& name) {
 }
 
 // The known key nearest to an unknown one: by the whole path, or by the last word where that is
-// nearer (a known word in the wrong section). Empty where none is near.
+// nearer (a known word in the wrong section). Of several keys with that word the whole path decides.
+// Empty where none is near.
 std::string nearest_key(std::string_view path) {
   path = path.substr(0, kMaxComparedBytes);
   const auto last_word = [](std::string_view text) {
     return text.substr(text.rfind('.') == std::string_view::npos ? 0 : text.rfind('.') + 1);
   };
   std::string_view best;
-  std::size_t best_distance = std::string_view::npos;
+  std::pair<std::size_t, std::size_t> best_distance{std::string_view::npos, 0};
   for (const ConfigKey& key : config_schema()) {
     const std::size_t whole = edit_distance(path, key.path);
     const std::size_t word = edit_distance(last_word(path), last_word(key.path));
     const bool near =
         may_be_typing_error(path, whole) || may_be_typing_error(last_word(path), word);
     // +1: at equal distance the whole path decides.
-    const std::size_t distance = std::min(whole, 2 * word + 1);
+    const std::pair distance{std::min(whole, 2 * word + 1), whole};
     if (near && distance < best_distance) {
       best_distance = distance;
       best = key.path;
@@ -103,7 +104,26 @@ std::string nearest_key(std::string_view path) {
   return std::string(best);
 }
 
+// The known key that was written whole within its section: "log.every" of "log.log.every", which is
+// log.every in [log]. Null where there is none.
+const ConfigKey* key_within_its_section(std::string_view path) {
+  for (std::size_t dot = path.find('.'); dot != std::string_view::npos;
+       dot = path.find('.', dot + 1)) {
+    const std::string_view rest = path.substr(dot + 1);
+    if (rest.starts_with(path.substr(0, dot + 1)) && find_config_key(rest) != nullptr) {
+      return find_config_key(rest);
+    }
+  }
+  return nullptr;
+}
+
 [[noreturn]] void throw_unknown(const std::string& origin, std::string_view path) {
+  if (const ConfigKey* key = key_within_its_section(path)) {
+    const std::size_t section = path.size() - key->path.size() - 1;
+    throw InputError(origin + ": unknown key '" + shown(path) + "'; did you mean '" + key->path +
+                     "', which is '" + key->path.substr(section + 1) + "' in [" +
+                     key->path.substr(0, section) + "]?");
+  }
   const std::string nearest = nearest_key(path);
   throw InputError(origin + ": unknown key '" + shown(path) + "'; " +
                    (nearest.empty() ? "sluice --help-config lists all keys"

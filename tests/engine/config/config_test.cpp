@@ -71,6 +71,21 @@ TEST(Config, AnUnknownKeyNamesTheNearestKnownOne) {
             "--set train.lr=1: unknown key 'train.lr'; did you mean 'optimizer.lr'?");
   EXPECT_EQ(refusal(kSmall + "[memory.place]\nweights = \"pinned\"\n"),
             "run.toml:6: unknown key 'memory.place.weights'; did you mean 'memory.place.weight'?");
+  // A key that is written whole within its section; of equal words the nearest section.
+  EXPECT_EQ(
+      refusal(kSmall + "[log]\nlog.every = 2\n"),
+      "run.toml:6: unknown key 'log.log.every'; did you mean 'log.every', which is 'every' in "
+      "[log]?");
+  for (const ConfigKey& key : config_schema()) {
+    for (std::size_t dot = key.path.find('.'); dot != std::string::npos;
+         dot = key.path.find('.', dot + 1)) {
+      const std::string section = key.path.substr(0, dot), word = key.path.substr(dot + 1);
+      EXPECT_TRUE(
+          holds(refusal(kSmall, {section + "." + key.path + "=1"}),
+                "did you mean '" + key.path + "', which is '" + word + "' in [" + section + "]?"));
+    }
+  }
+  EXPECT_TRUE(holds(refusal(kSmall, {"logs.every=1"}), "did you mean 'log.every'?"));
   for (const std::string far : {"weather", "x.y", "memory.accelerator", "a.b.c.d.e.f.g"}) {
     EXPECT_TRUE(holds(refusal(kSmall, {far + "=1"}),
                       "unknown key '" + far + "'; sluice --help-config lists all keys"));
