@@ -32,29 +32,40 @@ constexpr std::string_view kFormat = "sluice-hardware-profile";
 constexpr int kVersion = 3;
 constexpr std::uint64_t kMaxFileBytes = kMiB;
 constexpr double kMaxRate = 1e18;  // of anything per second: beyond the fastest machine there is
-constexpr double kMaxSeconds = 100.0;  // of one latency
+// Below the slowest machine there is. Bounds of a step have seconds of one rate beside seconds of
+// another, which the linear program (linear_program.hpp) tells well up to some ratio.
+constexpr double kLeastBytesPerS = 1e6;
+constexpr double kLeastFlopsPerS = 1e6;
+constexpr double kLeastParamsPerS = 1e4;  // AdamW moves some 30 bytes for each
+constexpr double kMaxSeconds = 100.0;     // of one latency
 constexpr std::int64_t kMaxDimension = std::int64_t{1} << 31;
 constexpr std::size_t kMaxAxisPoints = 64;
 constexpr std::size_t kMaxNameBytes = 256;
 
-// The members that are one number: their key, place and bound.
+// The members that are one number: their key, place and bounds.
 struct NumberKey {
   const char* key;
   double HardwareProfile::*member;
   double most;
+  double least = 0.0;  // 0: any number above it
 };
 constexpr NumberKey kNumbers[] = {
-    {"memory_bandwidth_bytes_per_s", &HardwareProfile::memory_bandwidth_bytes_per_s, kMaxRate},
-    {"single_core_copy_bytes_per_s", &HardwareProfile::single_core_copy_bytes_per_s, kMaxRate},
-    {"storage_read_bytes_per_s", &HardwareProfile::storage_read_bytes_per_s, kMaxRate},
-    {"storage_write_bytes_per_s", &HardwareProfile::storage_write_bytes_per_s, kMaxRate},
-    {"storage_duplex_bytes_per_s", &HardwareProfile::storage_duplex_bytes_per_s, kMaxRate},
+    {"memory_bandwidth_bytes_per_s", &HardwareProfile::memory_bandwidth_bytes_per_s, kMaxRate,
+     kLeastBytesPerS},
+    {"single_core_copy_bytes_per_s", &HardwareProfile::single_core_copy_bytes_per_s, kMaxRate,
+     kLeastBytesPerS},
+    {"storage_read_bytes_per_s", &HardwareProfile::storage_read_bytes_per_s, kMaxRate,
+     kLeastBytesPerS},
+    {"storage_write_bytes_per_s", &HardwareProfile::storage_write_bytes_per_s, kMaxRate,
+     kLeastBytesPerS},
+    {"storage_duplex_bytes_per_s", &HardwareProfile::storage_duplex_bytes_per_s, kMaxRate,
+     kLeastBytesPerS},
     {"storage_latency_s", &HardwareProfile::storage_latency_s, kMaxSeconds},
     {"storage_overlap", &HardwareProfile::storage_overlap, 1.0},
-    {"gemm_f32_flops_per_s", &HardwareProfile::gemm_f32_flops_per_s, kMaxRate},
-    {"gemm_bf16_flops_per_s", &HardwareProfile::gemm_bf16_flops_per_s, kMaxRate},
+    {"gemm_f32_flops_per_s", &HardwareProfile::gemm_f32_flops_per_s, kMaxRate, kLeastFlopsPerS},
+    {"gemm_bf16_flops_per_s", &HardwareProfile::gemm_bf16_flops_per_s, kMaxRate, kLeastFlopsPerS},
     {"core_scaling", &HardwareProfile::core_scaling, 1.0},
-    {"adam_params_per_s", &HardwareProfile::adam_params_per_s, kMaxRate},
+    {"adam_params_per_s", &HardwareProfile::adam_params_per_s, kMaxRate, kLeastParamsPerS},
     {"launch_overhead_s", &HardwareProfile::launch_overhead_s, kMaxSeconds},
     {"hand_over_s", &HardwareProfile::hand_over_s, kMaxSeconds},
 };
@@ -66,9 +77,9 @@ constexpr std::size_t kMaxSources = 64;
 constexpr std::size_t kMaxSourceBytes = 1024;
 constexpr NumberKey kOptionalNumbers[] = {
     {"storage_tbw", &HardwareProfile::storage_tbw, kMaxRate},
-    {"h2d_bytes_per_s", &HardwareProfile::h2d_bytes_per_s, kMaxRate},
-    {"d2h_bytes_per_s", &HardwareProfile::d2h_bytes_per_s, kMaxRate},
-    {"peak_bf16_flops_per_s", &HardwareProfile::peak_bf16_flops_per_s, kMaxRate},
+    {"h2d_bytes_per_s", &HardwareProfile::h2d_bytes_per_s, kMaxRate, kLeastBytesPerS},
+    {"d2h_bytes_per_s", &HardwareProfile::d2h_bytes_per_s, kMaxRate, kLeastBytesPerS},
+    {"peak_bf16_flops_per_s", &HardwareProfile::peak_bf16_flops_per_s, kMaxRate, kLeastFlopsPerS},
 };
 struct BytesKey {
   const char* key;
@@ -84,14 +95,15 @@ struct LinkKey {
   const char* key;
   double RankLinks::*member;
   double most;
+  double least = 0.0;
   bool may_be_zero = false;
 };
 constexpr LinkKey kLinkNumbers[] = {
     {"latency_s", &RankLinks::latency_s, kMaxSeconds},
-    {"bytes_per_s", &RankLinks::bytes_per_s, kMaxRate},
-    {"node_bytes_per_s", &RankLinks::node_bytes_per_s, kMaxRate, true},
+    {"bytes_per_s", &RankLinks::bytes_per_s, kMaxRate, kLeastBytesPerS},
+    {"node_bytes_per_s", &RankLinks::node_bytes_per_s, kMaxRate, kLeastBytesPerS, true},
     {"network_latency_s", &RankLinks::network_latency_s, kMaxSeconds},
-    {"network_bytes_per_s", &RankLinks::network_bytes_per_s, kMaxRate},
+    {"network_bytes_per_s", &RankLinks::network_bytes_per_s, kMaxRate, kLeastBytesPerS},
 };
 constexpr std::int64_t kMaxNodeRanks = 1 << 20;
 
@@ -116,13 +128,17 @@ class ObjectReader {
     if (found == object_.end()) refuse(key, "is missing; run `sluice doctor` to measure it");
     return *found;
   }
-  double number(const std::string& key, double most, bool may_be_zero = false) {
+  // least 0: any number above it.
+  double number(const std::string& key, double most, double least, bool may_be_zero = false) {
     const json& value = get(key);
     const double result = value.is_number() ? value.get<double>() : -1.0;
     if (result == 0.0 && may_be_zero) return result;
-    // Not-a-number fails both comparisons.
-    if (!(result > 0.0 && result <= most)) {
-      refuse(key, "must be a number above 0, at most " + json(most).dump());
+    // Not-a-number fails all comparisons.
+    if (!(result > 0.0 && result >= least && result <= most)) {
+      refuse(key, "must be a number " +
+                      (least > 0.0 ? "from " + json(least).dump() + " to "
+                                   : std::string("above 0, at most ")) +
+                      json(most).dump());
     }
     return result;
   }
@@ -243,7 +259,7 @@ RankLinks read_links(const json& object, const std::string& source) {
   ObjectReader reader(object, source, "rank_links.");
   RankLinks links;
   for (const LinkKey& number : kLinkNumbers) {
-    links.*number.member = reader.number(number.key, number.most, number.may_be_zero);
+    links.*number.member = reader.number(number.key, number.most, number.least, number.may_be_zero);
   }
   links.node_ranks = static_cast<std::int32_t>(reader.integer("node_ranks", kMaxNodeRanks, 0));
   reader.refuse_unknown();
@@ -335,10 +351,11 @@ HardwareProfile from_object(const json& object, const std::string& source,
   profile.cpu_name = reader.text("cpu_name");
   profile.cores = static_cast<std::int32_t>(reader.integer("cores", 1'000'000));
   for (const NumberKey& number : kNumbers) {
-    profile.*number.member = reader.number(number.key, number.most);
+    profile.*number.member = reader.number(number.key, number.most, number.least);
   }
   for (const NumberKey& number : kOptionalNumbers) {
-    if (reader.has(number.key)) profile.*number.member = reader.number(number.key, number.most);
+    if (!reader.has(number.key)) continue;
+    profile.*number.member = reader.number(number.key, number.most, number.least);
   }
   for (const BytesKey& bytes : kOptionalBytes) {
     if (!reader.has(bytes.key)) continue;

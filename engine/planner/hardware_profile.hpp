@@ -77,7 +77,8 @@ struct HardwareProfile {
 // JSON, one object; numbers round-trip.
 std::string to_json(const HardwareProfile& profile);
 // Throws InputError that names `source`, the key and the right value. Every key of the format must
-// be there, and no other; rates are finite and positive, at most kMaxRate.
+// be there, and no other; rates are finite, at least those of the slowest machine there is (1 MB/s, 1
+// Mflop/s).
 HardwareProfile profile_from_json(const std::string& text, const std::string& source);
 
 // Files of at most 1 MiB. InputError if it is missing or wrong.

@@ -92,9 +92,9 @@ TEST(HardwareProfile, CapacitiesEnduranceAndSourcesMayBeMissing) {
   profile.storage_bytes = 4;
   profile.storage_drives = 2;
   profile.storage_tbw = 1200.5;
-  profile.h2d_bytes_per_s = 5;
-  profile.d2h_bytes_per_s = 6;
-  profile.peak_bf16_flops_per_s = 7;
+  profile.h2d_bytes_per_s = 5e6;
+  profile.d2h_bytes_per_s = 6e6;
+  profile.peak_bf16_flops_per_s = 7e6;
   profile.sources = {{"storage_tbw", "a data sheet"}};
   const std::string text = planner::to_json(profile);
   const planner::HardwareProfile read = planner::profile_from_json(text, "x");
@@ -159,6 +159,37 @@ TEST(HardwareProfile, ValuesOutOfBoundsAndTextThatIsNoProfileAreRefused) {
        {"", "{", "[]", "12", "nul", "{\"format\":\"sluice-hardware-profile\",\"version\":1}"}) {
     EXPECT_TRUE(holds(refusal(text), "given.json"));
   }
+}
+
+// Every rate of a machine, of its GPU and of its links.
+TEST(HardwareProfile, ARateBelowTheSlowestMachineIsRefused) {
+  planner::HardwareProfile profile = sample();
+  profile.h2d_bytes_per_s = profile.d2h_bytes_per_s = profile.peak_bf16_flops_per_s = 1e12;
+  profile.backend = "cuda";
+  profile.gpu = std::make_shared<const planner::HardwareProfile>(profile);
+  profile.backend = "host";
+  profile.rank_links.emplace();
+  const json whole = json::parse(planner::to_json(profile));
+  std::size_t rates = 0;
+  for (const std::string part : {"", "/gpu", "/rank_links"}) {
+    for (const auto& [key, value] : whole.at(json::json_pointer(part)).items()) {
+      if (!key.ends_with("_per_s")) continue;
+      SCOPED_TRACE(part + "/" + key);
+      ++rates;
+      const double least = key.ends_with("params_per_s") ? 1e4 : 1e6;
+      json changed = whole;
+      json& rate = changed.at(json::json_pointer(part + "/" + key));
+      rate = least;
+      EXPECT_NO_THROW(planner::profile_from_json(changed.dump(), "given.json"));
+      for (const double less : {0.99 * least, 1.0, 1e-300}) {
+        rate = less;
+        const std::string words = refusal(changed.dump());
+        EXPECT_TRUE(holds(words, "given.json")) << words;
+        EXPECT_TRUE(holds(words, key + " must be a number from " + json(least).dump())) << words;
+      }
+    }
+  }
+  EXPECT_EQ(rates, 11u + 11u + 3u);
 }
 
 TEST(HardwareProfile, SavesWholeAndLoadsOrFallsBackToTheDefault) {

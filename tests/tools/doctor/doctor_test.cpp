@@ -160,14 +160,14 @@ TEST_F(DoctorRun, LinksBetweenRanksAreMeasuredAndThoseBetweenMachinesStay) {
   // A person described the machines that this one works with.
   profile.rank_links->network_bytes_per_s = 5e9;
   profile.rank_links->node_ranks = 2;
-  profile.rank_links->bytes_per_s = 1;
+  profile.rank_links->bytes_per_s = 1e6;
   planner::save_profile(profile, options_.profile_path);
   options_.replaces_better = true;
   const json event = last_event(0);
   const planner::RankLinks kept = *planner::load_profile(options_.profile_path).rank_links;
   EXPECT_EQ(kept.network_bytes_per_s, 5e9);
   EXPECT_EQ(kept.node_ranks, 2);
-  EXPECT_GT(kept.bytes_per_s, 1);
+  EXPECT_GT(kept.bytes_per_s, 1e6);
   EXPECT_EQ(event.at("value").at("rank_links").at("network_bytes_per_s"), 5e9);
 }
 
