@@ -37,7 +37,11 @@ namespace {
 using schedule::StepKind;
 
 TierBytes budgets_of(const config::Config& config) {
-  return {config.memory.device_bytes, config.memory.pinned_bytes, config.memory.storage_bytes};
+  const TierBytes budgets{config.memory.device_bytes, config.memory.pinned_bytes,
+                          config.memory.storage_bytes};
+  // "auto" is larger than every number, so it would be taken for a machine without limits.
+  for (const std::uint64_t bytes : budgets) SLUICE_CHECK(bytes != config::Config::kAutoBytes);
+  return budgets;
 }
 
 // The size of a durable run's log: a file of two records (offload/state_log.hpp), each with the

@@ -109,6 +109,7 @@ enum class WorldScope : std::uint8_t {
   kClasses,
 };
 
+// Precondition: budgets are numbers, not "auto" (default_budgets.hpp).
 // Deterministic in its arguments. kernels: the device's. host_kernels: the optimizer lane's, if
 // they differ. Every schedule of the plan has passed validate().
 //
