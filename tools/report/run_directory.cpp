@@ -8,6 +8,7 @@
 #include <string_view>
 #include <system_error>
 
+#include "base/log.hpp"
 #include "base/units.hpp"
 #include "tools/report/untrusted_json.hpp"
 
@@ -128,16 +129,27 @@ void take_event(const Path& file, const Json& event, RunDirectory& run) {
   }
 }
 
+// A run that was killed while it wrote leaves a last line that is cut. It is not an event; those
+// before it are the run.
 void load_events(const Path& file, RunDirectory& run) {
   const std::string text = read_file(file, kMaxEventsBytes);
   std::size_t line_number = 0;
-  // A killed run may leave a last line without its newline: it is not an event.
-  for (std::size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos;
-       begin = end + 1) {
+  for (std::size_t begin = 0, end; begin < text.size(); begin = end + 1) {
+    end = text.find('\n', begin);
+    const bool ends = end != std::string::npos;
+    end = ends ? end : text.size();
     ++line_number;
     if (end == begin) continue;
     const std::string where = "line " + std::to_string(line_number) + ": ";
-    const Json event = parse_json(file, std::string_view(text).substr(begin, end - begin), where);
+    const std::string_view line = std::string_view(text).substr(begin, end - begin);
+    const bool is_last = text.find_first_not_of('\n', end) == std::string::npos;
+    if (!ends || (is_last && !Json::accept(line))) {
+      log(LogLevel::kWarning, "'" + file.string() + "' is cut in line " +
+                                  std::to_string(line_number) +
+                                  ", as a killed run leaves it; the report ends before that line");
+      return;
+    }
+    const Json event = parse_json(file, line, where);
     if (!event.is_object()) refuse(file, where + "not a JSON object");
     take_event(file, event, run);
   }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/log.hpp"
 #include "tests/support/holds.hpp"
 #include "tests/support/scratch_directory.hpp"
 #include "tests/tools/report/run_fixture.hpp"
@@ -249,7 +250,7 @@ TEST_F(Report, RefusesMalformedFiles) {
       {"plan.json", R"({"bytes_moved":7})"},
       {"plan.json", R"({"step_time_s":1e999})"},
       {"plan.json", std::string(100000, '[')},
-      {"events.jsonl", "{\"event\":\"step\",\"step\":1}\nnot json\n"},
+      {"events.jsonl", "{\"event\":\"step\",\"step\":1}\nnot json\n{\"event\":\"done\"}\n"},
       {"events.jsonl", "7\n"},
       {"events.jsonl", "{\"event\":\"step\",\"loss\":1}\n"},
       {"events.jsonl", "{\"event\":\"step\",\"step\":1,\"loss\":\"low\"}\n"},
@@ -294,6 +295,29 @@ TEST_F(Report, ReadsARunThatEndedBeforeItsTracedStep) {
   EXPECT_TRUE(data["traced_step"].is_null());
   EXPECT_TRUE(data["memory"][0]["measured_peak"].is_null());
   EXPECT_NO_THROW(render_perfetto(run_.path()));
+}
+
+// Wherever the last line is cut, the report is that of the lines before it, and says so.
+TEST_F(Report, ALastEventThatIsCutIsLeftOutAndTold) {
+  const std::string whole = "{\"event\":\"step\",\"step\":1,\"loss\":2.5}\n";
+  const std::string last = "{\"event\":\"step\",\"step\":2,\"loss\":1.5}";
+  std::vector<std::string> warnings;
+  set_log_sink([&](LogLevel, const std::string& line) { warnings.push_back(line); });
+  for (std::size_t bytes = 1; bytes < last.size(); bytes += 5) {
+    for (const std::string end : {"", "\n", "\n\n"}) {
+      SCOPED_TRACE(last.substr(0, bytes) + end);
+      warnings.clear();
+      run_.write("events.jsonl", whole + last.substr(0, bytes) + end);
+      EXPECT_EQ(data()["steps"]["step"], Json({1}));
+      ASSERT_EQ(warnings.size(), 1u);
+      EXPECT_TRUE(holds(warnings[0], "events.jsonl' is cut in line 2"));
+    }
+  }
+  warnings.clear();
+  run_.write("events.jsonl", whole + last + "\n");
+  EXPECT_EQ(data()["steps"]["step"], Json({1, 2}));
+  EXPECT_TRUE(warnings.empty());
+  set_log_sink({});
 }
 
 // Killed after its traced step: the measured peaks are those of that step's event.
