@@ -103,13 +103,13 @@ void keep_split(config::Config& config, const run::ResumePoint& found) {
   config.train.accumulate = accumulate;
 }
 
-// With delayed updates a run can end only where its pipeline is empty.
+// With delayed updates a run can end only where nothing is in flight.
 void check_last_step(const config::Config& config, std::optional<std::int64_t> stop_at_step) {
   if (!stop_at_step || *stop_at_step % config.parallel.updates == 0) return;
   throw InputError(
       "--steps is " + std::to_string(*stop_at_step) +
       " and must be a multiple of parallel.updates = " + std::to_string(config.parallel.updates) +
-      ", the steps between two points at which the pipeline is empty");
+      ", the steps between two points at which nothing is in flight");
 }
 
 // Plans the run and checks that the disks have room for it. Returns nothing if the plan is refused;
@@ -219,6 +219,7 @@ class Start {
     check_ranks_and_data();
     if (!plan()) return TrainingEnd::kRefused;
     // From here on things are made. A new run has touched nothing so far.
+    if (!resumes()) touch();
     claim_files();
     make_trainer();
     begin();
@@ -228,6 +229,9 @@ class Start {
 
  private:
   bool resumes() const { return !options_.resume.empty(); }
+  void touch() const {
+    if (options_.before_files) options_.before_files();
+  }
   config::Config& config() { return prepared_->config; }
 
   void check_ranks_and_data();
@@ -261,6 +265,7 @@ void Start::check_ranks_and_data() {
   });
   if (!world_.alone()) world_.check_equal("the start", facts_of_start(given_), kOneStart);
   world_.connect(given_.parallel.pipeline > 1, given_.parallel.inner_ranks() > 1);
+  if (resumes()) touch();
   world_.agree("the directories", [&] {
     if (world_.is_first()) place();
   });

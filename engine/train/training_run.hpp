@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -23,6 +24,9 @@ struct TrainingOptions {
   bool accept_other_arithmetic = false;
   // Set by a signal handler: finish the step, save, return kInterrupted. May be null.
   const std::atomic<int>* stop_signal = nullptr;
+  // Called on every rank before the run's first file or lock is made: while it plans, a new run has
+  // nothing to lose, and its process may end at any moment. May be empty.
+  std::function<void()> before_files;
   // The ranks of the job that this process belongs to; null: it is alone. A signal to any rank
   // stops all after the same step.
   World* world = nullptr;

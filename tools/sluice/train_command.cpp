@@ -1,3 +1,5 @@
+#include <unistd.h>
+
 #include <atomic>
 #include <csignal>
 #include <cstdlib>
@@ -25,8 +27,17 @@ namespace {
 // The signal that asked to stop; 0: none. A second one ends the process at once, but for SIGHUP: a
 // terminal that closes may send that twice, from its shell and from the kernel.
 std::atomic<int> stop_signal{0};
+// Whether the run has files. Before, there is nothing to save, and a signal ends the process at once.
+std::atomic<bool> has_files{false};
 
 void on_signal(int signal) {
+  if (!has_files) {
+    constexpr std::string_view kText = "\nsluice: stopped before the run began; nothing was made\n";
+    // On a terminal a notice may have begun a line.
+    const std::string_view text = kText.substr(::isatty(STDERR_FILENO) != 0 ? 0 : 1);
+    static_cast<void>(!::write(STDERR_FILENO, text.data(), text.size()));
+    std::_Exit(128 + signal);
+  }
   int none = 0;
   if (stop_signal.compare_exchange_strong(none, signal) || signal == SIGHUP) return;
   std::_Exit(128 + signal);
@@ -86,6 +97,7 @@ class TrainProcess {
     options_.resume = resumed;
     options_.accept_other_arithmetic = arguments.accept_arithmetic;
     options_.stop_signal = &stop_signal;
+    options_.before_files = [] { has_files = true; };
     options_.launch = variable("SLUICE_LAUNCH");
   }
 

@@ -58,6 +58,27 @@ TEST_F(Signals, AnEvaluationIsNotWaitedFor) {
   EXPECT_EQ(events_of(stopped, "step").size(), 2u);
 }
 
+// A plan of many seconds: nobody waits for it, and nothing was made that could be saved.
+TEST_F(Signals, EndAPlanAtOnce) {
+  const auto before = snapshot();
+  for (const int signal : {SIGINT, SIGTERM}) {
+    for (const std::string command : {"train", "plan"}) {
+      SCOPED_TRACE(command + " " + std::to_string(signal));
+      const auto child = start({command, "config.toml", "--set", "model.layers=1500",
+                                "recompute.policy=auto", "train.accumulate=8"});
+      child->wait_for_error("planning", kCliDeadline);
+      const auto begin = std::chrono::steady_clock::now();
+      child->send(signal);
+      const ChildOutcome stopped = child->wait(kCliDeadline);
+      EXPECT_LT(std::chrono::steady_clock::now() - begin, seconds(2));
+      // A shell says 128 + the signal of a process that a signal has ended.
+      EXPECT_EQ(stopped.signal == 0 ? stopped.exit_status : 128 + stopped.signal, 128 + signal);
+      EXPECT_EQ(holds(stopped.err, "stopped before the run began"), command == "train");
+    }
+  }
+  EXPECT_EQ(snapshot(), before);
+}
+
 TEST_F(Signals, ASecondOneEndsTheProgramAtOnce) {
   // A step of some eleven seconds.
   const auto child = start(train_words({"memory.link_latency=1.0", "memory.place.weight=pinned"}));
