@@ -478,12 +478,11 @@ void Progress::step(const train::StepReport& report) {
   }
   last_loss_ = report.loss;
   if (console_.quiet) return;
-  const std::size_t columns = terminal_columns(STDERR_FILENO);
-  const bool terminal = columns > 0;
+  const bool terminal = terminal_columns(STDERR_FILENO) > 0;
   const std::int64_t every = config_.log.every > 0 ? config_.log.every : report.last_step;
   const bool ends = first || report.step == report.last_step;
   if (!terminal && report.step % every != 0 && !ends) return;
-  std::string line = fit_fields(step_fields(report), columns);
+  std::string line = fit_fields(step_fields(report), line_columns(STDERR_FILENO));
   line = terminal ? "\r\033[K" + line : line + "\n";
   std::fwrite(line.data(), 1, line.size(), stderr);
   std::fflush(stderr);

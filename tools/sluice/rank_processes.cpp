@@ -69,6 +69,10 @@ struct ChildStart {
   std::vector<char*> argv, envp;
 };
 
+std::string prefix_of(int rank) {
+  return "[" + std::to_string(rank) + "] ";
+}
+
 [[noreturn]] void become_rank(const ChildStart& start) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -170,6 +174,9 @@ std::vector<std::string> RankJob::environment_of(int rank) const {
       {"SLUICE_JOB", token_}};  // strangers on this machine cannot join the job
   own.insert(own.end(), options_.variables.begin(), options_.variables.end());
   if (rank == 0) own.emplace_back("SLUICE_LISTENER", std::to_string(listener_.descriptor()));
+  // Of the terminal that shows the rank's lines behind their prefix.
+  const std::size_t columns = line_columns(STDERR_FILENO), prefix = prefix_of(rank).size();
+  if (columns > prefix) own.emplace_back(kRelayedColumns, std::to_string(columns - prefix));
   // Variables of a launcher around this one.
   const std::array<std::string_view, 5> foreign{"SLUICE_LISTENER", "SLUICE_MASTER_PORT",
                                                 "SLUICE_RESTART", "TORCHELASTIC_RUN_ID",
@@ -188,7 +195,7 @@ std::vector<std::string> RankJob::environment_of(int rank) const {
 }
 
 void RankJob::start(int rank) {
-  const std::string prefix = "[" + std::to_string(rank) + "] ";
+  const std::string prefix = prefix_of(rank);
   const bool bare = options_.bare_stdout;
   Rank started{
       -1,

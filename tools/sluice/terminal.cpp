@@ -74,19 +74,29 @@ void append_wrapped(std::string& wrapped, std::string_view line, std::size_t col
   wrapped += line;
 }
 
+// 0 if the environment's variable is no number.
+std::size_t columns_in(const char* name) {
+  const char* const variable = std::getenv(name);
+  if (variable == nullptr) return 0;
+  std::size_t columns = 0;
+  const std::string_view text(variable);
+  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), columns);
+  return error != std::errc() || stop != text.data() + text.size() ? 0 : columns;
+}
+
 }  // namespace
 
 std::size_t terminal_columns(int descriptor) {
   if (isatty(descriptor) == 0) return 0;
-  std::size_t columns = 0;
-  if (const char* const variable = std::getenv("COLUMNS")) {
-    const std::string_view text(variable);
-    const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), columns);
-    if (error != std::errc() || stop != text.data() + text.size()) columns = 0;
-  }
+  std::size_t columns = columns_in("COLUMNS");
   winsize size{};
   if (columns == 0 && ::ioctl(descriptor, TIOCGWINSZ, &size) == 0) columns = size.ws_col;
   return columns == 0 ? kDefaultColumns : std::max(columns, kLeastColumns);
+}
+
+std::size_t line_columns(int descriptor) {
+  const std::size_t columns = terminal_columns(descriptor);
+  return columns > 0 ? columns : columns_in(kRelayedColumns);
 }
 
 std::size_t text_columns(std::string_view text) {

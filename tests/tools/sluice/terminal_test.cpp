@@ -110,6 +110,14 @@ TEST_F(Terminal, LaunchWrapsTheLinesOfItsRanks) {
   const std::vector<std::string> run =
       rows({"launch", "-n", "1", "--", "train", "config.toml", "--set", "train.steps=2"});
   EXPECT_EQ(count_starts(run, "[0] done        2 steps"), 1);
+  // A step's line stays one: it leaves out fields as that of a run without a launcher.
+  EXPECT_EQ(count_starts(run, "[0] step "), 2);
+  for (std::size_t at = 0; at < run.size(); ++at) {
+    if (!run[at].starts_with("[0] step ")) continue;
+    EXPECT_TRUE(holds(run[at], "  loss ")) << run[at];
+    EXPECT_TRUE(holds(run[at], "  ETA ")) << run[at];
+    EXPECT_TRUE(at + 1 < run.size() && run[at + 1].starts_with("[0] ")) << run[at + 1];
+  }
 }
 
 TEST_F(Terminal, ColumnsCountsForTerminalsAlone) {
