@@ -7,7 +7,6 @@
 // that a run writes leaves resting keys at their defaults, since a resume reads them beside its own
 // mesh and rule.
 #include <algorithm>
-#include <initializer_list>
 #include <string>
 #include <vector>
 
