@@ -171,7 +171,13 @@ MachineRoom settle_budgets(config::Config& config, std::optional<std::uint64_t> 
   settle_auto_budgets(
       config, {room.memory_bytes / static_cast<std::uint64_t>(ranks), storage_bytes, device_bytes});
   if (const auto why = excess(config, room)) {
-    if (config.memory.storage_bytes > storage_bytes) throw NoRoom(*why);
+    if (config.memory.storage_bytes > storage_bytes) {
+      // A file system of the kernel's own has no free space, which is not the reason.
+      for (const std::string& path : config.memory.storage_paths) {
+        check_directory("memory.storage_paths", path);
+      }
+      throw NoRoom(*why);
+    }
     throw InputError(*why);
   }
   return room;
@@ -186,6 +192,16 @@ void keep_possible_suggestions(Refusal& refusal, const config::Config& config,
     }
     return excess(changed, room).has_value();
   });
+}
+
+void note_storage_obstacle(Refusal& refusal, const config::Config& config) {
+  try {
+    for (const std::string& path : config.memory.storage_paths) {
+      check_directory("memory.storage_paths", path);
+    }
+  } catch (const InputError& error) {
+    refusal.storage_obstacle = error.what();
+  }
 }
 
 offload::StripeLayout configured_layout(const config::Config& config) {

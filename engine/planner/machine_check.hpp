@@ -39,6 +39,9 @@ MachineRoom settle_budgets(config::Config& config, std::optional<std::uint64_t> 
 void keep_possible_suggestions(Refusal& refusal, const config::Config& config,
                                const MachineRoom& room);
 
+// Says why a refusal lacks storage, if the storage paths cannot be written.
+void note_storage_obstacle(Refusal& refusal, const config::Config& config);
+
 // The layout of a run's storage over its paths as the configuration gives it: by
 // memory.storage_shares, else evenly, which is also the fallback of measured shares.
 offload::StripeLayout configured_layout(const config::Config& config);

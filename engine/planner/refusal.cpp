@@ -90,8 +90,11 @@ std::string Refusal::sentence() const {
   for (std::size_t tier = 0; tier < kTierCount; ++tier) {
     if (needed_bytes[tier] <= available_bytes[tier]) continue;
     text += " " + std::string(kBudgetKeys[tier]) + " needs " +
-            format_bytes_exact(suggested_budget(needed_bytes[tier])) + " and has " +
-            available_text(available_bytes[tier]) + ";";
+            format_bytes_exact(suggested_budget(needed_bytes[tier]));
+    const bool has_obstacle =
+        static_cast<Tier>(tier) == Tier::kStorage && !storage_obstacle.empty();
+    text += has_obstacle ? ", but " + storage_obstacle + ";"
+                         : " and has " + available_text(available_bytes[tier]) + ";";
   }
   if (too_large) {
     text += " the largest unit, " + too_large->unit + ", takes " +

@@ -29,6 +29,9 @@ struct Refusal {
   std::vector<OtherChange> other_changes;
   // The largest unit, if one pass of it alone takes more than the device's budget.
   std::optional<UnitNeed> too_large;
+  // The reason why the storage paths give no room, if it is not their size: "memory.storage_paths:
+  // '/proc' cannot be written". Empty: there is none.
+  std::string storage_obstacle;
   std::string sentence() const;
 };
 

@@ -21,6 +21,7 @@ Prepared prepare(const config::Config& given, const planner::HardwareProfile& ha
   Prepared prepared = prepare_with(config, hardware, std::move(backend));
   if (auto* refusal = std::get_if<planner::Refusal>(&prepared.result)) {
     planner::keep_possible_suggestions(*refusal, prepared.config, room);
+    planner::note_storage_obstacle(*refusal, prepared.config);
     refusal->other_changes = changes_that_fit(prepared);
   }
   return prepared;

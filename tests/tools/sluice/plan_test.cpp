@@ -192,6 +192,12 @@ TEST_F(PlanCommand, ADiskWithoutRoomRefusesStateThatMustLieThere) {
   const Json event = refused(on_full_disk);
   EXPECT_EQ(event.at("tiers").at("storage").at("available"), 0);
   EXPECT_TRUE(event.at("suggestions").empty()) << event;
+  // Its size is not the reason.
+  EXPECT_TRUE(holds(event.at("message"), "memory.storage_paths: '/proc' cannot be written"));
+  const ChildOutcome given =
+      run({"plan", "config.toml", "--set", "memory.storage_paths=/proc/x", "memory.storage=1GiB"});
+  EXPECT_EQ(given.exit_status, 2);
+  EXPECT_TRUE(holds(given.err, "memory.storage_paths: '/proc/x' cannot be written")) << given.err;
 
   Words elsewhere = on_full_disk;
   elsewhere.emplace_back("memory.place.optimizer=auto");
