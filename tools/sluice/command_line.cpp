@@ -277,7 +277,14 @@ void add_help(CLI::App& app, Command& chosen) {
   help->callback([&app, &chosen, words, man] {
     std::vector<char*> names;
     for (std::string& word : *words) names.push_back(word.data());
-    const std::string text = *man ? man_page(app) : help_text(named_command(app, names));
+    const CLI::App& command = named_command(app, names);
+    const std::string path = command_path(command);
+    const auto depth = static_cast<std::size_t>(std::count(path.begin(), path.end(), ' '));
+    if (depth < words->size()) {
+      throw InputError("help: '" + shown((*words)[depth]) + "' is a word too many, since '" + path +
+                       "' has no commands");
+    }
+    const std::string text = *man ? man_page(app) : help_text(command);
     chosen = [text] {
       std::cout << text;
       return 0;

@@ -27,7 +27,11 @@ namespace {
 // some of them.
 std::string data_ranks(const PlanArguments& arguments) {
   std::vector<std::string> overrides = arguments.config.overrides;
-  overrides.emplace_back("parallel.data=1");
+  // A server's order of updates needs the ranks that are asked for here.
+  for (const char* setting :
+       {"parallel.data=1", "parallel.server_mode=bsp", "parallel.updates=1"}) {
+    overrides.emplace_back(setting);
+  }
   const auto parallel = config::load_config(arguments.config.path, overrides).parallel;
   const std::int64_t of_one = parallel.pipeline * parallel.inner_ranks();
   if (arguments.world % of_one != 0) {

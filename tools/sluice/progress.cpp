@@ -252,10 +252,16 @@ std::string shares_text(const train::RunEvent& shares_s) {
 void add_job(std::string& text, const train::RunEvent& plan) {
   if (!plan.contains("job")) return;
   const train::RunEvent& job = plan["job"];
-  append_format(text, "fullest     %s (memory is theirs)\n", class_text(job["fullest"]).c_str());
-  append_format(text, "slowest     %s (traffic is theirs): %s of a step\n",
-                class_text(job["slowest"]).c_str(),
-                shares_text(job["slowest"]["shares_s"]).c_str());
+  const auto whose = [&](const char* figures, const train::RunEvent& ranks) {
+    return std::string(" (") + figures +
+           (ranks["alike"].get<int>() == 1 ? " of this rank)" : " of these ranks)");
+  };
+  const train::RunEvent& fullest = job["fullest"];
+  const train::RunEvent& slowest = job["slowest"];
+  append_format(text, "fullest     %s%s\n", class_text(fullest).c_str(),
+                whose("memory", fullest).c_str());
+  append_format(text, "slowest     %s%s: %s of a step\n", class_text(slowest).c_str(),
+                whose("traffic", slowest).c_str(), shares_text(slowest["shares_s"]).c_str());
 }
 
 // Only for plans on paper: the classes of ranks, and the bytes of a step over all ranks.
@@ -275,28 +281,36 @@ void add_world(std::string& text, const train::RunEvent& plan) {
       bytes("download").c_str(), bytes("storage_read").c_str(), bytes("storage_write").c_str());
 }
 
+// "bubble 1.2 ms", or "no bubble".
+std::string bubble_text(const train::RunEvent& seconds) {
+  const double bubble_s = seconds.get<double>();
+  return bubble_s > 0 ? "bubble " + format_seconds(bubble_s) : "no bubble";
+}
+
 // Only for pipelines: the order and its bubble, and a line for each rank.
 void add_pipeline(std::string& text, const train::RunEvent& plan) {
   if (!plan.contains("pipeline")) return;
   const train::RunEvent& pipeline = plan["pipeline"];
   const auto ranks = pipeline["ranks"].get<int>();
-  append_format(text,
-                "pipeline    %s on %d ranks, %zu stages; bubble %s, %.1f%% of its passes' span\n",
+  append_format(text, "pipeline    %s on %d ranks, %zu stages; %s",
                 pipeline["order"].get<std::string>().c_str(), ranks, pipeline["stages"].size(),
-                format_seconds(pipeline["bubble_s"].get<double>()).c_str(),
-                100 * pipeline["bubble_share"].get<double>());
+                bubble_text(pipeline["bubble_s"]).c_str());
+  if (const auto share = pipeline["bubble_share"].get<double>(); share > 0) {
+    append_format(text, ", %.1f%% of its passes' span", 100 * share);
+  }
+  text += "\n";
   const int data_ranks = plan["ranks"].get<int>() / ranks;
   for (const train::RunEvent& rank : shown_ranks(plan)) {
     const auto number = rank["rank"].get<int>();
     const auto alike = rank.value("alike", 1);
     const std::string others = alike == 1 ? "" : " (" + std::to_string(alike) + " alike)";
-    append_format(
-        text, "rank %-6d units %s%s; %s; sends %s of activations a step; computes %s, bubble %s\n",
-        number, units_text(pipeline, number / data_ranks).c_str(), others.c_str(),
-        tier_line(rank["peak_bytes"]).c_str(),
-        format_bytes(rank["sent"].value("activations", std::uint64_t{0})).c_str(),
-        format_seconds(rank["compute_s"].get<double>()).c_str(),
-        format_seconds(rank["bubble_s"].get<double>()).c_str());
+    append_format(text,
+                  "rank %-6d units %s%s; %s; sends %s of activations a step; computes %s, %s\n",
+                  number, units_text(pipeline, number / data_ranks).c_str(), others.c_str(),
+                  tier_line(rank["peak_bytes"]).c_str(),
+                  format_bytes(rank["sent"].value("activations", std::uint64_t{0})).c_str(),
+                  format_seconds(rank["compute_s"].get<double>()).c_str(),
+                  bubble_text(rank["bubble_s"]).c_str());
   }
 }
 

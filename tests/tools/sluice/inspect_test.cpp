@@ -46,6 +46,8 @@ TEST_F(Help, IsFoundByEachNameAndFitsEightyColumns) {
   }
   EXPECT_TRUE(holds(succeed({"plan", "--help"}).out, "\n  rtx4090-64g-1nvme\n"));
   expect_refused({"help", "trian"}, {"did you mean 'sluice train'?"});
+  expect_refused({"help", "plan", "extra"}, {"'extra' is a word too many", "'sluice plan'"});
+  expect_refused({"help", "bench", "adam", "twice"}, {"'twice' is a word too many"});
 }
 
 TEST_F(Help, TheManualPageHasEveryCommandAndItsOptions) {

@@ -133,9 +133,11 @@ std::string ranks_text(const Json& of_class) {
 // shares of the step.
 void expect_one_bubble(const Json& event, const std::string& text) {
   const double bubble_s = event.at("pipeline").at("bubble_s").get<double>();
-  char bubble[64];
-  std::snprintf(bubble, sizeof bubble, "bubble %s, %.1f%%", format_seconds(bubble_s).c_str(),
-                100 * event.at("pipeline").at("bubble_share").get<double>());
+  char bubble[64] = "; no bubble";
+  if (bubble_s > 0) {
+    std::snprintf(bubble, sizeof bubble, "bubble %s, %.1f%%", format_seconds(bubble_s).c_str(),
+                  100 * event.at("pipeline").at("bubble_share").get<double>());
+  }
   EXPECT_TRUE(holds(line_of(text, "pipeline"), bubble)) << text;
   const Json& slowest = event.at("job").at("slowest");
   for (const Json& rank : event.at("per_rank")) {
@@ -144,7 +146,8 @@ void expect_one_bubble(const Json& event, const std::string& text) {
     if (rank.at("rank") != slowest.at("rank")) continue;
     EXPECT_DOUBLE_EQ(share_s, slowest.at("shares_s").value("bubble", 0.0));
     const std::string line = line_of(text, "rank " + std::to_string(rank.at("rank").get<int>()));
-    EXPECT_TRUE(line.ends_with(", bubble " + format_seconds(share_s))) << text;
+    EXPECT_TRUE(line.ends_with(share_s > 0 ? ", bubble " + format_seconds(share_s) : ", no bubble"))
+        << text;
   }
 }
 
@@ -165,8 +168,14 @@ void expect_figures_of_the_job(const Json& event, const std::string& text) {
   EXPECT_NEAR(sum_of(path), step_s, 1e-6 * step_s);
 
   EXPECT_TRUE(holds(line_of(text, "plan"), tier_text(fullest->at("peak_bytes")))) << text;
+  EXPECT_FALSE(holds(text, "bubble 0.00")) << text;
+  const auto whose = [](const Json& ranks) {
+    return ranks.at("alike") == 1 ? " of this rank)" : " of these ranks)";
+  };
   EXPECT_TRUE(holds(line_of(text, "fullest"), ranks_text(*fullest))) << text;
+  EXPECT_TRUE(holds(line_of(text, "fullest"), std::string("(memory") + whose(*fullest))) << text;
   EXPECT_TRUE(holds(line_of(text, "slowest"), ranks_text(*slowest))) << text;
+  EXPECT_TRUE(holds(line_of(text, "slowest"), std::string("(traffic") + whose(*slowest))) << text;
   std::string longest;
   for (const auto& [name, seconds] : path.items()) {
     if (longest.empty() || seconds > path.at(longest)) longest = name;
@@ -208,6 +217,30 @@ TEST_F(WorldPlan, TheSummaryIsThatOfTheJob) {
   EXPECT_GE(4 * delayed, planned);
   RecordProperty("planned", planned);
   RecordProperty("delayed", delayed);
+}
+
+// --world counts the ranks of a server's order, too.
+TEST_F(WorldPlan, AServersOrderIsPlannedForAnyWorld) {
+  const Words job{"plan",
+                  "config.toml",
+                  "--json",
+                  "--set",
+                  "parallel.server=true",
+                  "parallel.data=2",
+                  "train.clip=0",
+                  "train.steps=8",
+                  "train.accumulate=1",
+                  "model.tie_embeddings=false",
+                  "memory.place.optimizer=auto",
+                  "parallel.server_mode=asp"};
+  for (const Words& order : {Words{}, Words{"parallel.updates=4"},
+                             Words{"parallel.server_mode=rotating", "train.accumulate=4"}}) {
+    SCOPED_TRACE(::testing::PrintToString(order));
+    const Json event = events_of(succeed(job + order + Words{"--world", "4"})).at(0);
+    const Json same = events_of(succeed(job + order + Words{"parallel.data=4"})).at(0);
+    EXPECT_EQ(event.at("ranks"), 4);
+    EXPECT_EQ(event.at("step_time_s"), same.at("step_time_s"));
+  }
 }
 
 // A schedule of more steps takes longer and moves more, but a step does not.
