@@ -1,29 +1,21 @@
-// Settings go through the configuration as a user's do, so a plan by hand has every freedom that
-// its keys leave, and its time is that of its exact schedule.
+// Each pair has one automatic plan. The same settings are drawn for all pairs.
 #include "tools/bench/plan_quality.hpp"
 
 #include <algorithm>
-#include <array>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "base/error.hpp"
-#include "base/rng.hpp"
 #include "engine/planner/bundled_profiles.hpp"
-#include "engine/planner/default_budgets.hpp"
-#include "engine/train/plan/prepare.hpp"
-#include "tools/bench/plan_cases.hpp"
-#include "tools/bench/storage_rates.hpp"
+#include "tools/bench/plan_by_hand.hpp"
 
 namespace sluice::bench {
 namespace {
 
 using nlohmann::json;
-using Settings = std::vector<std::string>;
 
 constexpr double kAsFast = 0.01;  // settings that gain more are listed
 constexpr double kSlow = 0.5;     // CPU seconds of a plan with everything by hand
@@ -91,83 +83,13 @@ const std::vector<Pair>& all_pairs() {
   return pairs;
 }
 
-// A key of a setting and its values but "auto".
-struct Choice {
-  const char* key;
-  std::vector<const char*> values;
-};
-
-const std::vector<Choice>& choices() {
-  static const std::vector<Choice> list{
-      {"memory.place.weight", {"device", "pinned", "storage"}},
-      {"memory.place.gradient", {"device", "pinned", "storage"}},
-      {"memory.place.optimizer", {"device", "pinned", "storage"}},
-      {"memory.place.activation", {"device", "pinned", "storage"}},
-      {"recompute.policy", {"none", "selective", "attention", "unit", "sqrt"}},
-      {"train.order", {"microbatch", "unit"}},
-      {"optimizer.placement", {"after_backward", "next_forward", "in_backward"}},
-      {"memory.prefetch", {"0", "1", "2", "3"}},
-  };
-  return list;
-}
-
-class Draws {
- public:
-  Draws(std::uint64_t seed, const char* purpose) : random_(seed, stream_of(purpose)) {}
-  std::size_t below(std::size_t bound) { return random_.below(drawn_++, bound); }
-
- private:
-  CounterRng random_;
-  std::uint64_t drawn_ = 0;
-};
-
-std::string drawn_value(const Choice& choice, Draws& draws) {
-  return std::string(choice.key) + "=" + choice.values[draws.below(choice.values.size())];
-}
-
-Settings complete_setting(Draws& draws) {
-  Settings setting;
-  for (const Choice& choice : choices()) setting.push_back(drawn_value(choice, draws));
-  return setting;
-}
-
-Settings two_settings(Draws& draws) {
-  const std::size_t first = draws.below(choices().size());
-  std::size_t second = draws.below(choices().size() - 1);
-  if (second >= first) ++second;
-  return {drawn_value(choices()[first], draws), drawn_value(choices()[second], draws)};
-}
-
-struct Planned {
-  double step_s = 0;
-  double cpu_s = 0;
-};
-
-// Nothing: the configuration is refused or makes no sense.
-std::optional<Planned> plan_with(const Pair& pair, const Settings& setting) {
+std::optional<PlannedStep> plan_on(const Pair& pair, const Settings& setting) {
   const planner::HardwareProfile hardware =
       planner::load_named_profile(pair.machine, planner::bundled_profile_directory());
-  Settings all = pair.model;
-  all.insert(all.end(), setting.begin(), setting.end());
-  try {
-    config::Config config = config::parse_config("", pair.name, all);
-    config::check_supported(config);
-    train::settle_described_backend(config, hardware);
-    config.train.threads = hardware.cores;
-    planner::settle_auto_budgets(config, hardware);
-    train::Backend backend = train::make_described_backend(config, hardware);
-    const double begin_s = process_cpu_seconds();
-    train::Prepared prepared = train::prepare_with(config, hardware, std::move(backend));
-    const double cpu_s = process_cpu_seconds() - begin_s;
-    const planner::Plan* plan = prepared.plan();
-    if (plan == nullptr) return std::nullopt;
-    return Planned{plan->simulation.total_s, cpu_s};
-  } catch (const InputError&) {
-    return std::nullopt;
-  }
+  return plan_with(hardware, pair.model, setting);
 }
 
-json compare(const Pair& pair, const Planned& automatic, int count, const char* purpose,
+json compare(const Pair& pair, const PlannedStep& automatic, int count, const char* purpose,
              Settings (*draw)(Draws&)) {
   Draws draws(0, purpose);
   int fits = 0;
@@ -178,15 +100,14 @@ json compare(const Pair& pair, const Planned& automatic, int count, const char* 
   json faster = json::array();
   for (int i = 0; i < count; ++i) {
     const Settings setting = draw(draws);
-    const std::optional<Planned> by_hand = plan_with(pair, setting);
+    const std::optional<PlannedStep> by_hand = plan_on(pair, setting);
     if (!by_hand) continue;
     ++fits;
     worst_cpu_s = std::max(worst_cpu_s, by_hand->cpu_s);
     if (by_hand->cpu_s > kSlow) ++slow;
     const double gain = automatic.step_s / by_hand->step_s - 1;
     if (gain <= std::min(most_gain, kAsFast)) continue;
-    std::string text;
-    for (const std::string& key : setting) text += (text.empty() ? "" : " ") + key;
+    std::string text = settings_text(setting);
     if (gain > kAsFast) faster.push_back({{"gain", gain}, {"setting", text}});
     if (gain <= most_gain) continue;
     most_gain = gain;
@@ -214,10 +135,11 @@ json measure_plan_quality(int first, int last, int settings) {
   double two_gain = -1;
   for (int i = first; i <= last; ++i) {
     const Pair& pair = all_pairs()[static_cast<std::size_t>(i - 1)];
-    const std::optional<Planned> automatic = plan_with(pair, {});
+    const std::optional<PlannedStep> automatic = plan_on(pair, {});
     if (!automatic) throw InternalError(std::string("bench plan: no plan for ") + pair.name);
-    json complete = compare(pair, *automatic, settings, "bench/plan/complete", complete_setting);
-    json two = compare(pair, *automatic, settings, "bench/plan/two", two_settings);
+    json complete =
+        compare(pair, *automatic, settings, "bench/plan/complete", draw_complete_setting);
+    json two = compare(pair, *automatic, settings, "bench/plan/two", draw_two_settings);
     complete_gain = std::max(complete_gain, complete["most_gain"].get<double>());
     complete_cpu_s = std::max(complete_cpu_s, complete["worst_cpu_s"].get<double>());
     two_gain = std::max(two_gain, two["most_gain"].get<double>());

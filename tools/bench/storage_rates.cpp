@@ -225,6 +225,12 @@ double process_cpu_seconds() {
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
+double thread_cpu_seconds() {
+  timespec now{};
+  SLUICE_CHECK(::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now) == 0);
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+}
+
 StagingRing::StagingRing(std::uint64_t bytes) : bytes_(round_up(bytes, kPageBytes)) {
   // One huge page more than needed: mmap aligns to small pages only.
   allocated_bytes_ = bytes_ + kPageBytes;
@@ -280,12 +286,7 @@ double measure_tags(const StagingRing& ring, std::uint64_t block_bytes, double s
   const std::uint64_t blocks = ring.bytes() / block_bytes;
   std::uint64_t tagged_bytes = 0;
   offload::BlockTag mixed;  // used, so that no tag is left out
-  const auto thread_seconds = [] {
-    timespec now{};
-    SLUICE_CHECK(::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now) == 0);
-    return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
-  };
-  const double begin = thread_seconds();
+  const double begin = thread_cpu_seconds();
   double elapsed = 0;
   for (std::uint32_t version = 1; elapsed < seconds; ++version) {
     for (std::uint64_t block = 0; block < blocks; ++block) {
@@ -294,7 +295,7 @@ double measure_tags(const StagingRing& ring, std::uint64_t block_bytes, double s
       for (std::size_t i = 0; i < tag.digest.size(); ++i) mixed.digest[i] ^= tag.digest[i];
       tagged_bytes += block_bytes;
     }
-    elapsed = thread_seconds() - begin;
+    elapsed = thread_cpu_seconds() - begin;
   }
   SLUICE_CHECK(mixed != offload::BlockTag{});
   return static_cast<double>(tagged_bytes) / elapsed;

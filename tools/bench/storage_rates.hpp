@@ -11,6 +11,8 @@ namespace sluice::bench {
 
 // User and system time of the whole process so far, in seconds.
 double process_cpu_seconds();
+// The same of the calling thread alone.
+double thread_cpu_seconds();
 
 // The memory that blocks pass through. It has huge pages by madvise, as the pinned arena has: in
 // 4 KiB pages a block costs the kernel a segment for each page. It is filled with random numbers,
