@@ -14,6 +14,7 @@
 #include "engine/planner/plan.hpp"
 #include "tools/bench/median.hpp"
 #include "tools/bench/plan_cases.hpp"
+#include "tools/bench/plan_held_out.hpp"
 #include "tools/bench/plan_quality.hpp"
 #include "tools/bench/plan_ranks.hpp"
 #include "tools/bench/plan_small.hpp"
@@ -25,6 +26,8 @@ namespace {
 
 using config::Config;
 using nlohmann::json;
+
+constexpr int kQualitySettings = 100;
 
 // What planning the configuration took and gave.
 json planned(const Config& config, const planner::HardwareProfile& hardware) {
@@ -76,7 +79,8 @@ json times_and_bounds(int shapes) {
 }  // namespace
 
 json run_plan_bench(const PlanBenchOptions& options, const WorldNotes& notes) {
-  if (options.shapes < 0 || options.small < 0 || options.first_small < 0 || options.settings < 1) {
+  if (options.shapes < 0 || options.small < 0 || options.first_small < 0 ||
+      options.settings.value_or(1) < 1) {
     throw InputError("bench: --shapes and --small must not be negative, nor --settings zero");
   }
   if (options.pairs < 1 || options.pairs > plan_quality_pairs()) {
@@ -85,9 +89,22 @@ json run_plan_bench(const PlanBenchOptions& options, const WorldNotes& notes) {
   if (options.first_pair < 1 || options.first_pair > options.pairs) {
     throw InputError("bench: --first-pair must be 1 to --pairs");
   }
+  if (options.cases < 1 || options.threads < 1) {
+    throw InputError("bench: --cases and --threads must be at least 1");
+  }
   json figures;
-  if (options.quality)
-    figures["quality"] = measure_plan_quality(options.first_pair, options.pairs, options.settings);
+  if (options.quality) {
+    figures["quality"] = measure_plan_quality(options.first_pair, options.pairs,
+                                              options.settings.value_or(kQualitySettings));
+  }
+  if (options.held_out) {
+    HeldOutOptions held_out;
+    held_out.seed = *options.held_out;
+    held_out.cases = options.cases;
+    held_out.settings = options.settings.value_or(held_out.settings);
+    held_out.threads = options.threads;
+    figures["held_out"] = measure_held_out_plans(held_out, notes.done);
+  }
   if (options.small > 0) figures["small"] = measure_small_plans(options.first_small, options.small);
   if (options.ranks) figures["ranks"] = measure_rank_plans();
   if (options.worlds) figures["worlds"] = measure_world_plans(notes);

@@ -1,8 +1,11 @@
 #include "tools/bench/bench_table.hpp"
 
+#include <algorithm>
 #include <cstdarg>
+#include <cstdint>
 #include <cstdio>
 
+#include "base/units.hpp"
 #include "tools/bench/adam_variants.hpp"
 
 namespace sluice::bench {
@@ -313,8 +316,58 @@ std::string world_plans_table(const json& figures) {
              profile["network_bytes_per_s"].get<double>() * 1e-9);
 }
 
+// The largest share of a case by which twice a budget makes the step longer.
+std::string most_with_more(const json& shares) {
+  double most = -1;
+  for (const json& share : shares) {
+    if (share.is_null()) return "no plan";
+    most = std::max(most, share.get<double>());
+  }
+  return formatted("%+.1f%%", 100 * most);
+}
+
+std::string held_out_table(const json& figures) {
+  std::string text =
+      formatted("%4s %10s %10s %7s %8s %7s %7s %5s  %s\n", "case", "auto s", "best s", "excess",
+                "more", "CPU s", "worst", "fits", "device, pinned; machine; model");
+  int number = 0;
+  for (const json& row : figures["cases"]) {
+    const auto figure = [&](const char* key) { return row[key].get<double>(); };
+    text += formatted("%4d %10.4g %10.4g %6.2f%% %8s %7.2f %7.2f %5d  ", ++number, figure("step_s"),
+                      figure("best_s"), 100 * figure("excess"),
+                      most_with_more(row["more_memory"]).c_str(), figure("cpu_s"),
+                      figure("complete_worst_cpu_s"), row["fits"].get<int>());
+    text += format_bytes(row["device_bytes"].get<std::uint64_t>()) + ", " +
+            format_bytes(row["pinned_bytes"].get<std::uint64_t>()) + "; " +
+            row["machine"].get<std::string>() + "; " + row["model"].get<std::string>() +
+            "; best: " + row["best_by"].get<std::string>() + "\n";
+    for (const json& failure : row["failures"]) {
+      text += "     " + failure["error"].get<std::string>() + ": " +
+              failure["machine"].get<std::string>() + "; " +
+              failure["settings"].get<std::string>() + "\n";
+    }
+  }
+  text += formatted(
+      "\nseed %llu, %d settings by hand: auto is within 1%% of the best known plan in %d of %d "
+      "cases;\nexcess: worst %.2f%%, median %.2f%%; ",
+      figures["seed"].get<unsigned long long>(), figures["settings"].get<int>(),
+      figures["within"].get<int>(), number, 100 * figures["worst_excess"].get<double>(),
+      100 * figures["median_excess"].get<double>());
+  text += formatted(
+      "slower with twice a budget: %d; refused and drawn again: %d; internal errors: %d\n",
+      figures["slower_with_more"].get<int>(), figures["refused"].get<int>(),
+      figures["failures"].get<int>());
+  return text + formatted(
+                    "CPU s of auto: worst %.2f, median %.2f; of a complete setting: worst %.2f\n"
+                    "\nmore: the change of the step with twice a budget, the worst of three;\n"
+                    "worst: CPU s of a complete setting; fits: settings with a plan that fits\n",
+                    figures["worst_cpu_s"].get<double>(), figures["median_cpu_s"].get<double>(),
+                    figures["complete_worst_cpu_s"].get<double>());
+}
+
 std::string plan_table(const json& figures) {
   std::string checks;
+  if (figures.contains("held_out")) checks += held_out_table(figures["held_out"]);
   if (figures.contains("worlds")) checks += world_plans_table(figures["worlds"]);
   if (figures.contains("quality")) checks += plan_quality_table(figures["quality"]);
   if (figures.contains("small")) checks += small_plans_table(figures["small"]);

@@ -1,5 +1,5 @@
-// Settings go through the configuration as a user's do. So a plan by hand has every freedom that its
-// keys leave, and its time is that of its exact schedule.
+// Settings go through the configuration as a user's do. So a plan by hand has every freedom that
+// its keys leave, and its time is that of its exact schedule.
 #include "tools/bench/plan_by_hand.hpp"
 
 #include <utility>

@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <iostream>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -274,8 +275,10 @@ void add_plan(CLI::App& bench, Command& chosen) {
   command->add_option("--pairs", options->pairs, "The last pair of a model and a machine")
       ->capture_default_str()
       ->check(whole_number(1, bench::plan_quality_pairs()));
-  command->add_option("--settings", options->settings, "Of each kind, with --quality")
-      ->capture_default_str()
+  command
+      ->add_option("--settings", options->settings,
+                   "Settings by hand: of each kind with --quality (100), of a case with --held-out "
+                   "(30)")
       ->check(whole_number(1, 100'000));
   command
       ->add_option("--small", options->small,
@@ -289,6 +292,17 @@ void add_plan(CLI::App& bench, Command& chosen) {
                     "Compare ZeRO-3 on 8 ranks with compute alone and traffic alone");
   command->add_flag("--worlds", options->worlds,
                     "Plan thousands of ranks on paper, and compare them with published figures");
+  command
+      ->add_option(
+          "--held-out", options->held_out,
+          "Compare automatic plans of cases drawn from this seed with the best known plans")
+      ->check(whole_number(0, std::numeric_limits<std::int64_t>::max()));
+  command->add_option("--cases", options->cases, "Drawn cases, with --held-out")
+      ->capture_default_str()
+      ->check(whole_number(1, 100'000));
+  command->add_option("--threads", options->threads, "Cases planned side by side, with --held-out")
+      ->capture_default_str()
+      ->check(whole_number(1, kMostThreads));
   choose(*command, chosen, [options] {
     Notices notices;
     keep_freed_memory();
