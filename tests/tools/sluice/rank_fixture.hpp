@@ -12,10 +12,10 @@ namespace sluice::testing {
 
 class RankTest : public CliTest {
  protected:
-  // Keys of a job: `ranks` ranks of a step with four micro-batches.
+  // Keys of a job: `ranks` data-parallel ranks of a step with four micro-batches. One has no stage.
   static Words rank_settings(int ranks, int zero, const Words& settings = {}) {
     return Words{"train.accumulate=4", "parallel.data=" + std::to_string(ranks),
-                 "parallel.zero=" + std::to_string(zero)} +
+                 "parallel.zero=" + std::to_string(ranks > 1 ? zero : 0)} +
            settings;
   }
   ChildOutcome run_launched(int ranks, const Words& command, const Words& options = {}) const {
