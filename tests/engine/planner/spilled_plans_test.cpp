@@ -7,6 +7,7 @@
 #include "tests/law1/same_bits.hpp"
 #include "tests/support/planned.hpp"
 #include "tests/support/sweep.hpp"
+#include "tests/support/thrown.hpp"
 
 namespace sluice::train {
 namespace {
