@@ -16,8 +16,16 @@
 namespace sluice::planner {
 namespace {
 
-// Callers choose units in which coefficients and limits are not far from one.
+// Of costs, which callers choose near one, and of the coefficients of rows whose largest is near one.
 constexpr double kTiny = 1e-9;
+
+// The power of two that brings the largest coefficient of a row to between 1 and 2; a row of 0 stays.
+// Exact, so that a row in bytes and one in budgets are the same row.
+double scale_of(const std::vector<double>& coefficients) {
+  double largest = 0;
+  for (const double coefficient : coefficients) largest = std::max(largest, std::abs(coefficient));
+  return largest > 0 ? std::ldexp(1.0, -std::ilogb(largest)) : 1;
+}
 
 class Tableau {
  public:
@@ -109,15 +117,17 @@ std::optional<LinearProgram::Solution> LinearProgram::minimum() const {
   std::size_t lowest = 0;
   for (std::size_t row = 0; row < rows_.size(); ++row) {
     std::vector<double> line = rows_[row].coefficients;
+    const double scale = scale_of(line);
+    for (double& coefficient : line) coefficient *= scale;
     line.resize(artificial + 2);
     line[variables + row] = 1;
     line[artificial] = -1;
-    line.back() = rows_[row].limit;
+    line.back() = rows_[row].limit * scale;
     table.lines.push_back(std::move(line));
     table.basis.push_back(variables + row);
-    if (rows_[row].limit < rows_[lowest].limit) lowest = row;
+    if (table.lines[row].back() < table.lines[lowest].back()) lowest = row;
   }
-  if (rows_[lowest].limit < 0) {
+  if (table.lines[lowest].back() < 0) {
     std::vector<double> only_artificial(artificial + 1);
     only_artificial.back() = 1;
     table.set_costs(only_artificial);
@@ -127,9 +137,14 @@ std::optional<LinearProgram::Solution> LinearProgram::minimum() const {
     const auto left = std::find(table.basis.begin(), table.basis.end(), artificial);
     if (left != table.basis.end()) {
       const auto line = static_cast<std::size_t>(left - table.basis.begin());
-      std::size_t column = 0;
-      while (column < artificial && std::abs(table.lines[line][column]) <= kTiny) ++column;
-      if (column < artificial) table.pivot(line, column);
+      // The largest, since a small one magnifies the errors of the other lines.
+      const auto first = table.lines[line].begin();
+      const auto largest =
+          std::max_element(first, first + static_cast<std::ptrdiff_t>(artificial),
+                           [](double a, double b) { return std::abs(a) < std::abs(b); });
+      if (std::abs(*largest) > kTiny) {
+        table.pivot(line, static_cast<std::size_t>(largest - first));
+      }
     }
   }
   for (std::vector<double>& line : table.lines) line[artificial] = 0;

@@ -44,6 +44,39 @@ TEST(LinearProgram, SaysWhereRowsContradictEachOther) {
   EXPECT_FALSE(program.minimum().has_value());
 }
 
+// A row in bytes says what the same row in budgets says.
+TEST(LinearProgram, TheUnitOfARowChangesNothing) {
+  int solved = 0;
+  for (std::uint64_t seed = 0; seed < 300; ++seed) {
+    const CounterRng random(seed, stream_of("test/linear_program/units"));
+    std::uint64_t drawn = 0;
+    const auto real = [&] { return static_cast<double>(random.below(drawn++, 2001)) / 1000 - 1; };
+    const std::vector<double> costs{real() + 1, real() + 1, real() + 1};
+    LinearProgram plain(costs), scaled(costs), in_bytes(costs);
+    for (int row = 0; row < 6; ++row) {
+      const std::vector<double> coefficients{real(), real(), real()};
+      // Every third row has a limit of 0: no budget to count in.
+      const double limit = row % 3 == 0 ? 0 : real();
+      const auto add = [&](LinearProgram& program, double unit) {
+        std::vector<double> all = coefficients;
+        for (double& coefficient : all) coefficient *= unit;
+        program.at_most(std::move(all), limit * unit);
+      };
+      add(plain, 1);
+      add(scaled, std::ldexp(1.0, static_cast<int>(random.below(drawn++, 81)) - 40));
+      add(in_bytes, 1 + static_cast<double>(random.below(drawn++, std::uint64_t{1} << 40)));
+    }
+    const auto found = plain.minimum(), of_scaled = scaled.minimum(), of_bytes = in_bytes.minimum();
+    ASSERT_EQ(of_scaled.has_value(), found.has_value()) << seed;
+    ASSERT_EQ(of_bytes.has_value(), found.has_value()) << seed;
+    if (!found) continue;
+    ++solved;
+    EXPECT_EQ(of_scaled->x, found->x) << seed;
+    EXPECT_NEAR(of_bytes->cost, found->cost, 1e-9) << seed;
+  }
+  EXPECT_GT(solved, 50);
+}
+
 // Two variables: the minimum is at a crossing of two rows or axes.
 TEST(LinearProgram, EqualsTheBestCrossingOfRandomPrograms) {
   int solved = 0;

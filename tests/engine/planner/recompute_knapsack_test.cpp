@@ -38,6 +38,14 @@ Knapsack drawn_knapsack(std::uint64_t seed) {
     knapsack.classes.push_back(std::move(of));
   }
   for (std::uint64_t& budget : knapsack.budgets) budget = below(150);
+  // Small numbers or those of real models; a budget of nothing among them.
+  const std::uint64_t unit = std::uint64_t{1} << (26 * below(2));
+  for (Knapsack::UnitClass& of : knapsack.classes) {
+    for (Knapsack::Option& option : of.options) {
+      for (std::uint64_t& bytes : option.bytes) bytes *= unit;
+    }
+  }
+  for (std::uint64_t& budget : knapsack.budgets) budget *= below(4) == 0 ? 0 : unit;
   return knapsack;
 }
 
