@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -24,7 +25,16 @@ void expect_sources(const json& machine, const std::string& where) {
   }
   for (const auto& [key, text] : machine.at("sources").items()) {
     EXPECT_TRUE(machine.contains(key)) << where << key;
-    EXPECT_GT(text.get<std::string>().size(), 5u) << where << key;
+    const auto source = text.get<std::string>();
+    EXPECT_GT(source.size(), 5u) << where << key;
+    const std::string measured = "measured: ";
+    if (!source.starts_with(measured)) continue;
+    const std::string page = source.substr(measured.size(), source.find(',') - measured.size());
+    EXPECT_TRUE(std::filesystem::exists(kDirectory + "/../../" + page)) << where << key;
+  }
+  // Rates of kernels are nobody's data sheet.
+  if (!machine.at("operations").empty()) {
+    EXPECT_TRUE(machine.at("sources").contains("operations")) << where;
   }
 }
 
