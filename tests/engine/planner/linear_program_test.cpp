@@ -44,7 +44,7 @@ TEST(LinearProgram, SaysWhereRowsContradictEachOther) {
   EXPECT_FALSE(program.minimum().has_value());
 }
 
-// A row in bytes says what the same row in budgets says.
+// A row in bytes means the same as in budgets.
 TEST(LinearProgram, TheUnitOfARowChangesNothing) {
   int solved = 0;
   for (std::uint64_t seed = 0; seed < 300; ++seed) {
