@@ -6,6 +6,9 @@
 // `--set parallel.pipeline=1` or `--set optimizer.name=adamw`. Its keys then rest. The configuration
 // that a run writes leaves resting keys at their defaults, since a resume reads them beside its own
 // mesh and rule.
+//
+// parallel.zero is none of them: shards of one rank are whole, and a run that goes on with more
+// ranks keeps its stage.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -32,7 +35,6 @@ struct RestingKey {
 const std::vector<RestingKey>& resting_keys() {
   static const std::vector<RestingKey> keys{
       {"memory.place.partial", {"parallel.data"}},
-      {"parallel.zero", {"parallel.data"}},
       {"parallel.server", {"parallel.data"}},
       {"parallel.reduction", {"parallel.data"}},
       {"parallel.node_ranks", {"parallel.data"}},

@@ -210,7 +210,6 @@ TEST(Config, ASuggestedNumberIsNotRefusedNext) {
 
 TEST(Config, KeysOfSeveralRanksAreRefusedBesideOne) {
   const std::vector<std::pair<std::string, std::string>> rows{
-      {"parallel.zero=3", "parallel.data"},
       {"parallel.node_ranks=3", "parallel.data"},
       {"parallel.server=true", "parallel.data"},
       {"parallel.reduction=ring", "parallel.data"},
