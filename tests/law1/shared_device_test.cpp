@@ -6,6 +6,7 @@
 
 #include "tests/law1/same_bits.hpp"
 #include "tests/support/planned.hpp"
+#include "tests/support/sweep.hpp"
 
 namespace sluice::train {
 namespace {
@@ -23,13 +24,13 @@ const Overrides kUnevenModel{"model.family=gpt2",   "model.layers=2",         "m
 TEST(SharedDevice, GivesTheSameBitsInTheLeastMemory) {
   const TrainingBench bench;
   const TrainingRecord reference = TrainingBench::run(bench.config("reference", kUnevenModel));
-  for (const Overrides& variant :
-       {places("pinned", "pinned", "pinned"),
-        places("pinned", "pinned", "storage") + Overrides{"recompute.policy=none"},
-        places("storage", "storage", "storage") + Overrides{"train.order=unit"},
-        places("pinned", "storage", "storage") +
-            Overrides{"checkpoint.mode=durable", "checkpoint.every=2"},
-        places("device", "pinned", "pinned") + Overrides{"memory.chunk=4MiB"}}) {
+  for (const Overrides& variant : sampled<Overrides>(
+           {places("pinned", "pinned", "pinned"),
+            places("pinned", "pinned", "storage") + Overrides{"recompute.policy=none"},
+            places("storage", "storage", "storage") + Overrides{"train.order=unit"},
+            places("pinned", "storage", "storage") +
+                Overrides{"checkpoint.mode=durable", "checkpoint.every=2"},
+            places("device", "pinned", "pinned") + Overrides{"memory.chunk=4MiB"}})) {
     SCOPED_TRACE(variant.back());
     const Overrides settings = kUnevenModel + kSearchedFor + variant;
     const std::uint64_t least =
