@@ -63,7 +63,7 @@ struct TrainingRecord {
 inline const Overrides kChosenByHand{"recompute.policy=none", "memory.prefetch=1",
                                      "train.order=microbatch", "memory.place.activation=device"};
 
-// The same choices left to the planner, whatever the build.
+// Leaves the choices of kChosenByHand to the planner, whatever the build.
 inline const Overrides kSearchedFor{"recompute.policy=auto", "memory.prefetch=2",
                                     "train.order=auto", "memory.place.activation=auto"};
 

@@ -11,7 +11,7 @@ namespace sluice::bench {
 
 // User and system time of the whole process so far, in seconds.
 double process_cpu_seconds();
-// The same of the calling thread alone.
+// User and system time of the calling thread so far, in seconds.
 double thread_cpu_seconds();
 
 // The memory that blocks pass through. It has huge pages by madvise, as the pinned arena has: in

@@ -34,7 +34,7 @@ inline void expect_refusals(const Refusals& rows) {
     EXPECT_TRUE(holds(refusal(kSmall, overrides), words));
   }
 }
-// The same for texts behind kSmall.
+// Each text, appended to kSmall, is refused with its words.
 inline void expect_texts_refused(const std::vector<std::pair<std::string, std::string>>& rows) {
   for (const auto& [text, words] : rows) EXPECT_TRUE(holds(refusal(kSmall + text), words));
 }

@@ -195,7 +195,7 @@ TEST_F(PlanCommand, ADiskWithoutRoomRefusesStateThatMustLieThere) {
   const Json event = refused(on_full_disk);
   EXPECT_EQ(event.at("tiers").at("storage").at("available"), 0);
   EXPECT_TRUE(event.at("suggestions").empty()) << event;
-  // Its size is not the reason.
+  // The sentence names the place, not the size of the state.
   EXPECT_TRUE(holds(event.at("message"), "memory.storage_paths: '/proc' cannot be written"));
   const ChildOutcome given =
       run({"plan", "config.toml", "--set", "memory.storage_paths=/proc/x", "memory.storage=1GiB"});
