@@ -120,6 +120,15 @@ ConfigValue written_value(const Config& config, const ConfigKey& key) {
   return rests(config, key) ? resting_value(key) : key.read(config);
 }
 
+Config rested(const Config& config) {
+  Config result = config;
+  for (const RestingKey& resting : resting_keys()) {
+    const ConfigKey& key = *find_config_key(resting.path);
+    key.assign(result, written_value(config, key));
+  }
+  return result;
+}
+
 std::vector<std::string> mesh_settings(const Config& config) {
   std::vector<std::string> settings;
   for (const RestingKey& resting : resting_keys()) {

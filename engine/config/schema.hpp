@@ -83,6 +83,9 @@ std::optional<ConfigValue> value_from_text(const ConfigKey& key, std::string_vie
 bool rests(const Config& config, const ConfigKey& key);
 // The key's value in a configuration as a run writes it: the default of a key that rests.
 ConfigValue written_value(const Config& config, const ConfigKey& key);
+// The configuration with the defaults of all keys that rest. Rank 0 plans with it, for the other ranks
+// read it as it is written.
+Config rested(const Config& config);
 // The keys that have a meaning among several ranks alone, as "key=value". With them config_to_toml()
 // gives an equal Config on another mesh, too.
 std::vector<std::string> mesh_settings(const Config& config);

@@ -5,6 +5,9 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "engine/planner/world_digest.hpp"
+#include "engine/train/plan/prepare.hpp"
+#include "engine/train/world_plan.hpp"
 #include "tests/law1/same_bits.hpp"
 #include "tests/support/sweep.hpp"
 
@@ -51,6 +54,43 @@ TEST(DrawnConfigurations, ArePlannedOrRefused) {
   EXPECT_GT(planned, count / 5);
   EXPECT_GT(refused, count / 5);
   EXPECT_GT(durable_ranks, count / 20);
+}
+
+// Rank 0 plans with its configuration, and the others read the one that it writes. A key that rests
+// is written at its default, and so must change nothing in a plan.
+TEST(DrawnConfigurations, KeysWithoutMeaningDoNotChangeThePlanOfTheOtherRanks) {
+  const TrainingBench bench;
+  const Overrides one{"parallel.data=1"};
+  const std::vector<std::pair<std::string, Overrides>> rows{
+      {"parallel.zero=3", one},
+      {"parallel.bucket=64KiB", one},
+      {"memory.place.partial=pinned", one},
+      {"parallel.schedule=zb-h1", {"parallel.pipeline=1"}},
+      {"optimizer.momentum=0.5", {"optimizer.name=adamw"}},
+      {"optimizer.betas=[0.5, 0.6]", {"optimizer.name=sgd"}},
+      {"optimizer.eps=1e-3", {"optimizer.name=sgd"}},
+      {"optimizer.nesterov=true", {"optimizer.name=adamw"}},
+      {"optimizer.clip_threshold=3", {"optimizer.name=adamw"}},
+      {"optimizer.beta2_decay=0.7", {"optimizer.name=adamw"}},
+      {"train.loss_scaling=static", {"train.precision=bf16"}},
+      {"train.loss_scale=4", {"train.precision=fp32"}},
+      {"train.loss_scale_window=9", {"train.precision=bf16"}}};
+  for (const auto& [key, later] : rows) {
+    for (const char* clip : {"train.clip=0", "train.clip=1"}) {
+      SCOPED_TRACE(key + " " + clip);
+      const config::Config own = bench.config(
+          "run", kChosenByHand + places("storage", "storage", "storage") +
+                     Overrides{"model.layers=2", "model.hidden=64", "model.heads=4", "train.seq=16",
+                               "train.micro_batch=1", "train.accumulate=2", "parallel.tensor=2",
+                               "train.threads=1", "memory.backend=host", clip, key} +
+                     later);
+      Prepared prepared = prepare_with(own, planner::HardwareProfile{}, make_backend(own));
+      ASSERT_NE(prepared.plan(), nullptr);
+      Prepared read = prepare_rank(plan_message(prepared), 0, {});
+      EXPECT_EQ(planner::world_digest(*read.plan(), read.config),
+                planner::world_digest(*prepared.plan(), prepared.config));
+    }
+  }
 }
 
 // A durable run stops in the middle and goes on from its commit.

@@ -1,6 +1,7 @@
 // Plans of machines that are only described, and the step that all plans share.
 #include <utility>
 
+#include "engine/config/schema.hpp"
 #include "engine/config/shapes.hpp"
 #include "engine/planner/cost_model.hpp"
 #include "engine/planner/default_budgets.hpp"
@@ -33,7 +34,7 @@ Prepared prepare_described(const config::Config& given, const planner::HardwareP
 
 Prepared prepare_with(const config::Config& given, const planner::HardwareProfile& hardware,
                       Backend backend, planner::WorldScope scope) {
-  config::Config config = given;
+  config::Config config = config::rested(given);
   model::Model model(config::model_shape(config), config::tensor_share(config, 0));
   planner::SplitPlan plan = planner::plan_split(config, model, *backend.device_kernels, hardware,
                                                 backend.host_kernels.get(), scope);
