@@ -71,7 +71,7 @@ TEST(DrawnConfigurations, KeysWithoutMeaningDoNotChangeThePlanOfTheOtherRanks) {
       {"optimizer.eps=1e-3", {"optimizer.name=sgd"}},
       {"optimizer.nesterov=true", {"optimizer.name=adamw"}},
       {"optimizer.clip_threshold=3", {"optimizer.name=adamw"}},
-      {"optimizer.beta2_decay=0.7", {"optimizer.name=adamw"}},
+      {"optimizer.beta2_decay=-0.7", {"optimizer.name=adamw"}},
       {"train.loss_scaling=static", {"train.precision=bf16"}},
       {"train.loss_scale=4", {"train.precision=fp32"}},
       {"train.loss_scale_window=9", {"train.precision=bf16"}}};
