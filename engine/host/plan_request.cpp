@@ -12,7 +12,7 @@
 #include "base/error.hpp"
 #include "engine/config/config.hpp"
 #include "engine/host/host_engine.hpp"
-#include "engine/planner/bundled_profiles.hpp"
+#include "engine/planner/price/bundled_profiles.hpp"
 #include "engine/train/plan/events.hpp"
 #include "engine/train/plan/plan_outlook.hpp"
 #include "engine/train/plan/prepare.hpp"

@@ -8,7 +8,7 @@
 
 #include "base/units.hpp"
 #include "engine/config/config.hpp"
-#include "engine/planner/hardware_profile.hpp"
+#include "engine/planner/price/hardware_profile.hpp"
 
 namespace sluice::planner {
 

@@ -4,11 +4,11 @@
 #include <cstdint>
 #include <vector>
 
-#include "engine/planner/cost_model.hpp"
 #include "engine/planner/critical_path.hpp"
-#include "engine/planner/rank_classes.hpp"
-#include "engine/planner/rank_traffic.hpp"
-#include "engine/planner/trials.hpp"
+#include "engine/planner/price/cost_model.hpp"
+#include "engine/planner/price/rank_traffic.hpp"
+#include "engine/planner/trial/rank_classes.hpp"
+#include "engine/planner/trial/trials.hpp"
 #include "engine/schedule/compile/step_model.hpp"
 
 namespace sluice::planner {

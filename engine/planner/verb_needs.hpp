@@ -16,7 +16,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "engine/planner/tier_bytes.hpp"
+#include "engine/planner/price/tier_bytes.hpp"
 #include "engine/runtime/run_memory.hpp"
 #include "engine/schedule/compile/step_kind.hpp"
 #include "engine/schedule/orders/stage_view.hpp"

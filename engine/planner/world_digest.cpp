@@ -6,7 +6,7 @@
 
 #include "base/digest.hpp"
 #include "base/posix_file.hpp"
-#include "engine/planner/options_text.hpp"
+#include "engine/planner/choice/options_text.hpp"
 #include "engine/schedule/orders/order_csv.hpp"
 
 namespace sluice::planner {

@@ -5,7 +5,7 @@
 #include "base/error.hpp"
 #include "base/units.hpp"
 #include "engine/config/shapes.hpp"
-#include "engine/planner/options_text.hpp"
+#include "engine/planner/choice/options_text.hpp"
 #include "engine/planner/world_digest.hpp"
 #include "engine/train/world_events.hpp"
 #include "kernels/host/parallel.hpp"

@@ -9,7 +9,7 @@
 
 #include "base/mutex.hpp"
 #include "base/trace.hpp"
-#include "engine/planner/pipeline_choice.hpp"
+#include "engine/planner/bound/pipeline_choice.hpp"
 #include "tests/support/pipeline_training.hpp"
 #include "tests/support/sweep.hpp"
 

@@ -8,7 +8,7 @@
 #include <tuple>
 
 #include "base/rng.hpp"
-#include "engine/planner/rank_settings.hpp"
+#include "engine/planner/choice/rank_settings.hpp"
 #include "tests/support/rank_sessions.hpp"
 #include "tests/support/sweep.hpp"
 #include "tests/support/training_example.hpp"

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "engine/planner/hardware_profile.hpp"
-#include "engine/planner/tier_bytes.hpp"
+#include "engine/planner/price/hardware_profile.hpp"
+#include "engine/planner/price/tier_bytes.hpp"
 #include "tools/replay/generated/draws.hpp"
 
 namespace sluice::bench {

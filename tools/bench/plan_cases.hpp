@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "engine/config/config.hpp"
-#include "engine/planner/hardware_profile.hpp"
+#include "engine/planner/price/hardware_profile.hpp"
 
 namespace sluice::bench {
 

@@ -25,7 +25,7 @@
 #include "base/rng.hpp"
 #include "base/thread.hpp"
 #include "base/units.hpp"
-#include "engine/planner/bundled_profiles.hpp"
+#include "engine/planner/price/bundled_profiles.hpp"
 #include "tools/bench/median.hpp"
 
 namespace sluice::bench {

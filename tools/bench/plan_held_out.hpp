@@ -7,8 +7,8 @@
 #include <span>
 #include <string>
 
-#include "engine/planner/hardware_profile.hpp"
-#include "engine/planner/tier_bytes.hpp"
+#include "engine/planner/price/hardware_profile.hpp"
+#include "engine/planner/price/tier_bytes.hpp"
 #include "tools/bench/plan_by_hand.hpp"
 
 namespace sluice::bench {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "engine/planner/bundled_profiles.hpp"
+#include "engine/planner/price/bundled_profiles.hpp"
 #include "tools/bench/plan_by_hand.hpp"
 
 namespace sluice::bench {

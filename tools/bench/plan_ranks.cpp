@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "engine/planner/bundled_profiles.hpp"
+#include "engine/planner/price/bundled_profiles.hpp"
 #include "engine/train/plan/prepare.hpp"
 #include "tools/bench/storage_rates.hpp"
 

@@ -18,7 +18,7 @@
 
 #include "base/error.hpp"
 #include "base/units.hpp"
-#include "engine/planner/bundled_profiles.hpp"
+#include "engine/planner/price/bundled_profiles.hpp"
 #include "engine/train/plan/mesh_search.hpp"
 #include "engine/train/plan/prepare.hpp"
 #include "tools/bench/storage_rates.hpp"

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "device/device.hpp"
-#include "engine/planner/hardware_profile.hpp"
+#include "engine/planner/price/hardware_profile.hpp"
 #include "kernels/kernels.hpp"
 #include "tools/doctor/measure_disk.hpp"
 #include "tools/doctor/measure_gpu.hpp"

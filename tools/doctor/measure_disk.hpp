@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/units.hpp"
-#include "engine/planner/hardware_profile.hpp"
+#include "engine/planner/price/hardware_profile.hpp"
 #include "offload/storage_engine.hpp"
 #include "tools/bench/storage_rates.hpp"
 #include "tools/doctor/samples.hpp"

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "base/units.hpp"
-#include "engine/planner/hardware_profile.hpp"
+#include "engine/planner/price/hardware_profile.hpp"
 #include "kernels/kernels.hpp"
 
 namespace sluice::doctor {

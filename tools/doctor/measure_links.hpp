@@ -8,7 +8,7 @@
 
 #include "base/units.hpp"
 #include "collectives/communicator.hpp"
-#include "engine/planner/hardware_profile.hpp"
+#include "engine/planner/price/hardware_profile.hpp"
 #include "tools/doctor/samples.hpp"
 
 namespace sluice::doctor {
@@ -23,7 +23,7 @@ struct LinkOptions {
 };
 
 // A pair of ranks, and a group of kNodeRanks. Their figures are those of the plan's formula
-// (engine/planner/rank_links.hpp): the pair has the latency and the rate of one link, the group the
+// (engine/planner/price/rank_links.hpp): the pair has the latency and the rate of one link, the group the
 // rate that its ranks reach together.
 class LinkTrial {
  public:

@@ -11,7 +11,7 @@
 #include "base/error.hpp"
 #include "engine/config/config.hpp"
 #include "engine/config/schema.hpp"
-#include "engine/planner/bundled_profiles.hpp"
+#include "engine/planner/price/bundled_profiles.hpp"
 #include "tools/sluice/arguments.hpp"
 #include "tools/sluice/command_words.hpp"
 #include "tools/sluice/help_text.hpp"

@@ -10,7 +10,7 @@
 #include "base/error.hpp"
 #include "base/units.hpp"
 #include "device/host/host_device.hpp"
-#include "engine/planner/hardware_profile.hpp"
+#include "engine/planner/price/hardware_profile.hpp"
 #include "engine/run/run_directory.hpp"
 #include "engine/run/stale_files.hpp"
 #include "engine/train/plan/backend.hpp"

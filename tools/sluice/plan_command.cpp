@@ -2,10 +2,10 @@
 #include <optional>
 
 #include "base/error.hpp"
-#include "engine/planner/bundled_profiles.hpp"
 #include "engine/planner/free_optimizer.hpp"
 #include "engine/planner/machine_check.hpp"
 #include "engine/planner/outlook.hpp"
+#include "engine/planner/price/bundled_profiles.hpp"
 #include "engine/train/plan/events.hpp"
 #include "engine/train/plan/mesh_search.hpp"
 #include "engine/train/plan/model_flops.hpp"

@@ -11,7 +11,7 @@
 
 #include "device/device.hpp"
 #include "engine/config/config.hpp"
-#include "engine/planner/hardware_profile.hpp"
+#include "engine/planner/price/hardware_profile.hpp"
 #include "kernels/kernels.hpp"
 
 namespace sluice::train {

@@ -2,7 +2,7 @@
 // that plans for described machines needs no driver and no kernels of a GPU.
 #include "base/error.hpp"
 #include "device/host/host_device.hpp"
-#include "engine/planner/described_kernels.hpp"
+#include "engine/planner/price/described_kernels.hpp"
 #include "engine/train/plan/backend.hpp"
 
 namespace sluice::train {

@@ -18,7 +18,7 @@
 #include "base/thread.hpp"
 #include "engine/config/schema.hpp"
 #include "engine/config/shapes.hpp"
-#include "engine/planner/tier_bytes.hpp"
+#include "engine/planner/price/tier_bytes.hpp"
 
 namespace sluice::train {
 namespace {

@@ -9,8 +9,8 @@
 #include "engine/config/config.hpp"
 #include "engine/model/model.hpp"
 #include "engine/planner/batch_split.hpp"
-#include "engine/planner/hardware_profile.hpp"
 #include "engine/planner/plan.hpp"
+#include "engine/planner/price/hardware_profile.hpp"
 #include "engine/schedule/simulate/simulate.hpp"
 #include "engine/train/plan/backend.hpp"
 

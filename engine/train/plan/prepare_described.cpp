@@ -3,8 +3,8 @@
 
 #include "engine/config/schema.hpp"
 #include "engine/config/shapes.hpp"
-#include "engine/planner/cost_model.hpp"
 #include "engine/planner/default_budgets.hpp"
+#include "engine/planner/price/cost_model.hpp"
 #include "engine/train/plan/prepare.hpp"
 #include "engine/train/plan/what_if.hpp"
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "engine/config/config.hpp"
-#include "engine/planner/refusal.hpp"
+#include "engine/planner/trial/refusal.hpp"
 #include "engine/train/plan/prepare.hpp"
 
 namespace sluice::train {

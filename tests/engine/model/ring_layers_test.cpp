@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/planner/priced_kernels.hpp"
+#include "engine/planner/price/priced_kernels.hpp"
 #include "tests/support/tensor_group.hpp"
 
 namespace sluice::model {

@@ -7,9 +7,9 @@
 #include <variant>
 
 #include "engine/config/shapes.hpp"
-#include "engine/planner/bundled_profiles.hpp"
-#include "engine/planner/described_kernels.hpp"
 #include "engine/planner/plan.hpp"
+#include "engine/planner/price/bundled_profiles.hpp"
+#include "engine/planner/price/described_kernels.hpp"
 
 namespace sluice::planner {
 namespace {

@@ -1,4 +1,4 @@
-#include "engine/planner/budget_step.hpp"
+#include "engine/planner/trial/budget_step.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // The machines on paper: each can be planned for, and says where its figures come from.
-#include "engine/planner/bundled_profiles.hpp"
+#include "engine/planner/price/bundled_profiles.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // The dynamic programme of a chain equals an exhaustive search over persistent schedules.
-#include "engine/planner/chain_recompute.hpp"
+#include "engine/planner/choice/chain_recompute.hpp"
 
 #include <gtest/gtest.h>
 

@@ -7,10 +7,10 @@
 #include <utility>
 #include <vector>
 
+#include "engine/planner/bound/pipeline_choice.hpp"
+#include "engine/planner/choice/rank_settings.hpp"
 #include "engine/planner/footprint.hpp"
-#include "engine/planner/pipeline_choice.hpp"
 #include "engine/planner/rank_plans.hpp"
-#include "engine/planner/rank_settings.hpp"
 #include "engine/runtime/state_store.hpp"
 #include "engine/schedule/compile/generate.hpp"
 #include "engine/schedule/merge.hpp"

@@ -1,5 +1,5 @@
 // Compares prices with values worked out by hand from a profile.
-#include "engine/planner/cost_model.hpp"
+#include "engine/planner/price/cost_model.hpp"
 
 #include <gtest/gtest.h>
 

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "engine/planner/bundled_profiles.hpp"
+#include "engine/planner/price/bundled_profiles.hpp"
 
 namespace sluice::planner {
 namespace {

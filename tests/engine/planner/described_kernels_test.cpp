@@ -1,5 +1,5 @@
 // Workspaces of a GPU that is only described are those of its kernels.
-#include "engine/planner/described_kernels.hpp"
+#include "engine/planner/price/described_kernels.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "engine/planner/hardware_profile.hpp"
+#include "engine/planner/price/hardware_profile.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // The simplex method against a search over the corners of small programs.
-#include "engine/planner/linear_program.hpp"
+#include "engine/planner/bound/linear_program.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "engine/planner/operation_times.hpp"
+#include "engine/planner/price/operation_times.hpp"
 
 #include <gtest/gtest.h>
 

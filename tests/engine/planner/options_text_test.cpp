@@ -1,5 +1,5 @@
 // Step options travel between ranks as text: exactly, and no damaged text becomes options.
-#include "engine/planner/options_text.hpp"
+#include "engine/planner/choice/options_text.hpp"
 
 #include <gtest/gtest.h>
 

@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <fstream>
 
+#include "engine/planner/bound/pipeline_choice.hpp"
+#include "engine/planner/choice/options_text.hpp"
 #include "engine/planner/footprint.hpp"
-#include "engine/planner/options_text.hpp"
-#include "engine/planner/pipeline_choice.hpp"
 #include "engine/planner/world_digest.hpp"
 #include "engine/schedule/orders/message_order.hpp"
 #include "engine/schedule/orders/order_csv.hpp"

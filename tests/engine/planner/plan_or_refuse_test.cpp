@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "engine/config/schema.hpp"
-#include "engine/planner/candidates.hpp"
+#include "engine/planner/choice/candidates.hpp"
 #include "engine/schedule/check/interpret.hpp"
 #include "engine/schedule/check/validate.hpp"
 #include "tests/support/planned.hpp"

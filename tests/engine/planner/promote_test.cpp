@@ -1,5 +1,5 @@
 // Each kind's place as a sum of tiers: which units move up, how many, and the plans that result.
-#include "engine/planner/promote.hpp"
+#include "engine/planner/search/promote.hpp"
 
 #include <gtest/gtest.h>
 

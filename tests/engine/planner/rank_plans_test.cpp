@@ -7,8 +7,8 @@
 #include <set>
 
 #include "engine/config/schema.hpp"
-#include "engine/planner/options_text.hpp"
-#include "engine/planner/rank_links.hpp"
+#include "engine/planner/choice/options_text.hpp"
+#include "engine/planner/price/rank_links.hpp"
 #include "engine/planner/world_digest.hpp"
 #include "tests/support/holds.hpp"
 #include "tests/support/planned.hpp"

@@ -1,5 +1,5 @@
 // The knapsack equals an enumeration of all choices.
-#include "engine/planner/recompute_knapsack.hpp"
+#include "engine/planner/bound/recompute_knapsack.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // The least time of a step: no work that a plan must do is left out of it.
-#include "engine/planner/relaxation.hpp"
+#include "engine/planner/bound/relaxation.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,13 +1,13 @@
 // Coarse trials beside exact ones: the time and the need of steps with many micro-batches.
-#include "engine/planner/trials.hpp"
+#include "engine/planner/trial/trials.hpp"
 
 #include <gtest/gtest.h>
 
 #include "engine/config/shapes.hpp"
-#include "engine/planner/candidates.hpp"
-#include "engine/planner/cost_model.hpp"
+#include "engine/planner/choice/candidates.hpp"
+#include "engine/planner/choice/spill_choice.hpp"
 #include "engine/planner/footprint.hpp"
-#include "engine/planner/spill_choice.hpp"
+#include "engine/planner/price/cost_model.hpp"
 #include "engine/schedule/compile/pack.hpp"
 
 namespace sluice::testing {

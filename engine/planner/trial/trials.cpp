@@ -1,0 +1,508 @@
+// 508 lines because coarse and exact trials share their parts.
+//
+// Staging takes as many pieces in a coarse schedule as in an exact one, since the depth of a ring
+// does not depend on the size of its pieces. So before a coarse schedule is packed, its staging
+// pieces shrink to their exact size, and the packing shows the exact need.
+#include "engine/planner/trial/trials.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "base/error.hpp"
+#include "base/units.hpp"
+#include "engine/planner/choice/candidates.hpp"
+#include "engine/planner/choice/step_size.hpp"
+#include "engine/runtime/state_store.hpp"
+#include "engine/schedule/compile/generate.hpp"
+#include "engine/schedule/compile/link.hpp"
+#include "engine/schedule/compile/pack.hpp"
+#include "engine/schedule/compile/rank_share.hpp"
+#include "engine/schedule/compile/step_builder.hpp"
+#include "engine/schedule/merge.hpp"
+
+namespace sluice::planner {
+namespace {
+
+// A unit has at least this many coarse pieces, so that its rings fill.
+constexpr std::uint64_t kCoarsePiecesPerUnit = 6;
+// A first, a last, and one that stands for all between them.
+constexpr std::int32_t kFewMicrobatches = 3;
+// In the order "unit" a micro-batch's gradient may wait for the memory of the one before. With three
+// micro-batches between the first and the last, times are within a few percent.
+constexpr std::int32_t kFewOfAUnit = 5;
+
+// Options with equal keys make equal schedules.
+std::string key_of(const schedule::StepOptions& options) {
+  std::string key;
+  const auto add = [&](auto value) {
+    key.append(reinterpret_cast<const char*>(&value), sizeof(value));
+  };
+  add(options.microbatches);
+  add(options.order);
+  add(options.update);
+  for (const schedule::UnitRecompute& unit : options.recompute.units) {
+    add(unit.parts);
+    add(unit.output_run);
+    add(unit.parts_run);
+  }
+  add(options.piece_elems);
+  add(options.prefetch);
+  add(options.weight_slots);
+  add(options.stream_lookahead);
+  add(options.update_piece_elems);
+  add(options.update_lookahead);
+  add(options.keeps_update_ring);
+  add(options.carried_units);
+  add(options.exchange_lag);
+  add(options.recompute_ahead);
+  add(options.turns);
+  add(options.shares_device);
+  for (const schedule::UnitRange& stage : options.stages) add(stage.end);
+  const auto add_all = [&](const std::vector<Tier>& tiers) {
+    for (const Tier tier : tiers) add(tier);
+    key.push_back('|');
+  };
+  const schedule::Placement& placement = options.placement;
+  for (const auto* tiers : {&placement.weight, &placement.gradient, &placement.optimizer,
+                            &placement.activation, &placement.partial}) {
+    add_all(*tiers);
+  }
+  for (const std::vector<Tier>& tiers : placement.saved) add_all(tiers);
+  return key;
+}
+
+std::uint64_t coarse_piece_elems(const schedule::StepModel& model, std::uint64_t piece_elems) {
+  std::uint64_t largest = 0;
+  for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
+    largest = std::max(largest, updated_elems(model, unit));
+  }
+  return std::max(piece_elems, round_up(largest / kCoarsePiecesPerUnit, kLawBlockElems));
+}
+
+// Pieces of a ring. In the order "unit" all pieces of a gradient's sum wait together for the next
+// micro-batch, so they are none.
+bool is_staging(const schedule::StepOptions& options, const schedule::Buffer& buffer) {
+  const bool waits = options.order == schedule::ComputeOrder::kUnit && options.microbatches > 1 &&
+                     buffer.kind == StateKind::kGradient && buffer.dtype == DType::kF32;
+  return !buffer.persistent && buffer.tier == Tier::kPinned && buffer.chunk >= 0 &&
+         buffer.role == schedule::BufferRole::kState && !buffer.per_tensor && !waits;
+}
+
+// The rank's own micro-batches in a coarse step. Groups with sums of their own are compiled in full,
+// since the sums that wait at once depend on their number.
+std::int32_t few_microbatches(const schedule::StepModel& model,
+                              const schedule::StepOptions& options, std::int32_t few) {
+  const std::int32_t own = schedule::own_microbatch_count(model, options);
+  return options.fold_groups > 1 ? own : std::min(own, few);
+}
+
+bool is_spilled_piece(const schedule::Buffer& buffer) {
+  return buffer.ring == static_cast<std::int32_t>(schedule::Ring::kSpills) ||
+         buffer.ring == static_cast<std::int32_t>(schedule::Ring::kFetches);
+}
+
+// whole_tensors: of a rule that takes a unit's state as one piece, whatever the pieces of others are.
+void shrink_staging(const schedule::StepOptions& options, schedule::Schedule& training,
+                    bool whole_tensors) {
+  const std::uint64_t of_update =
+      options.update_piece_elems > 0 ? options.update_piece_elems : options.piece_elems;
+  for (schedule::Buffer& buffer : training.buffers) {
+    const bool updates = buffer.ring == static_cast<std::int32_t>(schedule::Ring::kUpdates);
+    const std::uint64_t exact = bytes_of(buffer.dtype, updates ? of_update : options.piece_elems);
+    const bool whole = whole_tensors && updates;
+    if (is_staging(options, buffer) && !whole) buffer.bytes = std::min(buffer.bytes, exact);
+    // A spilled value is often one coarse piece, and as many exact ones as its ring is deep.
+    if (is_spilled_piece(buffer)) {
+      const auto deep = static_cast<std::uint64_t>(options.stream_lookahead) + 1;
+      buffer.bytes = std::min(buffer.bytes, deep * bytes_of(DType::kF32, options.piece_elems));
+    }
+  }
+}
+
+// Lets each round between the first and the last stand for `times` of them, by longer instructions.
+// A round is one micro-batch of each rank. In the order "unit" the work of all micro-batches on a unit overlaps one transfer
+// of its state. The longer of the two decides, so fewer micro-batches would tell nothing of all.
+void lengthen_microbatches(schedule::Schedule& training, std::int32_t data_ranks,
+                           std::int32_t rounds, double times) {
+  for (schedule::Instruction& instruction : training.instructions) {
+    const std::int32_t round = instruction.microbatch / data_ranks;
+    if (instruction.microbatch < 0 || round < 1 || round + 1 >= rounds) continue;
+    instruction.cost_s *= times;
+    instruction.bytes =
+        static_cast<std::uint64_t>(std::llround(static_cast<double>(instruction.bytes) * times));
+  }
+}
+
+// From the end of the first round to the end of the second, in the order "microbatch".
+double period_s(const schedule::Schedule& training, std::int32_t data_ranks,
+                const std::vector<schedule::InstructionTimes>& times) {
+  std::array<double, 2> ends{};
+  for (const schedule::Instruction& instruction : training.instructions) {
+    if (instruction.op != schedule::Op::kBackwardWeight) continue;
+    const auto round = static_cast<std::size_t>(instruction.microbatch / data_ranks);
+    if (round < ends.size()) ends[round] = std::max(ends[round], times[instruction.id].end_s);
+  }
+  return ends[1] - ends[0];
+}
+
+double compute_s(const schedule::Simulation& simulation) {
+  return simulation.busy_s.front()[static_cast<std::size_t>(schedule::Lane::kCompute)];
+}
+
+schedule::StepOptions without_ring(schedule::StepOptions options) {
+  options.update_lookahead = 0;
+  options.keeps_update_ring = false;
+  return options;
+}
+
+// A first step that carries all updates makes none.
+bool has_ring(const schedule::StepOptions& options, schedule::StepKind kind) {
+  if (kind == schedule::StepKind::kEvaluation || kind == schedule::StepKind::kSave) return false;
+  return kind != schedule::StepKind::kFirst ||
+         options.update != schedule::UpdatePlacement::kNextForward;
+}
+
+}  // namespace
+
+const Trial& Trials::coarse(const schedule::StepOptions& options) {
+  const auto [found, fresh] = known_.trials.try_emplace(key_of(options));
+  if (fresh) found->second = measure(options);
+  if (fresh && found->second.is_exact) known_.exact.emplace_back(found->second.seconds, options);
+  return found->second;
+}
+
+std::optional<Compiled> Trials::fastest_exact(double seconds, const TierBytes& budgets) const {
+  std::vector<const std::pair<double, schedule::StepOptions>*> faster;
+  for (const auto& trial : known_.exact) {
+    if (trial.first < seconds) faster.push_back(&trial);
+  }
+  std::stable_sort(faster.begin(), faster.end(),
+                   [](const auto* one, const auto* other) { return one->first < other->first; });
+  for (const auto* trial : faster) {
+    if (!fits(known_.trials.at(key_of(trial->second)).need, budgets)) continue;
+    Compiled compiled = place_all(trial->second, budgets);
+    if (!fits(compiled.most_bytes, budgets)) continue;
+    simulate(compiled);
+    return compiled;
+  }
+  return std::nullopt;
+}
+
+const TierBytes& Trials::coarse_need(const schedule::StepOptions& options) {
+  if (!pipeline_.empty()) return exact_need(options);
+  const auto [found, fresh] = known_needs_.try_emplace(key_of(options));
+  if (fresh) found->second = measure_need(options);
+  return found->second;
+}
+
+const TierBytes& Trials::exact_need(const schedule::StepOptions& options) {
+  const std::string key = key_of(options);
+  const auto [found, fresh] = known_exact_needs_.try_emplace(key);
+  if (!fresh) return found->second;
+  Needs needs = std::move(needs_of_some_[key]);
+  needs_of_some_.erase(key);
+  for (std::size_t rank = 0; rank < rank_count(); ++rank) count(needs, rank, options);
+  return found->second = needs.most;
+}
+
+void Trials::count(Needs& needs, std::size_t rank, const schedule::StepOptions& options) const {
+  needs.counted.resize(rank_count());
+  if (needs.counted[rank]) return;
+  needs.counted[rank] = true;
+  const TierBytes need = measure_exact_need(rank == 0 ? model_ : other_ranks_[rank - 1], options);
+  for (std::size_t tier = 0; tier < kTierCount; ++tier) {
+    needs.most[tier] = std::max(needs.most[tier], need[tier]);
+  }
+}
+
+bool Trials::exact_fits(const schedule::StepOptions& options, const TierBytes& budgets) {
+  const std::string key = key_of(options);
+  const auto known = known_exact_needs_.find(key);
+  if (known != known_exact_needs_.end()) return fits(known->second, budgets);
+  Needs& needs = needs_of_some_[key];
+  for (std::size_t i = 0; i < rank_count(); ++i) {
+    if (!fits(needs.most, budgets)) return false;
+    const std::size_t rank = (fullest_ + i) % rank_count();
+    count(needs, rank, options);
+    if (fits(needs.most, budgets)) continue;
+    fullest_ = rank;
+    return false;
+  }
+  known_exact_needs_[key] = needs.most;
+  needs_of_some_.erase(key);
+  return true;
+}
+
+bool Trials::coarse_fits(const schedule::StepOptions& options, const TierBytes& budgets) {
+  return pipeline_.empty() ? fits(coarse_need(options), budgets) : exact_fits(options, budgets);
+}
+
+TierBytes Trials::least_need(const schedule::StepOptions& options) const {
+  const auto found = needs_of_some_.find(key_of(options));
+  return found == needs_of_some_.end() ? TierBytes{} : found->second.most;
+}
+
+schedule::Schedule Trials::coarse_step(const schedule::StepOptions& options,
+                                       std::int32_t rounds) const {
+  schedule::StepOptions coarse = options;
+  coarse.microbatches = rounds * model_.view.ranks;
+  coarse.piece_elems = coarse_piece_elems(model_, options.piece_elems);
+  return schedule::generate(model_, coarse, schedule::StepKind::kTraining);
+}
+
+TierBytes Trials::need_of(const schedule::Schedule& training) const {
+  const std::array<const schedule::Schedule*, 1> schedules{&training};
+  runtime::MemoryNeed need = runtime::memory_need(schedules, runtime::StateStore::kWindowBytes);
+  need.fixed = fixed_;
+  return need.peak_bytes();
+}
+
+// The need of all micro-batches, from that of `few` of them.
+TierBytes Trials::need_of_all(const schedule::StepOptions& options, TierBytes need,
+                              std::int32_t few, packing::PackingEffort effort) const {
+  const auto missing =
+      static_cast<std::uint64_t>(schedule::own_microbatch_count(model_, options) - few);
+  if (missing == 0) return need;
+  if (options.order == schedule::ComputeOrder::kMicrobatch) {
+    // Only tokens and loss of each micro-batch have homes of their own.
+    const std::uint64_t each = round_up(model_.token_bytes, schedule::kDirectAlignmentBytes) +
+                               schedule::kDirectAlignmentBytes;
+    need[static_cast<std::size_t>(Tier::kPinned)] += missing * each;
+    return need;
+  }
+  // Not two: values whose next use is near stay on the device, and of two micro-batches most do.
+  schedule::Schedule fewer = coarse_step(options, kFewMicrobatches);
+  shrink_staging(options, fewer, takes_whole_tensors());
+  schedule::place_buffers(fewer, kTensorAlignmentBytes, effort, &known_.packings);
+  const TierBytes less = need_of(fewer);
+  for (std::size_t tier = 0; tier < kTierCount; ++tier) {
+    const std::uint64_t more = need[tier] - std::min(need[tier], less[tier]);
+    need[tier] += ceil_div(missing * more, static_cast<std::uint64_t>(few - kFewMicrobatches));
+  }
+  return need;
+}
+
+TierBytes Trials::measure_need(const schedule::StepOptions& options) const {
+  if (step_size(model_, options) <= kSmallStepInstructions) {
+    schedule::Schedule training =
+        schedule::generate(model_, options, schedule::StepKind::kTraining);
+    schedule::place_buffers(training, kTensorAlignmentBytes, packing::PackingEffort::kQuick,
+                            &known_.packings);
+    return need_of(training);
+  }
+  constexpr auto kEffort = packing::PackingEffort::kQuick;
+  const bool by_unit = options.order == schedule::ComputeOrder::kUnit;
+  const std::int32_t few =
+      few_microbatches(model_, options, by_unit ? kFewMicrobatches + 1 : kFewMicrobatches);
+  schedule::Schedule training = coarse_step(options, few);
+  shrink_staging(options, training, takes_whole_tensors());
+  schedule::place_buffers(training, kTensorAlignmentBytes, kEffort, &known_.packings);
+  return need_of_all(options, need_of(training), few, kEffort);
+}
+
+schedule::Schedule Trials::priced_world(const schedule::StepOptions& options) const {
+  std::vector<schedule::Schedule> lists;
+  for (const schedule::StepModel& rank : pipeline_) {
+    lists.push_back(schedule::compile(rank, options, schedule::StepKind::kTraining));
+    if (classes_ == nullptr) continue;
+    costs_.apply(lists.back());
+    lists.back() = list_of_class(std::move(lists.back()), *classes_);
+  }
+  schedule::Schedule world = schedule::merge(lists);
+  if (classes_ == nullptr) costs_.apply(world);
+  return world;
+}
+
+Trial Trials::measure_pipeline(const schedule::StepOptions& options) {
+  Trial trial{exact_need(options)};
+  const schedule::Schedule world = priced_world(options);
+  instructions_ += world.instructions.size();
+  trial.seconds = schedule::simulate(world, costs_.simulation_model()).total_s;
+  return trial;
+}
+
+Trial Trials::measure_exactly(const schedule::StepOptions& options) {
+  const Compiled step = training(options);
+  instructions_ += step.schedules[schedule::StepKind::kTraining].instructions.size();
+  return {step.most_bytes, step.simulation.total_s, compute_s(step.simulation), true};
+}
+
+Trial Trials::measure(const schedule::StepOptions& options) {
+  if (!pipeline_.empty()) return measure_pipeline(options);
+  if (step_size(model_, options) <= kTinyStepInstructions) return measure_exactly(options);
+  constexpr auto kEffort = packing::PackingEffort::kCoarse;
+  const bool by_unit = options.order == schedule::ComputeOrder::kUnit;
+  const std::int32_t few =
+      few_microbatches(model_, options, by_unit ? kFewOfAUnit : kFewMicrobatches);
+  const std::int32_t missing = schedule::own_microbatch_count(model_, options) - few;
+  schedule::Schedule training = coarse_step(options, few);
+  schedule::link(training);
+  shrink_staging(options, training, takes_whole_tensors());
+  schedule::pack(training, kTensorAlignmentBytes, kEffort, &known_.packings);
+  Trial trial{need_of_all(options, need_of(training), few, kEffort)};
+  instructions_ += training.instructions.size();
+  costs_.apply(training);
+  if (by_unit && missing > 0) {
+    lengthen_microbatches(training, model_.view.ranks, few,
+                          1 + static_cast<double>(missing) / (few - 2));
+  }
+  std::vector<schedule::InstructionTimes> times;
+  const schedule::Simulation simulation =
+      schedule::simulate(training, costs_.simulation_model(), nullptr, 0, &times);
+  trial.seconds = simulation.total_s;
+  trial.compute_s = compute_s(simulation);
+  if (!by_unit && missing > 0) {
+    trial.seconds += missing * period_s(training, model_.view.ranks, times);
+    trial.compute_s += missing * trial.compute_s / few;
+  }
+  return trial;
+}
+
+// Compiled without deps, which take half of the time.
+TierBytes Trials::measure_exact_need(const schedule::StepModel& model,
+                                     const schedule::StepOptions& options) const {
+  schedule::StepSchedules schedules;
+  for (const schedule::StepKind kind : schedule::kStepKinds) {
+    if (!schedule::has_step(options, kind)) continue;
+    schedules[kind] = schedule::generate_placed(model, options, kind, &known_.packings);
+    if (classes_ != nullptr) instructions_ += schedules[kind].instructions.size();
+    schedules[kind].instructions.clear();
+  }
+  runtime::MemoryNeed need =
+      runtime::memory_need(schedules.of(options), runtime::StateStore::kWindowBytes);
+  need.fixed = fixed_;
+  return need.peak_bytes();
+}
+
+TierBytes Trials::with_other_ranks(TierBytes need, const schedule::StepOptions& options) const {
+  for (const schedule::StepModel& other : other_ranks_) {
+    const TierBytes theirs = measure_exact_need(other, options);
+    for (std::size_t tier = 0; tier < kTierCount; ++tier) {
+      need[tier] = std::max(need[tier], theirs[tier]);
+    }
+  }
+  return need;
+}
+
+Compiled Trials::place_training(const schedule::StepOptions& options) const {
+  return place_step(options, schedule::generate(model_, options, schedule::StepKind::kTraining));
+}
+
+std::optional<Compiled> Trials::place_training(const schedule::StepOptions& options,
+                                               const TierBytes& budgets) const {
+  schedule::Schedule training = schedule::generate(model_, options, schedule::StepKind::kTraining);
+  const std::uint64_t pinned = budgets[static_cast<std::size_t>(Tier::kPinned)];
+  if (schedule::least_pinned_bytes(training) > pinned) return std::nullopt;
+  Compiled compiled = place_step(options, std::move(training));
+  if (!fits(compiled.most_bytes, budgets)) return std::nullopt;
+  return compiled;
+}
+
+// The places of a generated training step.
+Compiled Trials::place_step(const schedule::StepOptions& options,
+                            schedule::Schedule training) const {
+  schedule::place_buffers(training, kTensorAlignmentBytes, packing::PackingEffort::kQuick,
+                          &known_.packings);
+  Compiled compiled;
+  compiled.options = options;
+  compiled.schedules[schedule::StepKind::kTraining] = std::move(training);
+  const std::array<const schedule::Schedule*, 1> schedules{
+      &compiled.schedules[schedule::StepKind::kTraining]};
+  compiled.need = runtime::memory_need(schedules, runtime::StateStore::kWindowBytes);
+  compiled.need.fixed = fixed_;
+  compiled.most_bytes = compiled.need.peak_bytes();
+  return compiled;
+}
+
+Compiled Trials::training(const schedule::StepOptions& options) const {
+  Compiled compiled = place_training(options);
+  simulate_alone(compiled);
+  return compiled;
+}
+
+void Trials::complete(Compiled& compiled, const Compiled* alike) const {
+  const bool shares =
+      alike != nullptr && without_ring(alike->options) == without_ring(compiled.options);
+  for (const schedule::StepKind kind : schedule::kStepKinds) {
+    const bool missing = compiled.schedules[kind].instructions.empty();
+    if (!missing || !schedule::has_step(compiled.options, kind)) continue;
+    if (shares && !has_ring(compiled.options, kind)) {
+      compiled.schedules[kind] = alike->schedules[kind];
+      compiled.linked[static_cast<std::size_t>(kind)] =
+          alike->linked[static_cast<std::size_t>(kind)];
+      continue;
+    }
+    compiled.schedules[kind] =
+        schedule::generate_placed(model_, compiled.options, kind, &known_.packings);
+  }
+  compiled.need = runtime::memory_need(compiled.schedules.of(compiled.options),
+                                       runtime::StateStore::kWindowBytes);
+  compiled.need.fixed = fixed_;
+  compiled.most_bytes = with_other_ranks(compiled.need.peak_bytes(), compiled.options);
+}
+
+Compiled Trials::place_all(const schedule::StepOptions& options, const TierBytes& budgets) const {
+  Compiled compiled = place_training(options);
+  if (fits(compiled.most_bytes, budgets)) complete(compiled);
+  return compiled;
+}
+
+void Trials::link_step(Compiled& compiled, schedule::StepKind kind) {
+  bool& linked = compiled.linked[static_cast<std::size_t>(kind)];
+  if (!linked && schedule::has_step(compiled.options, kind)) {
+    schedule::link_placed(compiled.schedules[kind]);
+  }
+  linked = true;
+}
+
+void Trials::link(Compiled& compiled) {
+  for (const schedule::StepKind kind : schedule::kStepKinds) link_step(compiled, kind);
+}
+
+Compiled Trials::exact(const schedule::StepOptions& options) const {
+  Compiled compiled;
+  compiled.options = options;
+  compiled.schedules = schedule::compile_all(model_, options);
+  compiled.linked.fill(true);
+  complete(compiled);
+  return compiled;
+}
+
+double Trials::least_s(const Compiled& compiled) const {
+  return schedule::busiest_lane_s(compiled.schedules[schedule::StepKind::kTraining],
+                                  costs_.simulation_model());
+}
+
+// Without the ranks of a pipeline.
+void Trials::simulate_alone(Compiled& compiled) const {
+  link_step(compiled, schedule::StepKind::kTraining);
+  schedule::Schedule& training = compiled.schedules[schedule::StepKind::kTraining];
+  costs_.apply(training);
+  compiled.simulation =
+      schedule::simulate(training, costs_.simulation_model(), nullptr, 0, &compiled.times);
+}
+
+void Trials::simulate(Compiled& compiled) const {
+  if (pipeline_.empty()) return simulate_alone(compiled);
+  link_step(compiled, schedule::StepKind::kTraining);
+  costs_.apply(compiled.schedules[schedule::StepKind::kTraining]);
+  if (classes_ != nullptr) {
+    const auto known = known_.trials.find(key_of(compiled.options));
+    SLUICE_CHECK(known != known_.trials.end());
+    compiled.simulation.total_s = known->second.seconds;
+    return;
+  }
+  const schedule::Schedule world = priced_world(compiled.options);
+  std::vector<schedule::InstructionTimes> times;
+  compiled.simulation = schedule::simulate(world, costs_.simulation_model(), nullptr, 0, &times);
+  // The merge keeps the order of each rank's list.
+  compiled.times.clear();
+  for (const schedule::Instruction& instruction : world.instructions) {
+    if (instruction.rank == 0) compiled.times.push_back(times[instruction.id]);
+  }
+}
+
+}  // namespace sluice::planner
