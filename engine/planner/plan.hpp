@@ -18,7 +18,7 @@
 #include "engine/planner/price/hardware_profile.hpp"
 #include "engine/planner/price/rank_traffic.hpp"
 #include "engine/planner/price/tier_bytes.hpp"
-#include "engine/planner/search/search.hpp"
+#include "engine/planner/search/tried.hpp"
 #include "engine/planner/trial/refusal.hpp"
 #include "engine/planner/verb_needs.hpp"
 #include "engine/runtime/run_memory.hpp"

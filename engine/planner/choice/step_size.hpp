@@ -13,10 +13,6 @@ inline constexpr std::uint64_t kMostStepInstructions = 2'000'000;
 // A step with so many takes milliseconds to compile.
 inline constexpr std::uint64_t kSmallStepInstructions = 20'000;
 
-// A step with so few takes little longer than a coarse one, so each trial of it is exact. With half
-// as many, a plan that just fits and takes 6% less was missed, since coarse needs are too large.
-inline constexpr std::uint64_t kTinyStepInstructions = 10'000;
-
 // No further start of a search, nor whole places, once trials have made so many instructions: a
 // third of a second's worth. Starts beside one unit ahead are few and do without this limit.
 inline constexpr std::uint64_t kSearchInstructions = 350'000;

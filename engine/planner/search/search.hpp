@@ -21,19 +21,12 @@
 #include "engine/planner/choice/spill_choice.hpp"
 #include "engine/planner/search/improve.hpp"
 #include "engine/planner/search/shortlist.hpp"
+#include "engine/planner/search/tried.hpp"
 #include "engine/planner/trial/feasibility.hpp"
 #include "engine/planner/trial/refusal.hpp"
 #include "engine/planner/trial/trials.hpp"
 
 namespace sluice::planner {
-
-// A shape of a plan that was tried or passed over.
-struct Tried {
-  std::string what;
-  double bound_s = 0;            // the least time that the shape could take
-  std::optional<double> best_s;  // of the plans tried for it; nothing: none was, or none fits
-  schedule::StepOptions best;    // that plan
-};
 
 class Search {
  public:

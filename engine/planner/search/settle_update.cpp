@@ -148,8 +148,7 @@ void settle_update(const config::Config& config, const schedule::StepModel& mode
   UpdateChoice choice(config, model, budgets, trials, best);
   // Here the step's own size counts, since estimates are up to five times as large.
   const std::size_t size = best.schedules[schedule::StepKind::kTraining].instructions.size();
-  const bool is_coarse = step_size(model, best.options) > kTinyStepInstructions;
-  if (is_coarse && size <= kSmallStepInstructions) choice.choose_prefetch();
+  if (size <= kSmallStepInstructions) choice.choose_prefetch();
   choice.choose_carried();
   const bool is_long_by_hand = size > kLongByHand && makes_all_choices(config);
   // Storage that activations wait for has little time left for state in the backward pass.

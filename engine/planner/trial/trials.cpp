@@ -1,5 +1,3 @@
-// 508 lines because coarse and exact trials share their parts.
-//
 // Staging takes as many pieces in a coarse schedule as in an exact one, since the depth of a ring
 // does not depend on the size of its pieces. So before a coarse schedule is packed, its staging
 // pieces shrink to their exact size, and the packing shows the exact need.
@@ -15,6 +13,7 @@
 #include "base/units.hpp"
 #include "engine/planner/choice/candidates.hpp"
 #include "engine/planner/choice/step_size.hpp"
+#include "engine/planner/trial/coarse_step.hpp"
 #include "engine/runtime/state_store.hpp"
 #include "engine/schedule/compile/generate.hpp"
 #include "engine/schedule/compile/link.hpp"
@@ -26,13 +25,14 @@
 namespace sluice::planner {
 namespace {
 
-// A unit has at least this many coarse pieces, so that its rings fill.
-constexpr std::uint64_t kCoarsePiecesPerUnit = 6;
-// A first, a last, and one that stands for all between them.
-constexpr std::int32_t kFewMicrobatches = 3;
-// In the order "unit" a micro-batch's gradient may wait for the memory of the one before. With three
-// micro-batches between the first and the last, times are within a few percent.
-constexpr std::int32_t kFewOfAUnit = 5;
+// Pieces of the largest unit in a step whose time is asked for, and where only its need is. A ring of
+// few pieces tells its bytes; its time takes more of them.
+constexpr std::uint64_t kTimedPieces = 32;
+constexpr std::uint64_t kPackedPieces = 6;
+// Between a first micro-batch and a last, one stands for all others.
+constexpr std::int32_t kBetween = 1;
+// In the order "unit" a micro-batch's gradient may wait for the memory of the one before.
+constexpr std::int32_t kBetweenByUnit = 3;
 
 // Options with equal keys make equal schedules.
 std::string key_of(const schedule::StepOptions& options) {
@@ -72,68 +72,6 @@ std::string key_of(const schedule::StepOptions& options) {
   }
   for (const std::vector<Tier>& tiers : placement.saved) add_all(tiers);
   return key;
-}
-
-std::uint64_t coarse_piece_elems(const schedule::StepModel& model, std::uint64_t piece_elems) {
-  std::uint64_t largest = 0;
-  for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
-    largest = std::max(largest, updated_elems(model, unit));
-  }
-  return std::max(piece_elems, round_up(largest / kCoarsePiecesPerUnit, kLawBlockElems));
-}
-
-// Pieces of a ring. In the order "unit" all pieces of a gradient's sum wait together for the next
-// micro-batch, so they are none.
-bool is_staging(const schedule::StepOptions& options, const schedule::Buffer& buffer) {
-  const bool waits = options.order == schedule::ComputeOrder::kUnit && options.microbatches > 1 &&
-                     buffer.kind == StateKind::kGradient && buffer.dtype == DType::kF32;
-  return !buffer.persistent && buffer.tier == Tier::kPinned && buffer.chunk >= 0 &&
-         buffer.role == schedule::BufferRole::kState && !buffer.per_tensor && !waits;
-}
-
-// The rank's own micro-batches in a coarse step. Groups with sums of their own are compiled in full,
-// since the sums that wait at once depend on their number.
-std::int32_t few_microbatches(const schedule::StepModel& model,
-                              const schedule::StepOptions& options, std::int32_t few) {
-  const std::int32_t own = schedule::own_microbatch_count(model, options);
-  return options.fold_groups > 1 ? own : std::min(own, few);
-}
-
-bool is_spilled_piece(const schedule::Buffer& buffer) {
-  return buffer.ring == static_cast<std::int32_t>(schedule::Ring::kSpills) ||
-         buffer.ring == static_cast<std::int32_t>(schedule::Ring::kFetches);
-}
-
-// whole_tensors: of a rule that takes a unit's state as one piece, whatever the pieces of others are.
-void shrink_staging(const schedule::StepOptions& options, schedule::Schedule& training,
-                    bool whole_tensors) {
-  const std::uint64_t of_update =
-      options.update_piece_elems > 0 ? options.update_piece_elems : options.piece_elems;
-  for (schedule::Buffer& buffer : training.buffers) {
-    const bool updates = buffer.ring == static_cast<std::int32_t>(schedule::Ring::kUpdates);
-    const std::uint64_t exact = bytes_of(buffer.dtype, updates ? of_update : options.piece_elems);
-    const bool whole = whole_tensors && updates;
-    if (is_staging(options, buffer) && !whole) buffer.bytes = std::min(buffer.bytes, exact);
-    // A spilled value is often one coarse piece, and as many exact ones as its ring is deep.
-    if (is_spilled_piece(buffer)) {
-      const auto deep = static_cast<std::uint64_t>(options.stream_lookahead) + 1;
-      buffer.bytes = std::min(buffer.bytes, deep * bytes_of(DType::kF32, options.piece_elems));
-    }
-  }
-}
-
-// Lets each round between the first and the last stand for `times` of them, by longer instructions.
-// A round is one micro-batch of each rank. In the order "unit" the work of all micro-batches on a unit overlaps one transfer
-// of its state. The longer of the two decides, so fewer micro-batches would tell nothing of all.
-void lengthen_microbatches(schedule::Schedule& training, std::int32_t data_ranks,
-                           std::int32_t rounds, double times) {
-  for (schedule::Instruction& instruction : training.instructions) {
-    const std::int32_t round = instruction.microbatch / data_ranks;
-    if (instruction.microbatch < 0 || round < 1 || round + 1 >= rounds) continue;
-    instruction.cost_s *= times;
-    instruction.bytes =
-        static_cast<std::uint64_t>(std::llround(static_cast<double>(instruction.bytes) * times));
-  }
 }
 
 // From the end of the first round to the end of the second, in the order "microbatch".
@@ -245,14 +183,6 @@ TierBytes Trials::least_need(const schedule::StepOptions& options) const {
   return found == needs_of_some_.end() ? TierBytes{} : found->second.most;
 }
 
-schedule::Schedule Trials::coarse_step(const schedule::StepOptions& options,
-                                       std::int32_t rounds) const {
-  schedule::StepOptions coarse = options;
-  coarse.microbatches = rounds * model_.view.ranks;
-  coarse.piece_elems = coarse_piece_elems(model_, options.piece_elems);
-  return schedule::generate(model_, coarse, schedule::StepKind::kTraining);
-}
-
 TierBytes Trials::need_of(const schedule::Schedule& training) const {
   const std::array<const schedule::Schedule*, 1> schedules{&training};
   runtime::MemoryNeed need = runtime::memory_need(schedules, runtime::StateStore::kWindowBytes);
@@ -262,7 +192,8 @@ TierBytes Trials::need_of(const schedule::Schedule& training) const {
 
 // The need of all micro-batches, from that of `few` of them.
 TierBytes Trials::need_of_all(const schedule::StepOptions& options, TierBytes need,
-                              std::int32_t few, packing::PackingEffort effort) const {
+                              std::int32_t few, std::uint64_t pieces,
+                              packing::PackingEffort effort) const {
   const auto missing =
       static_cast<std::uint64_t>(schedule::own_microbatch_count(model_, options) - few);
   if (missing == 0) return need;
@@ -274,13 +205,15 @@ TierBytes Trials::need_of_all(const schedule::StepOptions& options, TierBytes ne
     return need;
   }
   // Not two: values whose next use is near stay on the device, and of two micro-batches most do.
-  schedule::Schedule fewer = coarse_step(options, kFewMicrobatches);
-  shrink_staging(options, fewer, takes_whole_tensors());
+  constexpr std::int32_t kFewer = 2 + kBetween;
+  const CoarseStep coarse(model_, options, kFewer, pieces);
+  schedule::Schedule fewer = coarse.generate();
+  coarse.shrink_staging(fewer);
   schedule::place_buffers(fewer, kTensorAlignmentBytes, effort, &known_.packings);
   const TierBytes less = need_of(fewer);
   for (std::size_t tier = 0; tier < kTierCount; ++tier) {
     const std::uint64_t more = need[tier] - std::min(need[tier], less[tier]);
-    need[tier] += ceil_div(missing * more, static_cast<std::uint64_t>(few - kFewMicrobatches));
+    need[tier] += ceil_div(missing * more, static_cast<std::uint64_t>(few - kFewer));
   }
   return need;
 }
@@ -295,12 +228,12 @@ TierBytes Trials::measure_need(const schedule::StepOptions& options) const {
   }
   constexpr auto kEffort = packing::PackingEffort::kQuick;
   const bool by_unit = options.order == schedule::ComputeOrder::kUnit;
-  const std::int32_t few =
-      few_microbatches(model_, options, by_unit ? kFewMicrobatches + 1 : kFewMicrobatches);
-  schedule::Schedule training = coarse_step(options, few);
-  shrink_staging(options, training, takes_whole_tensors());
+  const std::int32_t few = coarse_rounds(model_, options, by_unit ? kBetween + 1 : kBetween);
+  const CoarseStep coarse(model_, options, few, kPackedPieces);
+  schedule::Schedule training = coarse.generate();
+  coarse.shrink_staging(training);
   schedule::place_buffers(training, kTensorAlignmentBytes, kEffort, &known_.packings);
-  return need_of_all(options, need_of(training), few, kEffort);
+  return need_of_all(options, need_of(training), few, kPackedPieces, kEffort);
 }
 
 schedule::Schedule Trials::priced_world(const schedule::StepOptions& options) const {
@@ -332,23 +265,20 @@ Trial Trials::measure_exactly(const schedule::StepOptions& options) {
 
 Trial Trials::measure(const schedule::StepOptions& options) {
   if (!pipeline_.empty()) return measure_pipeline(options);
-  if (step_size(model_, options) <= kTinyStepInstructions) return measure_exactly(options);
-  constexpr auto kEffort = packing::PackingEffort::kCoarse;
   const bool by_unit = options.order == schedule::ComputeOrder::kUnit;
-  const std::int32_t few =
-      few_microbatches(model_, options, by_unit ? kFewOfAUnit : kFewMicrobatches);
-  const std::int32_t missing = schedule::own_microbatch_count(model_, options) - few;
-  schedule::Schedule training = coarse_step(options, few);
+  const std::int32_t few = coarse_rounds(model_, options, by_unit ? kBetweenByUnit : kBetween);
+  const CoarseStep coarse(model_, options, few, kTimedPieces);
+  if (coarse.is_exact()) return measure_exactly(options);
+  constexpr auto kEffort = packing::PackingEffort::kCoarse;
+  const std::int32_t missing = coarse.missing_rounds();
+  schedule::Schedule training = coarse.generate();
   schedule::link(training);
-  shrink_staging(options, training, takes_whole_tensors());
+  coarse.shrink_staging(training);
   schedule::pack(training, kTensorAlignmentBytes, kEffort, &known_.packings);
-  Trial trial{need_of_all(options, need_of(training), few, kEffort)};
+  Trial trial{need_of_all(options, need_of(training), few, kTimedPieces, kEffort)};
   instructions_ += training.instructions.size();
-  costs_.apply(training);
-  if (by_unit && missing > 0) {
-    lengthen_microbatches(training, model_.view.ranks, few,
-                          1 + static_cast<double>(missing) / (few - 2));
-  }
+  coarse.price(training, costs_);
+  if (by_unit) coarse.lengthen_rounds(training);
   std::vector<schedule::InstructionTimes> times;
   const schedule::Simulation simulation =
       schedule::simulate(training, costs_.simulation_model(), nullptr, 0, &times);

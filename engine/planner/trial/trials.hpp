@@ -1,9 +1,8 @@
 // Compiles plans and measures them: exactly, or coarsely in a fraction of the time.
 //
-// A coarse trial stands for a step that would have far more instructions. It has at most three
-// micro-batches, since those between the first and the last are alike, and large pieces of state.
-// Times and bytes of the missing micro-batches are added. A small step is tried as it is. An exact
-// trial of all steps of a run confirms any other before a plan is taken.
+// A coarse trial has few micro-batches, since those between the first and the last are alike, and a
+// bounded number of pieces of state (coarse_step.hpp). Times and bytes of the missing micro-batches are
+// added. An exact trial of all steps of a run confirms it before a plan is taken.
 //
 // With several ranks one is tried, the one with the largest shards. Exact needs are those of all. The
 // ranks of a pipeline wait for each other, so their trials are exact, and simulate all of them, or one
@@ -136,15 +135,13 @@ class Trials {
   Trial measure_pipeline(const schedule::StepOptions& options);
   schedule::Schedule priced_world(const schedule::StepOptions& options) const;
   TierBytes measure_need(const schedule::StepOptions& options) const;
-  // rounds: the micro-batches of each rank.
-  schedule::Schedule coarse_step(const schedule::StepOptions& options, std::int32_t rounds) const;
   Compiled place_step(const schedule::StepOptions& options, schedule::Schedule training) const;
   TierBytes measure_exact_need(const schedule::StepModel& model,
                                const schedule::StepOptions& options) const;
   TierBytes with_other_ranks(TierBytes need, const schedule::StepOptions& options) const;
   TierBytes need_of(const schedule::Schedule& training) const;
   TierBytes need_of_all(const schedule::StepOptions& options, TierBytes need, std::int32_t few,
-                        packing::PackingEffort effort) const;
+                        std::uint64_t pieces, packing::PackingEffort effort) const;
 
   bool takes_whole_tensors() const { return kernels::needs_whole_tensors(model_.optimizer); }
 
