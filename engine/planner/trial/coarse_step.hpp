@@ -5,7 +5,7 @@
 // the memory of one of them. Rings keep their depth, so that as many pieces are in flight.
 //
 // All units are there. Siblings with fewer units were tried: with four of each kind they are no faster
-// and less exact (docs/decisions/126).
+// and less exact (docs/decisions/131).
 #pragma once
 
 #include <cstdint>
