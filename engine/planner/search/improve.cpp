@@ -48,21 +48,6 @@ bool Improver::promote(const Promotion& promotion, Shortlist::Found& best) {
   return false;
 }
 
-// Windows ahead take room that state could have. One unit fewer ahead is rarely faster by itself.
-bool Improver::promote_for_windows(Shortlist::Found& best) {
-  const std::vector<Promotion> promotions = possible_promotions(config_);
-  if (best.options.prefetch == 0 || promotions.empty()) return false;
-  Shortlist::Found other = best;
-  --other.options.prefetch;
-  const std::optional<double> seconds = shortlist_.consider(other.options);
-  if (!seconds) return false;
-  other.seconds = *seconds;
-  for (const Promotion& promotion : promotions) promote(promotion, other);
-  if (other.seconds >= best.seconds * kFaster) return false;
-  best = other;
-  return true;
-}
-
 // Each changes one setting.
 std::vector<Improver::Change> Improver::changes(const schedule::StepOptions& from) const {
   std::vector<Change> list;
@@ -81,9 +66,10 @@ std::vector<Improver::Change> Improver::changes(const schedule::StepOptions& fro
   for (const std::int32_t lookahead : kLookaheads) {
     list.emplace_back([lookahead](auto& to) { to.stream_lookahead = lookahead; });
   }
-  if (const std::uint64_t usual = usual_piece_elems(model_); from.piece_elems < usual) {
-    list.emplace_back([usual](auto& to) { to.piece_elems = usual; });
-  }
+  const std::uint64_t small = small_piece_elems(model_);
+  list.emplace_back([](auto& to) { to.piece_elems *= 2; });
+  list.emplace_back([small](auto& to) { to.piece_elems = std::max(to.piece_elems / 2, small); });
+  list.emplace_back([](auto& to) { to.piece_elems *= 4; });
   for (std::int32_t lag = 0; lag <= kMostExchangeLag && !model_.view.is_alone(); ++lag) {
     list.emplace_back([lag](auto& to) { to.exchange_lag = lag; });
   }
@@ -138,7 +124,6 @@ void Improver::improve(Shortlist::Found from) {
       change(options);
       if (options != from.options) changed |= take(options, from);
     }
-    changed = changed || (!done() && promote_for_windows(from));
   }
 }
 

@@ -38,7 +38,6 @@ class Improver {
   // Takes the change if it fits and is faster by enough.
   bool take(const schedule::StepOptions& options, Shortlist::Found& best);
   bool promote(const Promotion& promotion, Shortlist::Found& best);
-  bool promote_for_windows(Shortlist::Found& best);
   bool mix_recomputation(Shortlist::Found& best);
   bool cut_segments(Shortlist::Found& best);
   // Nothing if no segments fit.

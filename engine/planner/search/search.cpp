@@ -27,11 +27,7 @@ constexpr int kDepth = 4;   // kinds of state with one tier each
 // they come near the first one (kNearStart).
 constexpr std::size_t kStarts = 2;
 constexpr std::size_t kSpilledStarts = 1;  // beside these, with all activations in pinned memory
-// The groups' most frugal candidates have small pieces, so their steps are longer than others.
-constexpr std::uint64_t kFewSmallSteps = 3 * kSmallStepInstructions;
-// A search of the groups of such a step takes milliseconds, so memory need not be tight for it.
-constexpr std::uint64_t kGroupSearchInstructions = 2000;
-constexpr double kDearHiddenWork = 0.2;  // of a mixture that prefers recomputation to transfers
+constexpr double kDearHiddenWork = 0.2;    // of a mixture that prefers recomputation to transfers
 
 // The need, but at least `least` in every tier.
 runtime::MemoryNeed at_least(runtime::MemoryNeed need, const TierBytes& least) {
@@ -159,8 +155,8 @@ std::string Search::Shape::text() const {
   return thrift == Thrift::kSharedDevice ? text + ", shared device" : text;
 }
 
-// The start's shape with one more kind of state on one tier. Other places leave other room, and so
-// another mixture; large steps keep the one that was found.
+// The start's shape with one more kind of state on one tier, or with another thrift. Other places leave
+// other room, and so another mixture; large steps keep the one that was found.
 std::vector<Search::Shape> Search::narrowed(const Start& start) const {
   std::vector<Shape> list;
   Shape shape = start.shape;
@@ -180,7 +176,21 @@ std::vector<Search::Shape> Search::narrowed(const Start& start) const {
       add_with_places(shape, places, list);
     }
   }
+  for (const Thrift thrift : thrifts()) {
+    if (thrift == shape.thrift) continue;
+    Shape other = shape;
+    other.thrift = thrift;
+    add_with_places(other, shape.places, list);
+  }
   sort_by_bound(list);
+  return list;
+}
+
+std::vector<Search::Thrift> Search::thrifts() const {
+  std::vector<Thrift> list{Thrift::kNone};
+  if (config_.memory.prefetch > 1) list.push_back(Thrift::kOneAhead);
+  if (config_.memory.prefetch > 0) list.push_back(Thrift::kNothingAhead);
+  list.push_back(Thrift::kSharedDevice);
   return list;
 }
 
@@ -193,8 +203,9 @@ void Search::add_with_places(const Shape& shape, const Places& places,
   list.back().least = *least;
 }
 
-// The relaxation may mix places that the schedule cannot use well together. So a shape is tried with
-// all state of a kind on one tier, then the best of these with one more kind. Returns the best plan.
+// The relaxation may mix places that the schedule cannot use well together, and knows no windows. So a
+// shape is tried with all state of a kind on one tier and with other thrift, then the best of these
+// changed once more. Returns the best plan.
 Search::Start Search::narrow(Start start) {
   for (int depth = 0; depth < kDepth; ++depth) {
     std::optional<Start> best;
@@ -233,11 +244,6 @@ void Search::search(const std::vector<Shape>& shapes) {
     if (trials_.instructions() > most) break;
     improver_.improve(start.plan);
     improver_.improve(narrow(start).plan);
-  }
-  if (is_cheap()) {
-    try_whole_places(shapes, starts);
-  } else {
-    try_one_ahead(shapes, starts);
   }
 }
 
@@ -361,37 +367,26 @@ std::vector<Search::Start> Search::try_shapes(const std::vector<Shape>& shapes) 
       continue;
     }
     const std::size_t before = starts.size();
-    try_or_spill(shape, starts);
-    try_thrifty(starts.size() > before ? starts.back().shape : shape, starts);
+    Shape thrifty = shape;
+    for (const Thrift thrift : thrifts()) {
+      thrifty.thrift = thrift;
+      try_or_spill(thrifty, starts);
+      if (starts.size() > before) break;
+    }
   }
-  is_tight_ = starts.empty() || starts.front().shape.least.seconds > shapes.front().least.seconds;
   return starts;
 }
 
 // The candidates of the first groups that fit, for configurations that leave little room.
-void Search::consider_groups(Shortlist& list) const {
+void Search::consider_groups() {
   constexpr std::size_t kEnough = 2;
   const std::vector<CandidateGroup>& groups = feasibility_.groups();
   std::size_t fitting = 0;
   for (std::size_t i = 0; i < groups.size() && fitting < kEnough; ++i) {
-    if (!list.consider(groups[i].back())) continue;
+    if (!found_.consider(groups[i].back())) continue;
     ++fitting;
-    for (const schedule::StepOptions& options : groups[i]) list.consider(options);
+    for (const schedule::StepOptions& options : groups[i]) found_.consider(options);
   }
-}
-
-// A search from the groups' candidates alone. Where budgets are tight, a schedule may take more beyond
-// its places than any solution of the relaxation leaves, though these candidates fit. They have a
-// list of their own, since coarse times of small pieces are up to a quarter off. Nothing: none fits.
-std::optional<Compiled> Search::best_of_groups() {
-  Shortlist list(config_, model_, budgets_, trials_);
-  Improver improver(config_, model_, trials_, list, relaxation_, activations_);
-  consider_groups(list);
-  for (int round = 0; round < kRounds && !list.empty(); ++round) {
-    improver.improve(list.front());
-    if (std::optional<Compiled> best = list.confirm()) return settled(std::move(*best));
-  }
-  return std::nullopt;
 }
 
 // A speculative step keeps no second copy of carried units' state. With half of them carried other
@@ -427,7 +422,7 @@ void Search::explore() {
   const std::vector<Shape> all = shapes();
   bound_s_ = all.empty() ? 0 : all.front().least.seconds;
   search(all);
-  if (found_.empty()) consider_groups(found_);
+  if (found_.empty()) consider_groups();
 }
 
 bool Search::is_cheap() const {
@@ -465,11 +460,6 @@ Compiled Search::conclude() {
     settled_from.push_back(found.options);
     std::optional<Compiled> other = found_.compile(found);
     if (other) other = settled(std::move(*other));
-    if (other && other->simulation.total_s < best.simulation.total_s) best = std::move(*other);
-  }
-  const std::uint64_t frugal = step_size(model_, feasibility_.frugal());
-  if (frugal <= (is_tight_ ? kFewSmallSteps : kGroupSearchInstructions)) {
-    std::optional<Compiled> other = best_of_groups();
     if (other && other->simulation.total_s < best.simulation.total_s) best = std::move(*other);
   }
   return fastest_of_tried(std::move(best));

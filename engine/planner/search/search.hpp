@@ -86,7 +86,7 @@ class Search {
   std::string policy_of(const PlanShape& shape) const;
   std::vector<Shape> shapes() const;
   std::vector<Shape> narrowed(const Start& start) const;
-  void add_whole_places(const Shape& shape, std::vector<Shape>& list) const;
+  std::vector<Thrift> thrifts() const;
   void add_with_places(const Shape& shape, const Places& places, std::vector<Shape>& list) const;
   static void sort_by_bound(std::vector<Shape>& shapes);
   schedule::StepOptions base_options(const Shape& shape) const;
@@ -96,16 +96,10 @@ class Search {
   std::optional<Shortlist::Found> spill_least(const schedule::StepOptions& options);
   std::optional<Shortlist::Found> try_shape(const Shape& shape);
   void try_or_spill(const Shape& shape, std::vector<Start>& starts);
-  void try_thrifty(Shape shape, std::vector<Start>& starts);
   std::vector<Start> try_shapes(const std::vector<Shape>& shapes);
   Start narrow(Start start);
-  void try_one_ahead(const std::vector<Shape>& shapes, const std::vector<Start>& starts);
-  std::optional<Shortlist::Found> try_with_thrift(const Shape& shape);
-  void try_whole_places(const std::vector<const Shape*>& shapes);
-  void try_whole_places(const std::vector<Shape>& shapes, const std::vector<Start>& starts);
   void search(const std::vector<Shape>& shapes);
-  void consider_groups(Shortlist& list) const;
-  std::optional<Compiled> best_of_groups();
+  void consider_groups();
   std::optional<Shortlist::Found> try_carried();
   Compiled confirm();
   Compiled fastest_of_tried(Compiled best);
@@ -120,7 +114,6 @@ class Search {
   Feasibility feasibility_;
   Shortlist found_;
   Improver improver_;
-  bool is_tight_ = false;  // the shape of the least bound has no plan that fits
   double bound_s_ = 0;
   std::vector<Tried> tried_;
 };

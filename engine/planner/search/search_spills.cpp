@@ -35,36 +35,6 @@ void Search::try_or_spill(const Shape& shape, std::vector<Start>& starts) {
   }
 }
 
-// Windows for two units ahead may leave no room to a mixture. No single change leads to it from the
-// plans that fit, so it is tried beside one unit ahead, and the best of each order and update goes on.
-void Search::try_one_ahead(const std::vector<Shape>& shapes, const std::vector<Start>& starts) {
-  if (config_.memory.prefetch < 2) return;
-  const Places& open = config_.memory.place;
-  std::vector<Start> near;
-  for (Shape shape : shapes) {
-    const bool has_plan = std::any_of(starts.begin(), starts.end(), [&](const Start& start) {
-      const Places& places = start.shape.places;
-      return start.shape.shape == shape.shape && places.activation == open.activation &&
-             places.gradient == open.gradient;
-    });
-    if (has_plan || !shape.shape.recompute_is_free) continue;
-    if (!found_.would_be_better(shape.least.seconds)) continue;
-    shape.thrift = Thrift::kOneAhead;
-    if (const auto plan = try_shape(shape)) near.push_back({shape, *plan});
-  }
-  std::stable_sort(near.begin(), near.end(),
-                   [](const Start& a, const Start& b) { return a.plan.seconds < b.plan.seconds; });
-  std::vector<std::pair<schedule::ComputeOrder, schedule::UpdatePlacement>> passes;
-  for (const Start& start : near) {
-    const std::pair own(start.shape.shape.order, start.shape.shape.update);
-    if (std::find(passes.begin(), passes.end(), own) != passes.end()) continue;
-    passes.push_back(own);
-    if (start.plan.seconds < found_.front().seconds * kNearStart) {
-      improver_.improve(narrow(start).plan);
-    }
-  }
-}
-
 // The fewest activations off the device that let a placement fit, by coarse trials. Nothing
 // if none is enough.
 std::optional<Shortlist::Found> Search::spill_least(const schedule::StepOptions& options) {
