@@ -47,7 +47,8 @@ class PosixFile {
 };
 
 // Refuses (InputError) a path whose entry is a device node, a FIFO or a socket: renaming a file over it
-// would destroy it. Call before a file is written beside `path`, so that nothing is written in vain.
+// would destroy it. Call before a file is written next to `path`, so that nothing is written in
+// vain.
 void check_replaceable(const std::string& path);
 // Renames a file and makes the rename durable (fsync of the directory of `to`). Both paths must be
 // in one file system. Refuses `to` as check_replaceable() does.

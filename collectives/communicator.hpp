@@ -9,7 +9,7 @@
 // the implementation has one; otherwise they are complete on return. All ranks of the group make
 // the same calls in the same order, one at a time. send, receive and exchange are calls of the ranks
 // that they name alone. In host memory one thread may send while another receives. Parts may be empty or differ in size: `counts`
-// holds the elements of each rank's part, the same on all ranks, and parts lie one behind the other
+// holds the elements of each rank's part, the same on all ranks, and parts lie one after the other
 // in rank order.
 //
 // A call ends by its deadline. It throws TimeoutError, which names a rank that did not take part,
@@ -80,7 +80,7 @@ struct ReductionTypes {
   DType sum = DType::kF32;
 };
 
-// The parts of a fold, [elems] each: this rank's, and in `others` those of all ranks, one behind
+// The parts of a fold, [elems] each: this rank's, and in `others` those of all ranks, one after
 // the other. The place of `own_rank` in `others` is not read.
 struct RankParts {
   const void* own = nullptr;

@@ -74,9 +74,9 @@ Meeting meet_ranks(const RendezvousPlace& place, const std::string& message, Dea
 // throw RankLost with the sentence `why`; a group that has met notices by itself.
 void report_lost_rank(const RendezvousPlace& place, const std::string& why);
 
-// Rank 0's port behind the meeting. A thread tells a process that comes too late why it has no place:
-// its number is taken, or it counts other ranks, or belongs to another job. meet_ranks() throws
-// InputError there.
+// Rank 0's port after the meeting. A thread tells a process that comes too late why it has no
+// place: its number is taken, or it counts other ranks, or belongs to another job. meet_ranks()
+// throws InputError there.
 class Door {
  public:
   // is_open: false from the first fault on, when a rank of the next attempt may be knocking; it is

@@ -237,11 +237,11 @@ class Kernels : public StateKernels {
   // Attention in parts, whose order is the caller's. A backend without it throws InternalError.
   virtual std::uint64_t attention_part_workspace_bytes(const AttentionPart& part) const;
   // Merges the part into out, fp32 [queries, heads*head_dim], and lse; `first` writes them instead.
-  // Behind all parts of a row they are attention_forward()'s but for rounding.
+  // After all parts of a row they are attention_forward()'s but for rounding.
   virtual void attention_part_forward(const AttentionPart& part, const void* qkv, const void* kv,
                                       bool first, float* out, float* lse, void* workspace);
   // Adds the part's terms to dq, fp32 [queries, heads*head_dim], and dkv, fp32 rows as kv has. out, of
-  // the part's dtype, and lse are those behind all parts.
+  // the part's dtype, and lse are those after all parts.
   virtual void attention_part_backward(const AttentionPart& part, const void* dout, const void* qkv,
                                        const void* kv, const void* out, const float* lse, float* dq,
                                        float* dkv, void* workspace);

@@ -132,7 +132,7 @@ struct ParameterSegment {
   // For rules that need whole tensors: the shape, and the tensor's offset in a kPerTensor state.
   TensorView tensor = {};
   std::uint64_t moment2_begin = 0;
-  // The keys behind the first one, if they do not all follow each other: some columns of a tensor.
+  // The keys after the first one, if they do not all follow each other: some columns of a tensor.
   KeyRuns runs = {};
 };
 

@@ -1,4 +1,4 @@
-// Address space divided into blocks: used, free (memory behind every byte) and hollow (addresses
+// Address space divided into blocks: used, free (backed by memory) and hollow (addresses
 // without memory). Bookkeeping only: it touches no memory and calls no device. Not thread-safe.
 #pragma once
 
@@ -96,7 +96,7 @@ class BlockSpace {
   static constexpr std::uint32_t kExactBins = 128;
   static constexpr std::uint32_t kBinsPerPower = 64;
   static constexpr std::uint32_t kBinCount = kExactBins + 40 * kBinsPerPower;
-  // The list of hollow blocks: behind the bins, so that no search finds it.
+  // The list of hollow blocks: after the bins, so that no search finds it.
   static constexpr std::uint32_t kHollowList = kBinCount;
   static constexpr std::uint32_t kListCount = kBinCount + 1;
   static constexpr int kScan = 16;

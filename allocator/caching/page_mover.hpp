@@ -80,7 +80,7 @@ class PageMover {
   // Maps the page at the slot, after unmapping the slot's old page.
   void map_page(PageSlot& slot, PhysicalPage& page) SLUICE_REQUIRES(allocator_.growth_mutex_);
   void record(record::MemoryAction action, const StreamPool& pool, std::uint64_t page_address);
-  // An event behind all work of the pool's stream that may use its free memory. The first call for
+  // An event after all work of the pool's stream that may use its free memory. The first call for
   // a pool records it and makes the requester's stream wait for it.
   const std::shared_ptr<device::Event>& event_of(StreamPool& pool)
       SLUICE_REQUIRES(allocator_.growth_mutex_);

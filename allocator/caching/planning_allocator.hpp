@@ -65,7 +65,7 @@ struct PlanningAllocatorStatistics {
 //
 // The arena is one block of the CachingAllocator, stitched from free pages between two steps. After
 // the first step of a plan the host waits for the streams once, so that memory of the earlier steps
-// can be released. A request that finds no room beside an idle arena drops the plan.
+// can be released. A request that finds no room next to an idle arena drops the plan.
 //
 // Invariants:
 //   1. A planned buffer is live only if no live buffer overlaps it: in step by the plan; otherwise
@@ -76,7 +76,7 @@ struct PlanningAllocatorStatistics {
 //   3. Every buffer before the cursor that is live and past its planned free is in overdue_.
 //   4. holders_[slot] is the last buffer that was allocated at the slot's offset.
 //   5. The arena of a dropped plan is kept in retired_ until its last block is freed; it is then
-//      freed behind the work of all streams.
+//      freed after the work of all streams.
 //   6. The recorder gets the allocations in the arena, not the arena itself. It gets no pending
 //      state for them: the next user in the plan's order waits for the other streams.
 //   7. A call that throws has neither allocated nor freed, and may be repeated.
@@ -202,7 +202,7 @@ class PlanningAllocator {
   std::uint64_t plan_allocation_count_ = 0;
   std::uint32_t bad_steps_ = 0;
   std::uint32_t failed_searches_ = 0;  // searches for unexpected calls in this step
-  bool drop_at_mark_ = false;          // a request failed beside the arena
+  bool drop_at_mark_ = false;          // a request failed next to the arena
   std::vector<Arena> retired_;         // arenas of dropped plans with blocks in use
 
   // The watched steps: the step before and this one.

@@ -42,7 +42,7 @@ struct SafetensorsHeader {
 // Elements times element size; nothing where the product passes 2^63.
 std::optional<std::uint64_t> tensor_bytes(DType dtype, std::span<const std::int64_t> shape);
 
-// Parses the JSON part. buffer_bytes: the bytes of the file behind it; `file` is for messages.
+// Parses the JSON part. buffer_bytes: the bytes of the file after it; `file` is for messages.
 SafetensorsHeader parse_safetensors_header(std::string_view json, std::uint64_t buffer_bytes,
                                            const std::string& file);
 

@@ -8,7 +8,7 @@
 
 namespace sluice::model {
 
-// nlohmann::json finds this by argument-dependent lookup, so it lies beside its type.
+// nlohmann::json finds this by argument-dependent lookup, so it lies next to its type.
 static void to_json(nlohmann::ordered_json& json, const ParameterGroup& group) {
   json = {{"match", group.match}, {"lr_scale", group.lr_scale}};
   if (group.weight_decay) json["weight_decay"] = *group.weight_decay;

@@ -413,8 +413,8 @@ void check_storage_engine(const Config& config, const ConfigOrigins& origins) {
                    "out");
 }
 
-// Bounds of a step have seconds of copies beside seconds of compute. A memory of 1 TB/s and a link of
-// 1 MB/s are a million apart, which the linear program (planner/linear_program.hpp) tells well.
+// Bounds of a step have seconds of copies next to seconds of compute. A memory of 1 TB/s and a link
+// of 1 MB/s are a million apart, which the linear program (planner/linear_program.hpp) tells well.
 void check_link(const Config& config, const ConfigOrigins& origins) {
   constexpr double kLeastBytesPerS = 1e6;
   const double bytes_per_s = config.memory.link_bandwidth_bytes_per_s;

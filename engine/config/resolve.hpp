@@ -50,7 +50,7 @@ class ConfigOrigins {
 // disagree.
 void resolve_config(Config& config, const ConfigOrigins& origins);
 // Throws InputError for a given key that other values leave without a meaning, such as
-// optimizer.momentum beside adamw, unless a later override set those or it has its default.
+// optimizer.momentum with adamw, unless a later override set those or it has its default.
 void check_resting_keys(const Config& config, const ConfigOrigins& origins);
 
 // The configuration with all derived defaults derived once more from its other keys. train.accumulate

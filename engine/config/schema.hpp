@@ -78,8 +78,8 @@ std::string_view without_quotes(std::string_view text);
 // Parses the text of a `--set` for this key; empty if it is no such value. Ranges are not checked.
 // It does not serve kGroups and kPlaces, which are written as TOML.
 std::optional<ConfigValue> value_from_text(const ConfigKey& key, std::string_view text);
-// Whether other values leave the key without a meaning: a key of several ranks beside one, a key of
-// another optimizer rule, a key of fp16 beside another precision.
+// Whether other values leave the key without a meaning: a key of several ranks with one, a key of
+// another optimizer rule, a key of fp16 with another precision.
 bool rests(const Config& config, const ConfigKey& key);
 // The key's value in a configuration as a run writes it: the default of a key that rests.
 ConfigValue written_value(const Config& config, const ConfigKey& key);

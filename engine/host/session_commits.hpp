@@ -40,7 +40,7 @@ class SessionCommits {
   offload::StateLog& log() { return *log_; }
   // The files that hold the state. They are removed with this object if nothing was committed.
   void watch(const offload::StripedSpace& space);
-  // Makes the record of a commit behind so many updates. fingerprint: of the parameters.
+  // Makes the record of a commit after so many updates. fingerprint: of the parameters.
   runtime::DurableState::Record record(std::uint64_t updates, const std::string& fingerprint,
                                        offload::TaggedSpace& storage);
   // A commit has ended: the files of earlier sessions go.

@@ -46,7 +46,7 @@ class UnitHomes {
   std::byte* staged(std::uint32_t unit, PagedPart part) const;
 
   // Waits until the unit's parts are staged, and begins to read those of `next`. Throws IoError,
-  // IntegrityError, TimeoutError, and SessionPoisoned behind a failed write.
+  // IntegrityError, TimeoutError, and SessionPoisoned after a failed write.
   void stage(std::uint32_t unit, std::optional<std::uint32_t> next);
   // The staged bytes are the unit's from now on. Returns before they are written.
   void unstage(std::uint32_t unit);

@@ -2,7 +2,7 @@
 //
 // The pass runs on threads of the executor. At each unit of the program's own it offers the unit's
 // tensors, which then lie in pinned memory, and waits. The program takes them one at a time. When it
-// asks for the tensor behind a unit's last one, the unit goes back to the pass, which writes its
+// asks for the tensor after a unit's last one, the unit goes back to the pass, which writes its
 // state home and offers the next. Meanwhile other lanes read the units to come.
 //
 // Thread-safe: one thread of the pass, one of the program.

@@ -261,7 +261,7 @@ void WindowFetcher::run() {
   }
 }
 
-// Returns the number of pages that were mapped. A slot is written behind the last use of its former
+// Returns the number of pages that were mapped. A slot is written after the last use of its former
 // owners, and nobody uses addresses that lead elsewhere from now on.
 std::uint64_t WindowFetcher::fetch(std::uint32_t unit, const std::vector<std::uint32_t>& former) {
   const auto deadline = [this] { return Deadline::after_seconds(engine_.options().deadline_s); };

@@ -37,7 +37,7 @@ class WindowFetcher {
   void begin_pass();
   void acquire(std::uint32_t unit, void* native_stream);
   void release(std::uint32_t unit, void* native_stream);
-  // Drops what is queued and waits for a fetch under way: behind it, homes may be written.
+  // Drops what is queued and waits for a fetch under way: after it, homes may be written.
   void quiesce();
 
   struct Counters {
@@ -61,7 +61,7 @@ class WindowFetcher {
   // Thread-safe, and made at set-up.
   struct Events {
     std::unique_ptr<device::Event> fetched;   // on the stream of copies
-    std::unique_ptr<device::Event> released;  // on the program's, behind all releases of the unit
+    std::unique_ptr<device::Event> released;  // on the program's, after all releases of the unit
   };
   bool has_window(std::uint32_t unit) const { return windows_.slots_of(unit) > 0; }
   bool is_fetching() const SLUICE_REQUIRES(mutex_);

@@ -5,7 +5,7 @@
 //
 // A rank of a tensor group has some heads and some columns of the MLP. The qkv and up products are
 // column-parallel, those of output and down row-parallel. So a pass has two sums over the ranks:
-// forward behind the row-parallel products, backward behind the gradients of the column-parallel
+// forward after the row-parallel products, backward after the gradients of the column-parallel
 // ones' inputs. The weight gradients need no other rank, but for those of key/value heads that several
 // ranks hold: these are added among them.
 //
@@ -72,7 +72,7 @@ class BlockLayer final : public Layer {
   };
   enum WeightSegment : std::int32_t { kInputs, kProducts };
   // Ranks that pass keys round a ring have segments for its hops. The last part of a forward pass ends
-  // in kHeads, and the first part of a backward pass begins behind the hop that follows
+  // in kHeads, and the first part of a backward pass begins after the hop that follows
   // kAttentionBackward.
   std::int32_t hops() const {
     return share_.passes_keys() ? static_cast<std::int32_t>(share_.contexts) - 1 : 0;
@@ -106,8 +106,8 @@ class BlockLayer final : public Layer {
     std::byte *normed1, *normed2, *attention;
     std::uint64_t normed1_begin, normed2_begin;
   };
-  // In a forward pass's workspace behind the product: qkv or attention's output of the rank's rows, if
-  // heads are exchanged, or the ring's.
+  // In a forward pass's workspace after the product: qkv or attention's output of the rank's rows,
+  // if heads are exchanged, or the ring's.
   struct Rows {
     std::byte *rows, *scratch;
     RingAttention::Forward ring;
@@ -128,7 +128,7 @@ class BlockLayer final : public Layer {
   // row-parallel products and inputs of the column-parallel ones lie at the start of the workspace, the
   // gradients of these in the context. context: with a null base.
   schedule::UnitSegments declared_segments(const BatchShape& batch, const Context& context) const;
-  // The hops of the ring, behind the segments that make what they pass on.
+  // The hops of the ring, after the segments that make what they pass on.
   void add_hops(const BatchShape& batch, schedule::UnitSegments& segments) const;
   static std::uint64_t saved_begin(const std::vector<schedule::SavedPart>& parts, BlockPart part) {
     std::uint64_t begin = 0;
@@ -151,7 +151,8 @@ class BlockLayer final : public Layer {
                       const Saved& saved, schedule::PartMask wanted, std::byte* projected,
                       const Rows& room) const;
 
-  // Attention of the rank's rows, a part behind each hop; that to its own keys comes before the first.
+  // Attention of the rank's rows, a part after each hop; that to its own keys comes before the
+  // first.
   void pass_keys(kernels::Kernels& kernels, const BatchShape& batch, const PassBuffers& at,
                  const Saved& saved, schedule::PartMask wanted, const Rows& room) const;
   void pass_keys_backward(kernels::Kernels& kernels, const BatchShape& batch, const PassBuffers& at,
@@ -264,7 +265,7 @@ class BlockLayer final : public Layer {
   const std::byte* bias(const PassBuffers& at, std::size_t index, DType dtype) const {
     return shape_.is_llama() ? nullptr : tensor(at.weights, index, dtype);
   }
-  // The bias behind a sum over the ranks, which one of them adds.
+  // The bias after a sum over the ranks, which one of them adds.
   const std::byte* summed_bias(const PassBuffers& at, std::size_t index,
                                const BatchShape& batch) const {
     return share_.is_first() ? bias(at, index, batch.dtype) : nullptr;

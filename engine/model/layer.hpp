@@ -9,7 +9,7 @@
 // A layer is one of the ranks of a tensor group, most often of one rank, and holds its part of each
 // tensor (tensor_share.hpp). Its passes consist of segments; what a cut between two of them declares
 // must be summed over the ranks before the later one runs. With one rank a part is the whole, so the
-// segments run behind each other (docs/design/tensor.md).
+// segments run after each other (docs/design/tensor.md).
 //
 // rows = micro_batch * seq; activations are [rows, hidden], row-major, of `dtype`.
 #pragma once

@@ -7,7 +7,7 @@
 // inside. Its own keys are a causal square, because the rows of both chunks are in ascending order.
 //
 // Hop k brings the keys of rank r - k. Outputs are merged in fp32 by their log-sum-exp. The gradients of
-// keys travel behind the keys: a rank adds its terms to them in fp32 and passes them on, and the
+// keys travel after the keys: a rank adds its terms to them in fp32 and passes them on, and the
 // last hop brings them home, where the rank's own terms are added. So the order of every sum is that
 // of the ranks from the key's own one on.
 //
@@ -43,7 +43,7 @@ class RingAttention {
   std::uint64_t scratch_bytes(const kernels::Kernels& kernels) const;
 
   // The cuts of hop k, in 1 to hops(), before the part of that number; backward also one of the gradients
-  // behind the last part, as hop hops() + 1.
+  // after the last part, as hop hops() + 1.
   std::vector<schedule::Cut> forward_cuts(const Forward& room, schedule::PartMask parts) const;
   std::vector<schedule::Cut> backward_cuts(const Backward& room, std::int64_t hop) const;
 

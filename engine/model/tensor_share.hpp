@@ -4,7 +4,7 @@
 // Column-parallel matrices are cut by rows of the stored [out, in] weight, so that a rank computes
 // some of the outputs; row-parallel ones by columns, so that a rank adds its part to every output.
 // Attention is cut by heads, and each rank has the key/value heads that its query heads use. The
-// vocabulary is cut into runs of tokens that differ by one at most. Norms, the biases behind a sum
+// vocabulary is cut into runs of tokens that differ by one at most. Norms, the biases after a sum
 // and positions are on every rank, with the same bits. With `sequence` a rank computes norms and sums of
 // its own rows of each micro-batch, and all rows are gathered for the products.
 #pragma once
@@ -93,7 +93,7 @@ struct TensorShare {
   std::int64_t sharers(std::int64_t kv_heads) const {
     return std::max<std::int64_t>(ranks / kv_heads, 1);
   }
-  // A vector behind a sum over the ranks is added by the first of them.
+  // A vector after a sum over the ranks is added by the first of them.
   bool is_first() const { return rank == 0; }
   // The tokens of a vocabulary: the first of them, and their number.
   std::int64_t first_token(std::int64_t vocab) const {

@@ -68,7 +68,7 @@ TensorSpec::PartRun TensorSpec::part_run_at(std::uint64_t whole_elem) const {
       return {true, first,
               cols == whole_cols ? begin + rows * cols - first : first_col + cols - col};
     }
-    // The box's first element behind the one that is asked for.
+    // The box's first element after the one that is asked for.
     if (row < first_row) next = std::min(next, first_row * whole_cols + first_col);
     if (in_rows && col < first_col) next = std::min(next, row * whole_cols + first_col);
     if (in_rows && col >= first_col && row + 1 < first_row + rows) {

@@ -41,7 +41,7 @@ struct TensorSpec {
   std::vector<std::int64_t> whole_shape = {};
   std::vector<TensorBox> boxes = {};
   // Elements that the unit keeps for it, so that parts of unequal size lie alike on all ranks. Those
-  // behind the part are a gap. 0: as many as it has.
+  // after the part are a gap. 0: as many as it has.
   std::uint64_t reserved_elems = 0;
   // The last elements that are copies of another rank's part. That rank counts them in the norm and
   // brings them to files.

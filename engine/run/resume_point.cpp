@@ -51,7 +51,7 @@ ResumePoint find_resume_point(const config::Config& config) {
   return point;
 }
 
-// Lines: the step, and then each path behind a letter. d: a checkpoint's directory; l: a log of a
+// Lines: the step, and then each path after a letter. d: a checkpoint's directory; l: a log of a
 // commit; p: a log that is passed over.
 std::string resume_point_text(const ResumePoint& point) {
   std::string text = std::to_string(point.manifest().step);

@@ -28,7 +28,7 @@
 namespace sluice::runtime {
 namespace {
 
-// The places of lanes send and receive, behind those of the collectives.
+// The places of lanes send and receive, after those of the collectives.
 constexpr std::uint64_t kStagePlaces = 2;
 constexpr std::chrono::microseconds kPollPause{20};
 

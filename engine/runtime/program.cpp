@@ -2,8 +2,8 @@
 // the windows, turns every use into an address or a range of storage, and splits the list into
 // lanes. Then it derives facts that the lanes need and the schedule implies: storage writes that
 // must wait for an earlier write of the same bytes, homes that already hold the new state at some
-// point of the list, storage transfers beside a host update, and the order in which transfers are
-// needed. Each derivation is one walk over the list, forwards or backwards.
+// point of the list, storage transfers in parallel with a host update, and the order in which
+// transfers are needed. Each derivation is one walk over the list, forwards or backwards.
 #include "engine/runtime/program.hpp"
 
 #include <algorithm>
@@ -228,7 +228,7 @@ void Program::note_write_behind_update(schedule::InstructionId write, const User
   tagged_in_update_[write] = true;
 }
 
-// Walks the list backwards, since an instruction stands behind all that it waits for. A Release or
+// Walks the list backwards, since an instruction stands after all that it waits for. A Release or
 // a transfer passes on the time at which it is needed itself. A storage lane retires in order, so
 // earlier transfers in it are needed no later.
 void Program::find_needed_by() {

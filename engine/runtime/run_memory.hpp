@@ -20,7 +20,7 @@
 
 namespace sluice::runtime {
 
-// Memory that a run holds beside its schedules' own, all the time.
+// Memory that a run holds apart from its schedules' own, all the time.
 struct FixedNeed {
   std::uint64_t log_bytes = 0;  // storage: of a durable run's commits
   std::uint64_t staging_bytes =
@@ -68,7 +68,7 @@ class RunMemory {
   using SlotRanges = std::array<offload::TaggedSpace::RangeId, 2>;
   SlotRanges storage_ranges(const schedule::Buffer& buffer);
   // Pinned memory for set-up and checkpoints, only between steps. Shares bytes with staging, so it
-  // starts behind the persistent pinned buffers. Precondition: the arena has so many bytes there.
+  // starts after the persistent pinned buffers. Precondition: the arena has so many bytes there.
   std::span<std::byte> io_window(std::uint64_t persistent_pinned_bytes, std::uint64_t bytes);
   std::uint64_t pinned_bytes() const { return pinned_bytes_; }  // of the need
   // Empty if the need has none.

@@ -25,7 +25,7 @@ StateStore::StateStore(device::Device& device, RunMemory& memory,
     }
     const auto kind = static_cast<std::size_t>(buffer.kind);
     if (buffer.shadow_of == schedule::kNoId) homes_[unit][kind] = &buffer;
-    shadows_[unit][kind] = &buffer;  // which comes behind its home
+    shadows_[unit][kind] = &buffer;  // which comes after its home
   }
 }
 

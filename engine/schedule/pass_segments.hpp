@@ -1,6 +1,6 @@
 // A unit's pass as segments with cuts between them: plain data.
 //
-// A segment is a part of a pass that needs nothing of other ranks. Behind it values may cross to the
+// A segment is a part of a pass that needs nothing of other ranks. After it values may cross to the
 // ranks of a tensor group, which hold parts of the same unit: each *cut* declares one such value. A
 // rank without others runs all segments of a pass as one instruction. Among several each segment
 // is an instruction, and each cut a collective on the lane `inner`, so that the planner, the
@@ -73,7 +73,7 @@ struct Cut {
   bool operator==(const Cut&) const = default;
 };
 
-// The cuts behind each segment. A pass has at least one segment.
+// The cuts after each segment. A pass has at least one segment.
 using PassSegments = std::vector<std::vector<Cut>>;
 
 struct UnitSegments {

@@ -17,7 +17,7 @@
 // Two other servers make several updates in one schedule. One applies each gradient as it arrives, so
 // that a worker waits for nobody and its weights lack the newest updates (the asynchronous server of
 // Dean et al., "Large scale distributed deep networks", NIPS 2012). The other is each rank in turn: the
-// optimizer's state moves on to the next one behind each update.
+// optimizer's state moves on to the next one after each update.
 //
 // A gradient is always summed in shards: each rank receives all parts of its own range and adds
 // them in global micro-batch order, so the bits are those of one rank.

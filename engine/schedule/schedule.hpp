@@ -301,7 +301,7 @@ struct Schedule {
   // without an entry has one unnamed part.
   std::vector<std::vector<SavedPart>> saved_parts;
   // The segments of each unit's passes with their cuts, where ranks compute a micro-batch together.
-  // Reductions stand behind each pass as its cuts say. Empty: there are none.
+  // Reductions stand after each pass as its cuts say. Empty: there are none.
   std::vector<UnitSegments> segments;
   // Groups of micro-batches are folded in the order of a ring of ranks, which begins at another rank
   // for each shard, and not by the balanced tree.

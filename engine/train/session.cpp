@@ -427,7 +427,7 @@ std::size_t Session::first_head_rank() const {
       schedule::world_rank(first, plan_.pipeline.rank_of(units - 1), 0));
 }
 
-// A speculative step has made its update beside the state that it found. The update stands, or is
+// A speculative step has made its update next to the state that it found. The update stands, or is
 // made once more with the clip factor, or (after an overflow) is dropped.
 void Session::settle(StepOutcome& outcome, const runtime::StepScalars& scalars) {
   if (outcome.overflow) return;

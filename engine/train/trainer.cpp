@@ -266,7 +266,7 @@ void Trainer::report(const StepOutcome& outcome, double lr, std::int64_t last, b
   report.overflow = outcome.overflow;
   const bool logged = context_.config.log.every > 0 && (step_ % context_.config.log.every == 0 ||
                                                         step_ == last || step_ == first_step_ + 1);
-  // The traced step's event is always there: the report shows its stalls beside the trace.
+  // The traced step's event is always there: the report shows its stalls next to the trace.
   if (logged || report.overflow || outcome.stalls) {
     RunEvent event{{"event", "step"},
                    {"step", report.step},

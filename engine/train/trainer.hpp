@@ -61,7 +61,7 @@ class Trainer {
   }
   // Whether all ranks stop now: one has a signal, or a fault of its files. They agree on it.
   bool stop_asked();
-  // Behind the last files of the run, which no step follows: throws StopAgreed on all ranks if one
+  // After the last files of the run, which no step follows: throws StopAgreed on all ranks if one
   // of them could not write its own.
   void agree_on_files();
   // Runs `write`, which writes files of this rank. If it fails, all ranks save at the next

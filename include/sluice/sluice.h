@@ -224,7 +224,7 @@ typedef struct sluice_allocator_stats {
   uint64_t planned_allocations; /* of these, answered from the arena of a plan */
   uint64_t remapped_pages;      /* pages that moved, in place of growth */
   /* Of an allocator with planned 1: the present arena (0: there is no plan), allocations that came
-   * otherwise than planned and took memory beside it, and the steps that had such calls. */
+   * otherwise than planned and took memory outside it, and the steps that had such calls. */
   uint64_t arena_bytes, fallback_allocations, diverged_steps;
 } sluice_allocator_stats;
 #define SLUICE_ALLOCATOR_STATS_INIT \

@@ -8,7 +8,7 @@
 //   lse' = max + log(sum)    merged = log(exp(lse) + exp(lse'))
 //   out = exp(lse - merged) out + exp(max - merged) P V, P V not divided by `sum`
 //
-// The backward pass needs no merge, since lse is that of all keys behind all parts:
+// The backward pass needs no merge, since lse is that of all keys after all parts:
 //
 //   p = exp(scale * q k - lse)    ds = p * (dout v - delta)
 //   dv += p^T dout    dk += scale * ds^T q    dq += scale * ds k

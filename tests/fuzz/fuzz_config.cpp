@@ -1,5 +1,5 @@
 // Any TOML and any overrides give an InputError, or a resolved configuration that reads back from
-// its dump. The input is the file's text; behind its first NUL, if it has one, come overrides
+// its dump. The input is the file's text; after its first NUL, if it has one, come overrides
 // separated by NULs.
 #include <cstddef>
 #include <cstdint>

@@ -1,6 +1,7 @@
 // Runs whose results depend on more than the model and the data (delayed updates, asynchronous
-// servers, sums around a ring) and those beside them that do not. Each is stopped, one key is changed,
-// and the run is resumed: it ends with the bits of the undisturbed run, or the change is refused.
+// servers, sums around a ring) and those next to them that do not. Each is stopped, one key is
+// changed, and the run is resumed: it ends with the bits of the undisturbed run, or the change is
+// refused.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -51,7 +52,7 @@ const std::vector<Rule>& rules() {
   return list;
 }
 
-// What a user may set at a resume, beside keys whose change is always refused.
+// What a user may set at a resume, in addition to keys whose change is always refused.
 const std::vector<Overrides>& changes() {
   static const std::vector<Overrides> list{{"parallel.data=2"},
                                            {"parallel.data=2", "parallel.zero=1"},

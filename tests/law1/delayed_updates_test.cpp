@@ -1,6 +1,6 @@
 // Pipelines whose updates are delayed (PipeDream with stashed weights, with vertical sync, and 2BW)
-// beside a plain loop of each rule: one model in plain memory, and a list of the weights after every
-// update. Losses and final weights are equal to the bit.
+// compared with a plain loop of each rule: one model in plain memory, and a list of the weights
+// after every update. Losses and final weights are equal to the bit.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -129,7 +129,7 @@ std::vector<std::int32_t> most_places_of_stages(const DelayedCase& at) {
 }
 
 // The most versions of the unit's weights that are needed at once, by the measured times of its
-// updates and passes. Behind each update that is the new version, and all that passes still to end
+// updates and passes. After each update that is the new version, and all that passes still to end
 // read.
 std::int32_t most_live_in_run(const TraceRecorder& trace, const DelayedCase& at,
                               std::int32_t unit) {

@@ -100,7 +100,7 @@ INSTANTIATE_TEST_SUITE_P(Model, SameBits, ::testing::ValuesIn(models()), kNameOf
 
 Row order_row(const std::string& name, const Overrides& model) {
   return {name,
-          // The reference updates behind the backward pass, one micro-batch after another.
+          // The reference updates after the backward pass, one micro-batch after another.
           model + kAfterBackward + Overrides{"train.order=microbatch"},
           kResident,
           {{"unit", kStored + kUnitOrder},

@@ -65,7 +65,7 @@ TEST(PipelinesResume, DurableRunsFromAnyMeshToAnyMesh) {
                      "memory.place.activation=device"});
 }
 
-// A commit saves the state that a step finds; the head's copy of the embedding lies beside it.
+// A commit saves the state that a step finds; the head's copy of the embedding lies next to it.
 TEST(PipelinesResume, TiedWeightsOnStorageAtAnyPlaceOfTheUpdate) {
   for (const char* const update : {"after_backward", "next_forward"}) {
     SCOPED_TRACE(update);

@@ -1,4 +1,4 @@
-// The bytes that ranks of tensor and context groups send and save, beside the formulas that
+// The bytes that ranks of tensor and context groups send and save, compared with the formulas that
 // docs/design/tensor.md derives term by term.
 #include <gtest/gtest.h>
 

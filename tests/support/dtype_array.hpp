@@ -18,7 +18,7 @@
 
 namespace sluice::kernels::host {
 
-// `elems` numbers of one dtype, with a few bytes of guard behind them.
+// `elems` numbers of one dtype, with a few bytes of guard after them.
 class DTypeArray {
  public:
   DTypeArray(DType type, std::int64_t elems)

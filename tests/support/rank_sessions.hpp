@@ -42,7 +42,7 @@ inline double learning_rate(std::int64_t step, std::int64_t updates) {
 }
 
 // Trains `steps` steps. fails: the data of the second one cannot be read. moved: gets the bytes that
-// the links moved meanwhile. behind_pass: called behind each pass with its first step; may be empty.
+// the links moved meanwhile. behind_pass: called after each pass with its first step; may be empty.
 inline RanksRecord train_session(train::Session& session, const config::Config& config,
                                  std::int64_t steps, bool fails = false,
                                  schedule::LinkBytes* moved = nullptr,
@@ -93,7 +93,7 @@ struct RankDevices {
 // Called on the thread of a rank that fails, while the others still run.
 using RankFailure = std::function<void(int rank, const std::exception& error)>;
 
-// Called on the thread of each rank behind its last step.
+// Called on the thread of each rank after its last step.
 using RankEnd = std::function<void(train::Session& session)>;
 
 // The session of a rank, and the step that it has made.
@@ -104,7 +104,7 @@ struct RankStep {
   const planner::Plan& plan;
   train::Session& session;
 };
-// Called on the thread of each rank behind each of its steps.
+// Called on the thread of each rank after each of its steps.
 using BehindStep = std::function<void(const RankStep& at)>;
 
 // The configuration of a rank. Each has storage of its own, since files are named by the run, and in a

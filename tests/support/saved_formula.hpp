@@ -27,7 +27,7 @@ inline std::uint64_t saved_formula(const model::ModelShape& shape, const model::
   // Attention's output, where heads are exchanged in both forms.
   add(rows * shape.hidden / ranks * (exchanges ? 2 : 1), elem);
   add(rows * up, elem);
-  add(rows * ffn, elem);                                      // behind the activation
+  add(rows * ffn, elem);                                      // after the activation
   add(rows * shape.heads / ranks, sizeof(float));             // log-sum-exp
   for (int i = 0; i < 3; ++i) add(own * shape.hidden, elem);  // residual, both norms' outputs
   for (int i = 0; i < 4; ++i) add(own, sizeof(float));        // both norms' statistics

@@ -202,7 +202,7 @@ inline config::Config config_of_mesh(const TrainingBench& bench, const TensorMes
                          mesh.tensor);
 }
 
-// Writes a mesh's state into `to` behind `steps` steps, or behind none the state from `from`.
+// Writes a mesh's state into `to` after `steps` steps, or after none the state from `from`.
 inline RanksRecord write_state(const TensorMesh& mesh, const Overrides& model, std::int64_t steps,
                                const std::string& from, const std::string& to) {
   const TrainingBench bench;

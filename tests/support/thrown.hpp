@@ -47,7 +47,7 @@ inline ::testing::AssertionResult mentions(std::string_view text, std::string_vi
   return ::testing::AssertionFailure() << "no '" << part << "' in: " << text;
 }
 
-// refusal(given) of each case holds the words beside it, and the name of the file.
+// refusal(given) of each case holds the words next to it, and the name of the file.
 template <class Given, std::size_t kCases, class Refusal>
 void expect_refusals(const std::pair<Given, const char*> (&cases)[kCases], const char* file,
                      const Refusal& refusal) {

@@ -12,13 +12,13 @@ namespace sluice::bench {
 
 struct PlanBenchOptions {
   int shapes = 100;      // random ones; 0: none
-  bool quality = false;  // plans beside settings by hand (plan_quality.hpp), instead of times
+  bool quality = false;  // plans against settings by hand (plan_quality.hpp), instead of times
   int first_pair = 1;    // of a model and a machine, and
   int pairs = 10;        // the number of the last
   std::optional<int> settings;  // of each kind, 100; of a held-out case, 30
-  int small = 0;        // small models beside exhaustive search (plan_small.hpp), instead of times,
+  int small = 0;        // small models against exhaustive search (plan_small.hpp), not times,
   int first_small = 0;  // from this seed on
-  bool ranks = false;   // ZeRO-3 beside its limits (plan_ranks.hpp), instead of times
+  bool ranks = false;   // ZeRO-3 against its limits (plan_ranks.hpp), instead of times
   bool worlds = false;  // thousands of ranks on paper (plan_worlds.hpp), instead of times
   // A seed of drawn cases (plan_held_out.hpp), instead of times.
   std::optional<std::uint64_t> held_out;

@@ -1,4 +1,4 @@
-// `sluice bench storage`: the storage engine beside fio, in one run, on one file.
+// `sluice bench storage`: the storage engine compared with fio, in one run, on one file.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// `sluice bench plan --held-out SEED`: automatic plans of drawn cases beside the best known plans.
+// `sluice bench plan --held-out SEED`: automatic plans of drawn cases compared with the best known
+// plans.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +23,7 @@ struct HeldOutCase {
 };
 
 // A case is a function of its three numbers. attempt: from 0 on; the next one is drawn where the
-// planner refuses a case. Throws InputError if the profiles are not beside the program.
+// planner refuses a case. Throws InputError if the profiles are not next to the program.
 HeldOutCase draw_held_out_case(std::uint64_t seed, int number, int attempt);
 
 struct HeldOutOptions {

@@ -1,5 +1,5 @@
 // `sluice bench plan --worlds`: plans of thousands of ranks on paper, their time and memory, and the
-// published throughputs of Megatron-LM beside simulated ones.
+// published throughputs of Megatron-LM compared with simulated ones.
 #pragma once
 
 #include <functional>
@@ -8,7 +8,7 @@
 
 namespace sluice::bench {
 
-// Told of each plan before it is made and of its figures behind it, since all of them take minutes.
+// Told of each plan before it is made and of its figures after it, since all of them take minutes.
 struct WorldNotes {
   using Note = std::function<void(const std::string&)>;
   Note begin = [](const std::string&) {};

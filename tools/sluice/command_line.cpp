@@ -87,7 +87,7 @@ void add_train(CLI::App& app, Command& chosen) {
   add_quiet(*command, train->quiet, "No progress and no notices: the plan and the summary alone");
   command->callback([&chosen, train, resume] {
     train->resumes = resume->count() > 0;
-    // An option with several values takes the word behind them, too. A setting has an equals sign.
+    // An option with several values takes the word after them, too. A setting has an equals sign.
     std::vector<std::string>& settings = train->config.overrides;
     if (train->config.path.empty() && !settings.empty() &&
         settings.back().find('=') == std::string::npos) {
@@ -101,7 +101,7 @@ void add_train(CLI::App& app, Command& chosen) {
   });
 }
 
-// The ranks' command stands behind "--", where this program's options end.
+// The ranks' command stands after "--", where this program's options end.
 void add_launch(CLI::App& app, Command& chosen, std::span<char* const> rank_words) {
   const auto launch = std::make_shared<LaunchArguments>();
   launch->command.assign(rank_words.begin(), rank_words.end());

@@ -237,7 +237,7 @@ train::TrainingEnd train_in_world(const TrainArguments& given, train::World& wor
   };
   if (resumed.run.empty()) return train_in("");
   try {
-    // A job that is started again goes on with its own run, never with an older one beside it.
+    // A job that is started again goes on with its own run, never with an older one next to it.
     const bool restarts = !resumed.own_config && !variable("SLUICE_RESTART").empty();
     return train::resume_newest(resumed.run, train_in, &world,
                                 restarts ? variable("SLUICE_LAUNCH") : "");

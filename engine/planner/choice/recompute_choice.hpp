@@ -20,7 +20,8 @@ std::vector<schedule::Recomputation> recompute_choices(const config::Config& con
 std::vector<schedule::Recomputation> search_recomputations(const config::Config& config,
                                                            const schedule::StepModel& model);
 
-// The units behind the embedding as a chain, with the values of `live` micro-batches at a time. Empty if one between embedding and head cannot be recomputed. A pass takes one second.
+// The units after the embedding as a chain, with the values of `live` micro-batches at a time.
+// Empty if one between embedding and head cannot be recomputed. A pass takes one second.
 std::vector<ChainUnit> chain_of(const schedule::StepModel& model, std::uint64_t live);
 schedule::Recomputation recompute_chain(const schedule::StepModel& model,
                                         const std::vector<ChainRuns>& runs);

@@ -132,8 +132,8 @@ double CostModel::pass_s(const schedule::Schedule& schedule, const schedule::Ins
   return pass_s(pass.unit, pass.op, remade, makes_output, pass.segments);
 }
 
-// A lane is in order, so it waits between the segments of a pass. The cuts behind the last segment may
-// have their sums beside another pass.
+// A lane is in order, so it waits between the segments of a pass. The cuts after the last segment
+// may have their sums in parallel with another pass.
 double CostModel::waits_between_segments_s(const schedule::PassSegments& segments) const {
   const auto ranks = static_cast<std::int32_t>(config_.parallel.inner_ranks());
   double seconds = 0;

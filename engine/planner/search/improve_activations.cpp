@@ -65,7 +65,7 @@ bool Improver::cut_segments(Shortlist::Found& best) {
   return taken;
 }
 
-// Gradients give way where nothing fits beside them: the last units' go where others are already.
+// Gradients give way where nothing fits next to them: the last units' go where others are already.
 std::optional<schedule::StepOptions> Improver::segments_within(const schedule::StepOptions& from,
                                                                std::uint64_t device_bytes) const {
   schedule::StepOptions options = from;

@@ -26,7 +26,7 @@ constexpr int kDepth = 4;   // kinds of state with one tier each
 // Starts of the search: the fastest shapes, and the fastest with each order and update, as far as
 // they come near the first one (kNearStart).
 constexpr std::size_t kStarts = 2;
-constexpr std::size_t kSpilledStarts = 1;  // beside these, with all activations in pinned memory
+constexpr std::size_t kSpilledStarts = 1;  // more, with all activations in pinned memory
 // The groups' most frugal candidates have small pieces, so their steps are longer than others.
 constexpr std::uint64_t kFewSmallSteps = 3 * kSmallStepInstructions;
 // A search of the groups of such a step takes milliseconds, so memory need not be tight for it.

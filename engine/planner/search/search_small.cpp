@@ -16,7 +16,7 @@ constexpr std::array<Place, 3> kPlaces{Place::kDevice, Place::kPinned, Place::kS
 
 }  // namespace
 
-// From a plan with windows beside the arena, no single change leads to a device that holds all.
+// From a plan with windows next to the arena, no single change leads to a device that holds all.
 void Search::try_thrifty(Shape shape, std::vector<Start>& starts) {
   if (step_size(model_, base_options(shape)) > kSmallStepInstructions) return;
   for (const Thrift thrift : {Thrift::kNothingAhead, Thrift::kSharedDevice}) {

@@ -36,7 +36,8 @@ void Search::try_or_spill(const Shape& shape, std::vector<Start>& starts) {
 }
 
 // Windows for two units ahead may leave no room to a mixture. No single change leads to it from the
-// plans that fit, so it is tried beside one unit ahead, and the best of each order and update goes on.
+// plans that fit, so it is tried with one unit ahead, and the best of each order and update goes
+// on.
 void Search::try_one_ahead(const std::vector<Shape>& shapes, const std::vector<Start>& starts) {
   if (config_.memory.prefetch < 2) return;
   const Places& open = config_.memory.place;

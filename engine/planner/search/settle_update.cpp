@@ -36,7 +36,7 @@ std::uint64_t staged_bytes(const schedule::StepModel& model, const schedule::Pla
 }
 
 // The pieces of optimizer state that come from storage and fit into `bytes`, with all that is staged
-// beside them or alone.
+// with them or alone.
 std::uint64_t pieces_within(std::uint64_t bytes, const schedule::StepModel& model,
                             const schedule::StepOptions& options, bool counts_staged) {
   std::uint64_t state_bytes = 0;

@@ -262,7 +262,7 @@ void SymbolicOps::elementwise(const Instruction& instruction, const std::vector<
   }
 }
 
-// Without borders the unit is one tensor, which begins at its first element and ends behind all.
+// Without borders the unit is one tensor, which begins at its first element and ends after all.
 std::vector<SymbolicOps::Tensor> SymbolicOps::tensors_of(std::int32_t unit) const {
   constexpr std::uint64_t kEnd = std::uint64_t{1} << 60;
   const auto at = static_cast<std::size_t>(unit);

@@ -1,7 +1,7 @@
-// The names of values are hashes, and the sources of a hash are kept beside it: the pass, the segments
-// that are done, and the inputs of each rank that has a part in it. A value that a collective made is
-// known only if all of its members had values of one pass behind one segment, so that a rank that
-// brings another value, or none, leaves a hash of which nothing is known.
+// The names of values are hashes, and the sources of a hash are kept next to it: the pass, the
+// segments that are done, and the inputs of each rank that has a part in it. A value that a
+// collective made is known only if all of its members had values of one pass after one segment, so
+// that a rank that brings another value, or none, leaves a hash of which nothing is known.
 //
 // Of a ring two things are proved. Every rank attends to the keys of each rank once: a hop brings keys
 // that it has not had. And every value that goes round visits each rank once: keys from their own rank
@@ -192,7 +192,7 @@ Term SegmentedPasses::whole_of(const Term& inputs) const {
   return known == wholes_.end() ? inputs : known->second.term;
 }
 
-// Members must bring values of one pass behind one segment. A value that a collective made before
+// Members must bring values of one pass after one segment. A value that a collective made before
 // is not one of them: a sum of sums would count a rank twice, and a second hop would skip one.
 Term SegmentedPasses::combine(const Instruction& instruction, const std::vector<Term>& terms,
                               std::uint64_t begin) {

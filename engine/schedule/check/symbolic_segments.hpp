@@ -64,7 +64,7 @@ class SegmentedPasses {
     Places visited;
     bool operator==(const Route&) const = default;
   };
-  // What one rank's values behind a segment are made of.
+  // What one rank's values after a segment are made of.
   struct Made {
     PassId pass;
     std::int32_t end = 0;  // of the segments

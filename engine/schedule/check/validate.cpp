@@ -75,7 +75,7 @@ HappensBefore::HappensBefore(const Schedule& schedule)
     const auto lane = static_cast<std::size_t>(instruction.lane);
     LaneTail& tail = tails[static_cast<std::size_t>(instruction.rank)][lane];
     // A pipelined lane starts an instruction while its predecessor runs, but retires in order. It
-    // does not wait for a Release that only retires behind a transfer.
+    // does not wait for a Release that only retires after a transfer.
     Counts& start = start_[instruction.id];
     start = lane_is_pipelined(instruction.lane) ? tail.start : tail.end;
     Counts onward = start;

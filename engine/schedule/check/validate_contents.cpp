@@ -532,7 +532,7 @@ class ContentCheck {
     return mixed ? std::nullopt : content;
   }
   std::int32_t group_size_of(const Content& sum) const {
-    if (schedule_.folds_in_ring) return 1;  // all that matters: nothing but folds comes behind it
+    if (schedule_.folds_in_ring) return 1;  // all that matters: nothing but folds comes after it
     return sum.group_size > 0 ? sum.group_size : sum.microbatch - sum.first_microbatch + 1;
   }
   // The balanced tree: the left side is a power of two of groups, and not fewer than the right one
@@ -556,8 +556,8 @@ class ContentCheck {
                   " folds sums that are not neighbours in the tree of groups");
   }
 
-  // Behind the last micro-batch of the step comes the first one. The sum is of whole ranks so far, and
-  // the next rank's own sum is added to it.
+  // After the last micro-batch of the step comes the first one. The sum is of whole ranks so far,
+  // and the next rank's own sum is added to it.
   void check_ring_fold(const Instruction& instruction, const std::optional<Content>& into,
                        const std::optional<Content>& from) {
     const std::int32_t count = last_microbatch_ + 1;
@@ -667,7 +667,7 @@ class ContentCheck {
         if (group.dimension != dimension || at == group.ranks.end()) continue;
         place += ranks * (at - group.ranks.begin());
         ranks *= std::ssize(group.ranks);
-        break;  // ranks that share heads have smaller groups behind it
+        break;  // ranks that share heads have smaller groups after it
       }
     }
     return place;

@@ -376,7 +376,7 @@ void check_messages(const Schedule& schedule, const Meetings& meetings, Problems
   if (!meetings.any()) return;
   PartsCheck(schedule, meetings, problems).run();
   const std::size_t count = schedule.instructions.size();
-  // The nodes behind node i are next[begin[i]] up to next[begin[i + 1]].
+  // The nodes after node i are next[begin[i]] up to next[begin[i + 1]].
   std::vector<std::size_t> begin(count + 1);
   for_edges(schedule, meetings, [&](InstructionId before, InstructionId) { ++begin[before + 1]; });
   std::partial_sum(begin.begin(), begin.end(), begin.begin());

@@ -110,7 +110,7 @@ class Meetings {
 void check_messages(const Schedule& schedule, const Meetings& meetings, Problems& problems);
 // Whether each op's uses fit together: copies move like to like, within one unit and micro-batch.
 void check_meaning(const Schedule& schedule, Problems& problems);
-// Whether the reductions behind each pass's segments are those of the declared cuts.
+// Whether the reductions after each pass's segments are those of the declared cuts.
 void check_cuts(const Schedule& schedule, Problems& problems);
 // Checks the order around Commits and Barriers.
 void check_control(const Schedule& schedule, const HappensBefore& order, Problems& problems);

@@ -25,7 +25,7 @@ struct ItemMessage {
   std::int32_t unit = 0;  // the last one of the earlier stage: its output, or the gradient of it
   std::int32_t microbatch = 0;
   std::int32_t peer = 0;   // rank of the pipeline
-  std::size_t before = 0;  // index of the item; the number of items: behind all
+  std::size_t before = 0;  // index of the item; the number of items: after all
 };
 
 struct StepItems {

@@ -6,8 +6,8 @@
 // or by unit. The generator visits the items in that order. Before each it lets the streams emit
 // the transfers that start there: spills and fetches of activations, fetches of weights, and a
 // share of a save. Then it emits the pass with the buffers that it reads and writes, and sends its
-// gradients on their path. Updates go where the options place them: behind the backward pass, right
-// behind each completed gradient, or in front of the next step's use of the weights.
+// gradients on their path. Updates go where the options place them: after the backward pass, right
+// after each completed gradient, or in front of the next step's use of the weights.
 //
 // In a pipeline the items are those of the rank's own units, with sends and receives between them.
 //
@@ -535,8 +535,8 @@ class StepGenerator {
     }
   }
 
-  // The visits take turns from sum to sum. The end of a forward pass behind its last sum comes late:
-  // behind the first steps of the next turn, which need not wait for that sum.
+  // The visits take turns from sum to sum. The end of a forward pass after its last sum comes late:
+  // after the first steps of the next turn, which need not wait for that sum.
   void emit_turn(const Turn& turn, const auto& window) {
     if (late_ && late_->items.front().microbatch == first_of(turn).microbatch) finish_late_visit();
     std::vector<OpenVisit> visits;
@@ -597,7 +597,7 @@ class StepGenerator {
   }
 
   // The download of a pass's loss and the path of its gradients. An update in backward follows right
-  // behind the last gradient that it needs.
+  // after the last gradient that it needs.
   void follow(const ComputeItem& item, const PassUses& uses) {
     if (uses.loss != kNoId) {
       builder_.move(Op::kDownload, Lane::kD2H, -1, item.microbatch, -1,
@@ -651,7 +651,7 @@ class StepGenerator {
   UpdateStream updates_;
   std::vector<std::vector<SavedValue>> saved_values_;  // by unit
   std::vector<MicrobatchBuffers> buffers_;
-  std::optional<OpenVisit> late_;     // its end comes behind the next turn's first steps
+  std::optional<OpenVisit> late_;     // its end comes after the next turn's first steps
   MicrobatchBuffers* now_ = nullptr;  // of the micro-batch that is being emitted
   bool tied_weights_returned_ = false;
   std::optional<WeightVersions> weight_versions_;

@@ -10,12 +10,12 @@
 // Several ranks first exchange a round of gradients, one micro-batch of each rank, as computed. Each
 // rank then holds N parts of its own shard and adds them in the order of micro-batches, each on the
 // way above. So the sum of a shard has the bits that one rank would give it. The additions stand
-// behind later exchanges in the list (StepOptions::exchange_lag), since a lane that has to wait for
+// after later exchanges in the list (StepOptions::exchange_lag), since a lane that has to wait for
 // an exchange computes nothing meanwhile. Homes that hold
 // gradients rounded (StepBuilder::rounds_gradients) get them from sums on the device.
 //
 // With several groups of micro-batches each group has a sum. The first one lies in the home, others
-// beside it (on the device, or in pinned memory) until they are folded (group_sums). A rank among
+// next to it (on the device, or in pinned memory) until they are folded (group_sums). A rank among
 // others sums its own groups on the device or a lower tier (partial_sums), exchanges one partial sum,
 // and folds those of all ranks.
 //
@@ -97,7 +97,7 @@ void emit_device_path(StepBuilder& builder, std::int32_t unit,
   }
 }
 
-// Folds the sum `from`, which lies beside the home, into the home. waiting: pieces of the home's
+// Folds the sum `from`, which lies next to the home, into the home. waiting: pieces of the home's
 // content in pinned memory; empty if the content is at home.
 void fold_into_home(StepBuilder& builder, std::int32_t unit, BufferId from,
                     const std::vector<BufferId>& waiting, bool last) {
@@ -167,7 +167,7 @@ void GradientPath::end_paths(std::size_t left) {
   }
 }
 
-// The path that ends just now goes on behind another exchange, which has begun.
+// The path that ends just now goes on after another exchange, which has begun.
 void GradientPath::continue_path(std::function<void()> rest) {
   exchanging_.push_back({std::move(rest)});
   continues_ = true;

@@ -81,7 +81,7 @@ std::vector<PassStep> steps_of(const TensorView& tensor, const PassSegments& seg
     step.segments.end = segment + 1;
     steps.push_back({{segment + 1, SegmentRange().end}, {}});
   }
-  // Cuts behind the last segment belong to a pass that is cut, even if they are its only ones.
+  // Cuts after the last segment belong to a pass that is cut, even if they are its only ones.
   if (steps.size() == 1 && !steps.front().cuts.empty()) steps.front().segments.end = count;
   return steps;
 }

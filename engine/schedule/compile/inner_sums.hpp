@@ -13,7 +13,7 @@
 
 namespace sluice::schedule {
 
-// A part of a pass that runs as one instruction, and the cuts behind it.
+// A part of a pass that runs as one instruction, and the cuts after it.
 struct PassStep {
   SegmentRange segments;
   std::vector<Cut> cuts;

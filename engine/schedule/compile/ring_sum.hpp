@@ -1,6 +1,6 @@
 // The classical ring all-reduce (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for
 // clusters of workstations", 2009), as instructions: a reduce-scatter around the ring. The all-gather
-// behind it is that of stage 0, of rounded gradients.
+// after it is that of stage 0, of rounded gradients.
 //
 // Each rank has an fp32 sum of its own micro-batches. The sum of shard p begins at rank p + 1 and
 // travels over p + 2, p + 3, ..., each of which adds its own to it, to rank p. So in step s rank r

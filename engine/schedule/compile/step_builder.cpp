@@ -2,7 +2,7 @@
 //
 // Bookkeeping under the parts of a step. Homes come first in the list of buffers, in the same order
 // for every schedule of a run, so that they have the same ids and places in all of them. At the end
-// the last use of each transient buffer is known; a Release goes behind it on the same lane.
+// the last use of each transient buffer is known; a Release goes after it on the same lane.
 #include "engine/schedule/compile/step_builder.hpp"
 
 #include <algorithm>
@@ -28,7 +28,7 @@ Category category_of(StateKind kind) {
   }
 }
 
-// Fills the place behind an instruction with the Release of buffers that die there.
+// Fills the place after an instruction with the Release of buffers that die there.
 void release_behind(std::vector<Instruction>& list, std::size_t at,
                     std::span<const BufferId> dying) {
   Instruction& release = list[at + 1] = Instruction();
@@ -550,7 +550,7 @@ void StepBuilder::declare_saved_parts() {
 }
 
 // A transient buffer dies with its last use in list order. All buffers that die with one
-// instruction share one Release behind it, on that instruction's lane.
+// instruction share one Release after it, on that instruction's lane.
 Schedule StepBuilder::finish(const StepBorders& borders, std::span<const BufferId> kept) {
   // The last instruction that touches each transient buffer.
   std::vector<std::size_t> last_use(schedule_.buffers.size(), SIZE_MAX);

@@ -164,7 +164,7 @@ class StepBuilder {
   // parts.
   BufferId add_received(StateKind kind, std::int32_t unit, ElemRange range, DType dtype,
                         std::int32_t microbatch, std::int32_t version);
-  // An fp32 sum of the unit's gradient that lies beside its home for a while. first_microbatch: of
+  // An fp32 sum of the unit's gradient that lies next to its home for a while. first_microbatch: of
   // the sum; on storage it tells the sums of a unit apart.
   BufferId add_sum(Tier tier, std::int32_t unit, std::int32_t first_microbatch = -1);
   // A pinned piece of a unit's state.

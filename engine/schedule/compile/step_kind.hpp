@@ -18,8 +18,8 @@ enum class StepKind : std::uint8_t {
   // A steady step: forward, loss and backward of all micro-batches, and one update, each where the
   // options place it. The update of a carried unit (carried_units) is that of the step before, and
   // this step's own is pending at exit: its gradient and the clip factor stay in their homes. With
-  // kSpeculative the step leaves the other units' state as found. It makes the updated state beside
-  // it, from the gradients as they are, and leaves the gradients and the clip factor for a redo.
+  // kSpeculative the step leaves the other units' state as found. It makes the updated state next
+  // to it, from the gradients as they are, and leaves the gradients and the clip factor for a redo.
   kTraining,
   // The loss of one micro-batch; changes no state.
   kEvaluation,

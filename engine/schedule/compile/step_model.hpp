@@ -123,7 +123,7 @@ enum class UpdatePlacement : std::uint8_t {
   kInBackward,   // each unit as soon as its gradient is complete; nothing may depend on the norm
   kNextForward,  // in the next step's forward pass, each unit just before its weights are needed
   // As kInBackward, on the assumption that all gradients are finite and the clip factor is one. The
-  // result lies beside the state that the step finds. If the assumption fails, a pass behind the
+  // result lies next to the state that the step finds. If the assumption fails, a pass after the
   // step makes the true update.
   kSpeculative,
 };
@@ -160,7 +160,7 @@ struct StepOptions {
   std::uint64_t update_piece_elems = 0;  // multiple of 4,096
   std::int32_t update_lookahead = 0;
   // No later value takes the memory of the ring of carried updates. So the last of its writes drain
-  // beside the passes that follow, and nothing waits for them.
+  // during the passes that follow, and nothing waits for them.
   bool keeps_update_ring = false;
   // kInBackward and kSpeculative: the updates of so many units, from the first on, run in the next
   // forward pass instead (carried_units).
@@ -174,8 +174,8 @@ struct StepOptions {
   // recomputation takes time of the bubble; the parts of all these units lie in memory at once.
   std::int32_t recompute_ahead = 0;
   // Tensor groups: the passes of so many micro-batches through a unit take turns, segment by segment
-  // (compute_items.hpp), so that the sums of one are made beside the segments of the other. 1 or 2,
-  // in a pipeline 1.
+  // (compute_items.hpp), so that the sums of one are made in parallel with the segments of the
+  // other. 1 or 2, in a pipeline 1.
   std::int32_t turns = 1;
   // Windows and the device arena use the same memory at different times (pack.hpp). That takes less
   // memory, but instructions that reuse memory wait longer.

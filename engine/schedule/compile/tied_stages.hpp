@@ -1,9 +1,9 @@
 // The exchanges of a tied head whose tensor's unit is of another rank of the pipeline.
 //
 // The head's rank keeps the sum of the tied use's gradient, and a copy of the tensor's unit's weights.
-// Behind the last backward pass it sends the sum, as it is, to the rank of the tensor. That rank folds
-// it last, as one rank does, takes the norm once, updates, and sends the new weights back. With
-// data-parallel ranks as well each exchanges its own shard with the rank of the same shard.
+// After the last backward pass it sends the sum, as it is, to the rank of the tensor. That rank
+// folds it last, as one rank does, takes the norm once, updates, and sends the new weights back.
+// With data-parallel ranks as well each exchanges its own shard with the rank of the same shard.
 #pragma once
 
 #include "engine/schedule/compile/step_builder.hpp"

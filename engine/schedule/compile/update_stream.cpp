@@ -13,7 +13,7 @@
 //
 // The ring of pieces is also the room for writes that lag behind. A place is taken again once its
 // piece is written, so updates run ahead of the storage lane by as many bytes as the ring holds, and
-// the last of a ring's writes drain beside the passes that follow.
+// the last of a ring's writes drain during the passes that follow.
 #include "engine/schedule/compile/update_stream.hpp"
 
 #include <algorithm>

@@ -152,7 +152,7 @@ class OrderCheck {
     const std::size_t whole = place(ActionKind::kBackward, stage, microbatch);
     return whole != kNowhere ? whole : place(ActionKind::kBackwardInput, stage, microbatch);
   }
-  bool crosses(std::int32_t stage) const {  // the border behind the stage
+  bool crosses(std::int32_t stage) const {  // the border after the stage
     return stage >= 0 && stage + 1 < order_.stages() &&
            order_.rank_of(stage) != order_.rank_of(stage + 1);
   }

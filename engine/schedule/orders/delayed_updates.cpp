@@ -69,7 +69,7 @@ std::vector<std::int32_t> most_live_versions(const PipelineOrder& order) {
         if (action.stage != stage || !ends_backward(action)) continue;
         to_be_read.erase(to_be_read.find(order.version_of(stage, action.microbatch)));
         if (++done % each != 0) continue;
-        // The update behind this pass reads the version before it and makes this one.
+        // The update after this pass reads the version before it and makes this one.
         const std::int32_t made = done / each;
         std::set<std::int32_t> live(to_be_read.begin(), to_be_read.upper_bound(made - 1));
         live.insert(made);

@@ -15,7 +15,7 @@ namespace sluice::schedule {
 // Stage s lies on rank s mod `ranks`. Precondition of all: the arguments are positive.
 PipelineOrder begin_order(std::int32_t ranks, std::int32_t stages_each, std::int32_t microbatches);
 
-// `ahead` forward passes first, then a backward pass behind each further forward pass, then the
+// `ahead` forward passes first, then a backward pass after each further forward pass, then the
 // rest. Both lists are equally long, and a backward pass has the place of its forward pass.
 std::vector<StageAction> alternate(const std::vector<StageAction>& forward,
                                    const std::vector<StageAction>& backward, std::int32_t ahead);

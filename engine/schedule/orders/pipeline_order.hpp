@@ -103,7 +103,7 @@ struct PipelineOrder {
 // Huang et al., "GPipe", NeurIPS 2019: all forward passes, then all backward passes.
 PipelineOrder make_gpipe_order(std::int32_t ranks, std::int32_t microbatches);
 // Narayanan et al., "Memory-efficient pipeline-parallel DNN training", ICML 2021 (PipeDream-flush):
-// a rank keeps no more micro-batches in flight than there are ranks behind it, and its own.
+// a rank keeps no more micro-batches in flight than there are ranks after it, and its own.
 PipelineOrder make_1f1b_order(std::int32_t ranks, std::int32_t microbatches);
 // Narayanan et al., "Efficient large-scale language model training on GPU clusters", SC 2021: each
 // rank has `stages_each` stages, rank i those numbered i, i + ranks, and so on.

@@ -72,7 +72,7 @@ class VShapedList {
   }
 
   std::int32_t rank_;
-  std::int32_t behind_;  // this rank and those behind it
+  std::int32_t behind_;  // this rank and those after it
   std::int32_t lower_;
   std::int32_t upper_;
   std::int32_t microbatches_;

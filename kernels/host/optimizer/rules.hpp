@@ -39,7 +39,7 @@ void lion(const Parallel& parallel, const OptimizerOptions& options, const Updat
           std::span<const ParameterSegment> segments, const UpdateScalars& scalars);
 
 // Rules that need whole tensors; every segment is one. workspace: 256-byte aligned, of the size
-// that the function beside the rule returns.
+// that the function next to the rule returns.
 void adafactor(const Parallel& parallel, const OptimizerOptions& options,
                const UpdateBuffers& buffers, std::span<const ParameterSegment> segments,
                const UpdateScalars& scalars, void* workspace);

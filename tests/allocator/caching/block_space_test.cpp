@@ -179,7 +179,7 @@ void BlockSpaceTest::expect_cheapest_window(std::uint64_t bytes, const CounterRn
   };
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (all[i].letter == 'u') continue;
-    // A free stretch with no hollow one beside it is no window: find_free knows it already.
+    // A free stretch with no hollow one next to it is no window: find_free knows it already.
     const auto is_hollow = [&](std::size_t n) {
       return n < all.size() && all[n].letter == 'h' &&
              &range_of(all[n].address) == &range_of(all[i].address);

@@ -76,7 +76,7 @@ static uint64_t plain_digest(int format, uint32_t updates) {
   return digest;
 }
 
-/* Commits behind updates 2 and 3, and what came behind the last one is lost. */
+/* Commits after updates 2 and 3, and what came after the last one is lost. */
 static void test_tiers(int format, int place, int next_place) {
   struct trial t;
   double norm;
@@ -142,7 +142,7 @@ static void test_changes_between(int format, int place) {
   train(&t, 3, 4, &norm);
   EXPECT(SLUICE_OK, sluice_session_load(t.session, folder));
   CHECK(digest_state(&t) == changed && updates_of(&t) == 3);
-  /* A file behind a commit. */
+  /* A file after a commit. */
   EXPECT(SLUICE_OK, sluice_session_load(t.session, path));
   CHECK(digest_state(&t) == committed);
   close_here(&t);
@@ -213,7 +213,7 @@ static void test_refusals(void) {
   EXPECT(SLUICE_OK, sluice_error(&info));
   CHECK(strstr(info.message, "storage_paths") != NULL);
   CHECK(for_files(NULL) == 0);
-  /* A program of the first version has no commit_path, whatever lies behind its struct. */
+  /* A program of the first version has no commit_path, whatever lies after its struct. */
   old.struct_size = 8;
   old.commit_path = "/nonexistent/sluice";
   EXPECT(SLUICE_OK, sluice_session_create(plain, &old, &session));

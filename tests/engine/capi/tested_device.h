@@ -90,7 +90,7 @@ static inline void destroy_results(unsigned char* results) {
   free(results);
 }
 
-/* Queues a read of the device's memory behind some other work of the stream. */
+/* Queues a read of the device's memory after some other work of the stream. */
 static inline void queue_read(void* into, const void* from, size_t bytes, sluice_stream stream) {
   int i;
   for (i = 0; i < 3; ++i) {

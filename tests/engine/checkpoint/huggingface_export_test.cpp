@@ -1,6 +1,6 @@
-// The export for transformers: its header beside one that transformers wrote, and its elements
-// beside the weights that they come from. (tests/tools/sluice/huggingface_peer.py loads it with the
-// peer.)
+// The export for transformers: its header compared with one that transformers wrote, and its
+// elements compared with the weights that they come from. (tests/tools/sluice/huggingface_peer.py
+// loads it with the peer.)
 #include "engine/checkpoint/huggingface_export.hpp"
 
 #include <gtest/gtest.h>

@@ -316,7 +316,7 @@ class ObservedSchedule {
     });
   }
   void upload(std::uint32_t unit) {
-    // The pager's thread queues it behind its mappings and all that it has waited for.
+    // The pager's thread queues it after its mappings and all that it has waited for.
     wait(Lane::kH2D, last_of(Lane::kD2H));
     pending_[Lane::kH2D].insert(pending_[Lane::kD2H].begin(), pending_[Lane::kD2H].end());
     for (std::uint32_t other = 0; other < units_.size(); ++other) {

@@ -1,4 +1,4 @@
-// Cuts of a model into stages, beside all possible cuts.
+// Cuts of a model into stages, compared with all possible cuts.
 #include "engine/parallel/stages.hpp"
 
 #include <gtest/gtest.h>

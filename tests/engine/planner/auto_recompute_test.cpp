@@ -1,5 +1,5 @@
-// recompute.policy = "auto" beside every fixed policy: 48 blocks on a paper GPU at 40 budgets of
-// device memory. The suite plans some 300 times, which takes half a minute.
+// recompute.policy = "auto" compared with every fixed policy: 48 blocks on a paper GPU at 40
+// budgets of device memory. The suite plans some 300 times, which takes half a minute.
 #include <gtest/gtest.h>
 
 #include <limits>

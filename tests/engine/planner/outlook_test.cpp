@@ -126,8 +126,8 @@ double gpt2_step_s(const char* name, const Overrides& more) {
                    more);
 }
 
-// A mixture that updates after backward has no room beside windows for two units ahead, and leads to
-// the fastest plan from beside one.
+// A mixture that updates after backward has no room next to windows for two units ahead, and leads
+// to the fastest plan from one with room for one.
 TEST(PaperMachine, AMixtureIsTriedBesideOneUnitAhead) {
   const Overrides llama{"model.family=llama", "model.layers=32",     "model.hidden=4096",
                         "model.ffn=11008",    "model.heads=32",      "model.kv_heads=32",

@@ -125,7 +125,7 @@ TEST(PlanEqualsRun, AlsoForEvaluation) {
   }
 }
 
-// The states of a piece are written side by side: no lane stops at the Release behind a write.
+// The states of a piece are written side by side: no lane stops at the Release after a write.
 TEST(StorageLanes, WriteSeveralPiecesAtOnce) {
   const TrainingBench bench;
   const config::Config config =

@@ -1,4 +1,4 @@
-// Coarse trials beside exact ones: the time and the need of steps with many micro-batches.
+// Coarse trials compared with exact ones: the time and the need of steps with many micro-batches.
 #include "engine/planner/trial/trials.hpp"
 
 #include <gtest/gtest.h>

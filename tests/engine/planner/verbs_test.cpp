@@ -146,8 +146,8 @@ TEST(Verbs, TouchNoPinnedMemoryBeyondTheirPeaks) {
   EXPECT_GT(touched_bytes, kMiB);
 }
 
-// Beside the planned bytes, no verb takes more of the heap than a buffer of 1 MiB and names, with
-// a model whose state is many times as large.
+// In addition to the planned bytes, no verb takes more of the heap than a buffer of 1 MiB and
+// names, with a model whose state is many times as large.
 TEST(Verbs, KeepNothingOnTheHeap) {
   constexpr std::uint64_t kMostBytes = 3 * kMiB / 2;
   const TrainingBench bench;

@@ -1,4 +1,4 @@
-// The GPU's kernels as one object: their stream, their context, and their results beside the
+// The GPU's kernels as one object: their stream, their context, and their results compared with the
 // host's. The contract has the values of each method.
 #include "kernels/backend/cuda_kernels.hpp"
 

@@ -36,7 +36,7 @@ bool is_unfinished(CUevent event) {
 
 extern "C" {
 
-// For tests, beside the driver's own functions. held: 1 or 0. When no stream is held, all work is
+// For tests, next to the driver's own functions. held: 1 or 0. When no stream is held, all work is
 // done.
 void counting_hold(CUstream stream, int held) {
   const std::lock_guard lock(held_mutex);

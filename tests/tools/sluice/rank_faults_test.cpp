@@ -246,7 +246,7 @@ TEST_F(RankFaults, EverySurvivorNamesTheRankAndAResumeHasTheSameBits) {
   }
 }
 
-// Two groups of two ranks. Each is struck behind step 3, when the state of step 2 is saved.
+// Two groups of two ranks. Each is struck after step 3, when the state of step 2 is saved.
 TEST_F(RankFaults, GroupsInEachDirectionEndAndResumeToTheirBits) {
   const Words shorter = kPlanned + Words{"train.steps=6", "train.eval_every=0"};
   const auto contexts = [](const char* attention) {
@@ -330,7 +330,7 @@ pid_t process_of(const fs::path& run, std::size_t rank) {
   return event.at("places").at(rank).at("process").get<pid_t>();
 }
 
-// A finished run beside it is another job's.
+// A finished run next to it is another job's.
 TEST_F(RankFaults, TheLauncherRestartsItsOwnRunAndNoOther) {
   const Words job = settings(2) + Words{"checkpoint.every=0"};
   const std::string whole = hash_of(run_launched(2, train_words(job)));

@@ -112,7 +112,7 @@ TEST_F(Train, ThePlanAndTheSummaryAreOnStdoutAndTheStepsOnStderr) {
   const ChildOutcome quiet = succeed(command + Words{"--quiet"});
   EXPECT_EQ(quiet.err, "");
   for (const std::string& word : summary) EXPECT_TRUE(holds(quiet.out, word));
-  // Beside events the answers are notices.
+  // With events the answers are notices.
   const ChildOutcome events = succeed(command + Words{"--json"});
   EXPECT_EQ(events_of(events, "done").size(), 1u);
   for (const std::string& word : summary) EXPECT_TRUE(holds(events.err, word));

@@ -122,7 +122,7 @@ double sum_of(const Json& seconds) {
   return sum;
 }
 
-// "rank 3" or "ranks 96-127", behind the stages.
+// "rank 3" or "ranks 96-127", after the stages.
 std::string ranks_text(const Json& of_class) {
   const auto rank = of_class.at("rank").get<int>();
   return of_class.at("alike") == 1 ? "rank " + std::to_string(rank)

@@ -24,7 +24,7 @@ struct PolicyCounters {
   std::uint64_t synchronisations = 0;    // times that the host waited for a stream
   std::uint64_t event_waits = 0;         // times that a stream was made to wait for another
   std::uint64_t planned_count = 0;       // allocations answered from a plan
-  std::uint64_t fallback_count = 0;      // allocations beside a plan that was in use
+  std::uint64_t fallback_count = 0;      // allocations outside a plan that was in use
 };
 
 class ReplayPolicy {

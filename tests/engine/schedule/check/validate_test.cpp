@@ -257,7 +257,7 @@ TEST(Interpret, ReportsFreedMissingAndRacingMemory) {
             std::string::npos);
 }
 
-// Two writes of one place, a Release between them: only a dep keeps the second behind the first.
+// Two writes of one place, a Release between them: only a dep keeps the second after the first.
 TEST(Interpret, AStorageLaneGoesOnBeforeItsReleasesRetire) {
   ScheduleSketch sketch = testing::two_writes_of_one_home();
   Schedule schedule = sketch.compiled();

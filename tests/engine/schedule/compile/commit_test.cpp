@@ -62,7 +62,7 @@ TEST(SavingStep, ComputesThePlainStepAndCommitsItsEntryStateInAnyTiming) {
   EXPECT_GT(timings, sweep(500));
 }
 
-// Updates in the backward pass come behind the Commit; one in the next forward pass is not of this
+// Updates in the backward pass come after the Commit; one in the next forward pass is not of this
 // step, and none is pending where it begins.
 TEST(SavingStep, CommitsItsEntryStateWhereverUpdatesAreMade) {
   std::size_t timings = 0;

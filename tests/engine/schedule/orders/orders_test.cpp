@@ -86,7 +86,7 @@ TEST(Orders, HaveTheBubblesOfThePapersAtFourRanks) {
 TEST(Orders, TimesOfStagesCountMessagesAndEarlyGradients) {
   std::vector<StageTimes> stages(2);
   stages[0] = {{1, 0, 4}, 0, 10};
-  stages[1] = {{2, 2, 3}, 3, 99};  // behind the last stage is no message
+  stages[1] = {{2, 2, 3}, 3, 99};  // after the last stage is no message
   const auto makespan = [&](const PipelineOrder& order) {
     return time_stages(order, stages).makespan;
   };

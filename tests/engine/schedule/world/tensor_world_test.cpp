@@ -70,7 +70,7 @@ TEST(TensorWorld, AValueThatIsNotTheWholeMakesOtherTerms) {
   }
 }
 
-// The hops of one pass, behind the same segment on every rank of a ring.
+// The hops of one pass, after the same segment on every rank of a ring.
 std::vector<std::vector<std::size_t>> hops_of(const Schedule& world) {
   // By group, and by the number of the hop in the lists of its ranks.
   std::map<std::pair<std::int32_t, std::size_t>, std::vector<std::size_t>> hops;
@@ -84,7 +84,7 @@ std::vector<std::vector<std::size_t>> hops_of(const Schedule& world) {
   return lists;
 }
 
-// The compute instruction of each rank that comes behind its hop.
+// The compute instruction of each rank that comes after its hop.
 std::vector<std::size_t> parts_behind(const Schedule& world, const std::vector<std::size_t>& hop) {
   std::vector<std::size_t> parts;
   for (const std::size_t member : hop) {
@@ -118,8 +118,8 @@ Schedule doubled(const Schedule& world, const std::vector<std::size_t>& twice) {
   return with_order(world, order);
 }
 
-// Keys go round once: a hop or the part behind it that is left out or done twice, on all ranks of the
-// ring alike, make other terms.
+// Keys go round once: a hop or the part after it that is left out or done twice, on all ranks of
+// the ring alike, make other terms.
 TEST(TensorWorld, ARingThatMissesAKeyMakesOtherTerms) {
   for (const std::int32_t ranks : {2, 4}) {
     TensorWorld at;

@@ -108,7 +108,7 @@ inline schedule::StepModel units_of_world(const TensorWorld& at) {
                           67,
                           8,
                           at.seed / 2 % 2 == 0};
-  // The rest of a block behind a tied table is a gap, and no rank adds it.
+  // The rest of a block after a tied table is a gap, and no rank adds it.
   if (at.contexts() > 1) shape.vocab = 128 * at.parts();
   // Every rank of a grid has a head to give to each of its context group.
   if (at.style == GroupStyle::kGrid) shape.heads = shape.kv_heads = at.group;

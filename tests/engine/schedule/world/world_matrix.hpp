@@ -1,5 +1,5 @@
 // The combinations of ranks, ZeRO stages and step options that the world tests go through. Each runs
-// four steps, on one resident rank with its updates behind the backward pass and on N ranks as the
+// four steps, on one resident rank with its updates after the backward pass and on N ranks as the
 // combination says, and compares terms.
 #pragma once
 
