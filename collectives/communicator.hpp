@@ -1,8 +1,8 @@
 // Collectives over a group of ranks, behind one interface: a single rank, threads of one process
 // (local/), processes with Gloo (gloo/), or GPUs with NCCL (nccl/).
 //
-// Every collective is an exchange of parts and, for reductions, a fold of our own (fold.hpp). The
-// implementations only move bytes, so the bits of a sum do not depend on them. A reduction adds
+// Every collective is an exchange of parts and, for reductions, a sum of our own (fold.hpp).
+// The implementations only move bytes, so the bits of a sum do not depend on them. A reduction adds
 // along the tree of law 2, in fp32 for fp32 and shorter floats, and rounds once.
 //
 // The caller passes all buffers and workspaces (256-byte aligned). Calls are ordered on a stream if
@@ -80,8 +80,8 @@ struct ReductionTypes {
   DType sum = DType::kF32;
 };
 
-// The parts of a fold, [elems] each: this rank's, and in `others` those of all ranks, one after
-// the other. The place of `own_rank` in `others` is not read.
+// The parts of a reduction, [elems] each: this rank's, and in `others` those of all ranks, one
+// after the other. The place of `own_rank` in `others` is not read.
 struct RankParts {
   const void* own = nullptr;
   const void* others = nullptr;

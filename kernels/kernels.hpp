@@ -108,7 +108,7 @@ class StateKernels {
   // into = into + from, both of one dtype, summed in fp32. Adds the gradient of a tied use.
   virtual void fold(void* into, const void* from, DType dtype, std::int64_t elems) = 0;
   // partial[i] = fp64 sum of squares of block i in 16 lanes: element j goes to lane j % 16, and the
-  // lanes fold by halves (8, 4, 2, 1). Blocks are [begin, end) element ranges of grad. round_to:
+  // lanes add by halves (8, 4, 2, 1). Blocks are [begin, end) element ranges of grad. round_to:
   // act dtype to which each element of an fp32 grad is rounded first, to nearest even (kF32: none).
   struct Block {
     std::int64_t begin = 0, end = 0;
@@ -173,7 +173,7 @@ class Kernels : public StateKernels {
     gelu_forward(x, y, shape.m * shape.n, shape.output);
   }
   // Whether y of gemm_gelu is always gelu_forward(x) to the bit, in products of this dtype. If so,
-  // y can be made again without the product.
+  // y can be recomputed without the product.
   virtual bool gelu_reads_rounded(DType) const { return true; }
   // dx = gelu'(x) times the product; the product may be rounded in between.
   virtual void gemm_gelu_backward(const GemmShape& shape, const void* a, const void* b,

@@ -107,7 +107,7 @@ runtime::SavedHome parse_home(const Json& object, const std::string& name,
   return home;
 }
 
-// A list of the tensor's name and six numbers, since a model has many boxes.
+// A list of the tensor's name and six numbers, since a model has many slices.
 nlohmann::ordered_json format_box(const SavedBox& saved) {
   const model::TensorBox& box = saved.box;
   return nlohmann::ordered_json::array(

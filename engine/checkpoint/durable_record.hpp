@@ -21,7 +21,7 @@
 
 namespace sluice::checkpoint {
 
-// A box of a tensor that a rank of a tensor group has, and its place in the unit's element space.
+// A slice of a tensor that a rank of a tensor group has, and its place in the unit's element space.
 struct SavedBox {
   std::int32_t unit = -1;
   std::string tensor;
@@ -29,7 +29,7 @@ struct SavedBox {
   model::TensorBox box;
   bool operator==(const SavedBox&) const = default;
 };
-// The boxes of all parts of tensors in these units.
+// The slices of all parts of tensors in these units.
 std::vector<SavedBox> boxes_of(const model::ParameterSpace& space,
                                const std::set<std::int32_t>& units);
 // The units that have homes.

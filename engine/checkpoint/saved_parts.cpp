@@ -1,4 +1,4 @@
-// The layout of a saved unit is that of a model with the saving rank's share. The boxes in its
+// The layout of a saved unit is that of a model with the saving rank's share. The slices in its
 // record must be the ones of that layout, so that a version that cuts tensors otherwise is refused.
 #include "engine/checkpoint/saved_parts.hpp"
 
@@ -91,7 +91,7 @@ SavedParts::SavedParts(const DurableFound& found, const model::Model& model) : m
   for (const Rank& rank : ranks_) check_boxes(rank);
 }
 
-// The first difference decides on the words: a box that no rank of that place has, or one that is
+// The first difference decides on the words: a slice that no rank of that place has, or one that is
 // missing.
 void SavedParts::check_boxes(const Rank& rank) const {
   const SavedState& state = rank.found->state;

@@ -1,7 +1,7 @@
 // The state of single parameters of a sealed session, read and written by elements.
 //
-// State on storage comes and goes by whole blocks of 4,096 elements, so a window of them is read, and
-// written back where something has changed. 8-bit moments have codes and scales apart here, as in files.
+// State on storage comes and goes by whole norm blocks, so a range of them is read, and written
+// back where something has changed. 8-bit moments have codes and scales apart here, as in files.
 #pragma once
 
 #include <cstdint>

@@ -139,7 +139,7 @@ void SealedSession::leave_committed_state() {
                      store_.visit(
                          kinds, unit, begin, end, runtime::StateStore::Access::kWrite,
                          [&](std::uint64_t, std::uint64_t, std::span<std::byte* const> copy) {
-                           SLUICE_CHECK(copy[0] == data[0]);  // the one I/O window
+                           SLUICE_CHECK(copy[0] == data[0]);  // the one I/O buffer
                          });
                      durable->switch_slot();
                    });

@@ -45,7 +45,7 @@ UnitHomes::UnitHomes(HostEngine& engine, const std::vector<PagedUnit>& units, co
   }
 }
 
-// Storage engines end their requests before they go; until then the boxes must live.
+// Storage engines end their requests before they go; until then the staging buffers must live.
 UnitHomes::~UnitHomes() {
   MutexLock lock(mutex_);
   for (Box& box : boxes_) box.next = kNone;
@@ -123,7 +123,7 @@ void UnitHomes::wait_for(MutexLock& lock, const Box& box) {
   if (!done) throw TimeoutError("the storage of a unit that is staged");
 }
 
-// The box is the unit's from now on; submit() follows, without the lock.
+// The buffer is the unit's from now on; submit() follows, without the lock.
 void UnitHomes::claim(Box& box, std::uint32_t unit, bool writes) {
   box.unit = unit;
   box.is_writing = writes;

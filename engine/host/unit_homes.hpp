@@ -1,13 +1,13 @@
 // The bytes of a pager's units where they rest, and their way into pinned memory and back.
 //
 // A part that rests in pinned memory is used there. One that rests on storage has a place in a
-// staging box: unit u in box u modulo two, so its address never changes. stage() brings a unit's
-// parts; unstage() begins to write them and returns. Reads and writes of one box are a chain:
+// staging buffer: unit u in buffer u modulo two, so its address never changes. stage() brings a
+// unit's parts; unstage() begins to write them and returns. A buffer's reads and writes are a chain:
 //
 //   idle ── stage ──> reading ──> holds unit u ── unstage ──> writing ──> (the next read) ──> …
 //
-// A box keeps its contents until another unit needs it, so repeated reads of a unit cost one
-// transfer. A write that fails leaves a unit without true bytes: every later call that touches
+// A staging buffer keeps its contents until another unit needs it, so repeated reads of a unit cost
+// one transfer. A write that fails leaves a unit without true bytes: every later call that touches
 // storage throws.
 //
 // Threads: one at a time, but page_in() may run on another thread while nothing is staged.
@@ -42,7 +42,7 @@ class UnitHomes {
 
   // Null if the part rests on storage.
   std::byte* home(std::uint32_t unit, PagedPart part) const;
-  // Its home, or its place in the staging box.
+  // Its home, or its place in the staging buffer.
   std::byte* staged(std::uint32_t unit, PagedPart part) const;
 
   // Waits until the unit's parts are staged, and begins to read those of `next`. Throws IoError,

@@ -1,4 +1,4 @@
-// The forward pass of a transformer block, and what of it a recomputation makes again.
+// The forward pass of a transformer block, and what a recomputation repeats of it.
 #include "base/error.hpp"
 #include "engine/model/block_layer.hpp"
 

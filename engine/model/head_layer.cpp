@@ -3,9 +3,9 @@
 // A rank of a tensor group has the logits of its run of tokens, and never gathers the others'. The
 // ranks take the maximum of each row, then sum its exponentials and its target's logit, rows elements
 // each. Every rank then knows the loss, and adds its part of the gradient of the normed input.
-// Logits are made again for that part, as they are for the weight gradient. A rank that has only its
-// part of the rows gathers the normed input of all. A rank with a part of each sequence has all logits of
-// its rows, and adds its loss.
+// Logits are recomputed for that part, as they are for the weight gradient. A rank that has only
+// its part of the rows gathers the normed input of all. A rank with a part of each sequence has all
+// logits of its rows, and adds its loss.
 #include <algorithm>
 
 #include "engine/model/constants.hpp"

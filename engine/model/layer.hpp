@@ -109,7 +109,7 @@ class Layer {
 
   virtual void forward(kernels::Kernels& kernels, const BatchShape& shape,
                        const PassBuffers& at) const = 0;
-  // Makes the parts `at.remade` of the saved region again, with the bits that forward gave them.
+  // Recomputes the parts `at.remade` of the saved region, with the bits that forward gave them.
   // `at` holds the weights, the input and the parts that they are made from. Runs no operation that
   // makes none of these parts. If all parts are to be made, at.output may be given too. Layers that cannot be recomputed throw InternalError.
   virtual void recompute(kernels::Kernels& kernels, const BatchShape& shape,

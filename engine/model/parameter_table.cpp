@@ -85,7 +85,7 @@ UnitLayout whole_layout(const UnitLayout& layout) {
   return UnitLayout(std::move(specs));
 }
 
-// A segment for each box of a part. first_key of `part` is that of the whole tensor.
+// A segment for each slice of a part. first_key of `part` is that of the whole tensor.
 void add_boxes(std::vector<kernels::ParameterSegment>& segments, const TensorSpec& spec,
                const kernels::ParameterSegment& part) {
   const auto whole_cols = static_cast<std::int64_t>(spec.whole_elems()) / spec.whole_shape.front();

@@ -1,5 +1,5 @@
-// A part is a list of boxes of the whole tensor, one above the other. With one rank the whole
-// tensor is left as it is, so layouts of a rank alone do not know of boxes.
+// A part is a list of slices of the whole tensor, one above the other. With one rank the whole
+// tensor is left as it is, so layouts of a rank alone do not know of slices.
 #include "engine/model/tensor_share.hpp"
 
 #include "base/error.hpp"

@@ -107,8 +107,8 @@ struct TensorShare {
   bool operator==(const TensorShare&) const = default;
 };
 
-// The part of a whole tensor that lies in these boxes; the spec as it is if the share is the whole.
-// Logical matrices (matrix_rows) have one box each.
+// The part of a whole tensor that lies in these slices; the spec as it is if the share is the
+// whole. Logical matrices (matrix_rows) have one slice each.
 TensorSpec take_boxes(TensorSpec whole, const TensorShare& share, std::vector<TensorBox> boxes);
 // The rank's part of each of these runs of rows. Precondition: the ranks divide each of them.
 TensorSpec take_rows(TensorSpec whole, const TensorShare& share,

@@ -55,7 +55,7 @@ TensorSpec::PartRun TensorSpec::part_run_at(std::uint64_t whole_elem) const {
   if (!is_part()) return {true, whole_elem, elems() - whole_elem};
   const std::uint64_t whole_cols = whole_elems() / static_cast<std::uint64_t>(whole_shape.front());
   const std::uint64_t row = whole_elem / whole_cols, col = whole_elem % whole_cols;
-  std::uint64_t begin = 0;  // of the box, in the part
+  std::uint64_t begin = 0;  // of the slice, in the part
   std::uint64_t next = whole_elems();
   for (const TensorBox& box : boxes) {
     const auto first_row = static_cast<std::uint64_t>(box.row);
@@ -68,7 +68,7 @@ TensorSpec::PartRun TensorSpec::part_run_at(std::uint64_t whole_elem) const {
       return {true, first,
               cols == whole_cols ? begin + rows * cols - first : first_col + cols - col};
     }
-    // The box's first element after the one that is asked for.
+    // The slice's first element after the one that is asked for.
     if (row < first_row) next = std::min(next, first_row * whole_cols + first_col);
     if (in_rows && col < first_col) next = std::min(next, row * whole_cols + first_col);
     if (in_rows && col >= first_col && row + 1 < first_row + rows) {

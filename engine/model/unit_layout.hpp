@@ -18,8 +18,8 @@ namespace sluice::model {
 
 enum class Init : std::uint8_t { kNormal, kZeros, kOnes };
 
-// A box of a whole tensor: rows [row, row + rows) and columns [col, col + cols). The first dimension
-// counts rows, all others together count columns.
+// A slice of a whole tensor: rows [row, row + rows) and columns [col, col + cols). The first
+// dimension counts rows, all others together count columns.
 struct TensorBox {
   std::int64_t row = 0, rows = 0, col = 0, cols = 0;
   bool operator==(const TensorBox&) const = default;
@@ -35,7 +35,7 @@ struct TensorSpec {
   // Rows of each logical matrix, where the tensor holds several one above the other: q, k and v, or
   // gate and up. They sum to the tensor's rows. Empty: the tensor is one matrix.
   std::vector<std::int64_t> matrix_rows = {};
-  // A part of a tensor, as a tensor-parallel rank holds it: the shape of the whole, and the boxes
+  // A part of a tensor, as a tensor-parallel rank holds it: the shape of the whole, and the slices
   // that lie in the part, one above the other and of equal width. Names, initial values and files
   // are those of the whole. Empty: this is a whole tensor.
   std::vector<std::int64_t> whole_shape = {};

@@ -52,7 +52,7 @@ std::uint64_t log_bytes(const config::Config& config, const schedule::StepModel&
   paths.push_back(config.checkpoint.dir);
   // Homes of shards have a line more.
   const std::size_t lines = ranks_of(model) == 1 ? 1 : 2;
-  // A block has at most 14 boxes of parts of tensors, each in a shorter line than a home.
+  // A block has at most 14 slices of tensors, each in a shorter line than a home.
   const std::size_t boxes = config.parallel.tensor == 1 ? 0 : 14;
   return offload::StateLog::file_bytes(
       runtime::state_record_bytes(model.units.size() * (lines * kStateKindCount + boxes),

@@ -74,7 +74,7 @@ struct Plan {
   bool speculates() const { return options.update == schedule::UpdatePlacement::kSpeculative; }
   runtime::MemoryNeed need;
   TierBytes peak_bytes{};  // what the ledger will be charged
-  VerbPeaks verb_peaks{};  // what each verb has in use of it
+  VerbPeaks verb_peaks{};  // what each phase has in use of it
   // Sizes of the files that one checkpoint and the export write, apart from the tiers.
   std::uint64_t checkpoint_file_bytes = 0;  // 0 in a durable run
   std::uint64_t export_file_bytes = 0;

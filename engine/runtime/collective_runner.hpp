@@ -6,8 +6,8 @@
 // two ranks meet in one order in all groups that they share, as validate() proves.
 //
 // An AllReduce names no ranks: the parts of the group's members are even. A part goes to its owner, who
-// folds all of them by the tree of law 2 and sends the result back, so every member has the same bits.
-// A scatter ends before that, and a gather is no more than that.
+// adds all of them by the tree of law 2 and sends the result back, so every member has the same
+// bits. A scatter ends before that, and a gather is no more than that.
 //
 // The groups of the host cannot read a GPU's memory. A part that lies there passes through pinned
 // memory, in pieces: a copy down, the exchange, and a copy up. With a group of the GPUs themselves

@@ -75,7 +75,7 @@ class RunMemory {
   std::span<std::byte> staging() { return {staging_.data(), staging_.bytes()}; }
 
   // The ends of all places that were handed out since the last call, in each memory: addresses,
-  // ranges of storage, and parts of the I/O window.
+  // ranges of storage, and parts of the I/O buffer.
   MemoryNeed take_handed_out();
 
  private:

@@ -1,7 +1,7 @@
 // Model state between steps: filled at the start, read for checkpoints, in place where it can be.
 //
 // Homes in pinned memory are visited where they lie; those on the device and on storage go through
-// the pinned I/O window, a piece at a time, so no more than the window is ever held. Not for use
+// the pinned I/O buffer, a piece at a time, so no more than the buffer is ever held. Not for use
 // while a schedule runs. A rank among others has homes of its own ranges (schedule/rank_view.hpp) of its
 // own stages' units, and only these are visited. Movement here is counted by the device and the storage engine like any
 // other.
@@ -25,7 +25,7 @@ namespace sluice::runtime {
 
 class StateStore {
  public:
-  // The I/O window holds one piece of every kind of state at once.
+  // The I/O buffer holds one piece of every kind of state at once.
   static constexpr std::uint64_t kWindowElems = 65536;
   static constexpr std::uint64_t kWindowBytes = kWindowElems * (4 + 4 + 4 + 4);
 

@@ -1,10 +1,10 @@
 // A unit's pass as segments with cuts between them: plain data.
 //
 // A segment is a part of a pass that needs nothing of other ranks. After it values may cross to the
-// ranks of a tensor group, which hold parts of the same unit: each *cut* declares one such value. A
-// rank without others runs all segments of a pass as one instruction. Among several each segment
-// is an instruction, and each cut a collective on the lane `inner`, so that the planner, the
-// simulator and the checks see it.
+// ranks of a tensor group, which hold parts of the same unit: each *cut*, a synchronisation point,
+// declares one such value. A rank without others runs all segments of a pass as one instruction.
+// Among several each segment is an instruction, and each cut a collective on the lane `inner`, so
+// that the planner, the simulator and the checks see it.
 #pragma once
 
 #include <cstdint>

@@ -76,8 +76,8 @@ struct RankView {
   bool operator==(const RankView&) const = default;
 };
 
-// Whether a fold of `groups` sums has the bits of one rank on `ranks` ranks: each then holds a whole
-// subtree of the balanced tree.
+// Whether a reduction of `groups` sums has the bits of one rank on `ranks` ranks: each then holds a
+// whole subtree of the balanced tree.
 constexpr bool can_fold(std::int64_t groups, std::int64_t ranks) {
   if (groups == 1 || ranks == 1) return true;
   return groups % ranks == 0 && std::has_single_bit(static_cast<std::uint64_t>(groups / ranks));

@@ -3,7 +3,7 @@
 // Parts lie one after another in the unit's saved region, each at a multiple of 256 bytes. Backward
 // has two halves, and most parts serve only one of them. So each part may wait in a tier of its
 // own, come back when its half begins, and be released when its half ends. Or it does not wait at
-// all: the unit's backward visit makes it again from other parts or from the unit's input.
+// all: the unit's backward visit recomputes it from other parts or from the unit's input.
 #pragma once
 
 #include <array>
@@ -47,7 +47,7 @@ struct SavedPart {
   std::uint64_t bytes = 0;  // of one micro-batch; a multiple of 256
   SavedFor used_by = SavedFor::kBoth;
   // The operation that makes the part, the parts that it reads, and other parts that it makes too.
-  // kWholePass: the part is made again only together with all others of the unit.
+  // kWholePass: the part is recomputed only together with all others of the unit.
   MadeBy made_by = MadeBy::kWholePass;
   PartMask made_from = 0;
   PartMask made_with = 0;
@@ -77,7 +77,7 @@ inline PartMask sources_of(const std::vector<SavedPart>& parts, PartMask mask) {
   return sources & ~mask;
 }
 
-// Whether the parts of `mask` can be made again while the others are kept.
+// Whether the parts of `mask` can be recomputed while the others are kept.
 inline bool can_be_remade(const std::vector<SavedPart>& parts, PartMask mask) {
   if (mask == all_parts(parts)) return true;
   if ((mask & ~all_parts(parts)) != 0) return false;

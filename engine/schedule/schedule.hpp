@@ -55,7 +55,7 @@ enum class Op : std::uint8_t {
   kFoldGrad,    // adds the accumulator of a tied use into its tensor's
   kRoundGrad,   // rounds a complete fp32 sum once, to the gradients' dtype
   kGradNorm,    // fp64 partial sums of squares of one chunk
-  kClipFactor,  // folds all partials in tensor order into the step's scalar
+  kClipFactor,  // adds all partials in tensor order to the step's scalar
   kOptimizerStep,
   // control
   kRelease,
@@ -181,7 +181,7 @@ struct ElemRange {
 
 // A place in a unit at which one tensor ends and the next begins, for rules that need whole tensors:
 // the next one's first element, and that of its sums in the numbering of per_tensor state. Small
-// tensors that share a block of 4,096 elements have no border between them.
+// tensors that share a norm block of 4,096 elements have no border between them.
 struct TensorBorder {
   std::uint64_t elem = 0;
   std::uint64_t sum = 0;
@@ -297,13 +297,13 @@ struct Schedule {
   // The state that its Commit makes durable, with its place on storage: all state as at entry.
   // Empty: the schedule commits nothing.
   std::vector<Residency> commit;
-  // The parts of each unit's saved region, in a schedule that makes some of them again. A unit
+  // The parts of each unit's saved region, in a schedule that recomputes some of them. A unit
   // without an entry has one unnamed part.
   std::vector<std::vector<SavedPart>> saved_parts;
   // The segments of each unit's passes with their cuts, where ranks compute a micro-batch together.
   // Reductions stand after each pass as its cuts say. Empty: there are none.
   std::vector<UnitSegments> segments;
-  // Groups of micro-batches are folded in the order of a ring of ranks, which begins at another rank
+  // Accumulation groups are added in the order of a ring of ranks, which begins at another rank
   // for each shard, and not by the balanced tree.
   bool folds_in_ring = false;
   // Empty: the schedule makes one update, and all passes read the state that it finds.

@@ -323,7 +323,7 @@ StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& 
   return train_steps(step, std::span(&lr, 1), fill, trace, commits).front();
 }
 
-// A step with carried updates makes the pending ones of the step before, with that step's scalars.
+// A step with deferred updates makes the pending ones of the step before, with that step's scalars.
 // Afterwards its own are pending in their place.
 std::vector<StepOutcome> Session::train_steps(std::int64_t step, std::span<const double> lrs,
                                               const FillTokens& fill, TraceRecorder* trace,

@@ -146,7 +146,7 @@ std::string World::gpu_group_obstacle() const {
   return options_.gpu_group_obstacle();
 }
 
-// The plane aborts the group of the host with the first cause, and the group of the GPUs looks at
+// The plane aborts the group of the host with the root cause, and the group of the GPUs looks at
 // that one while it waits.
 std::unique_ptr<collectives::Communicator> World::connect_gpus(const std::string& gpu,
                                                                device::Device& device,

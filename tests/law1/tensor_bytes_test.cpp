@@ -61,7 +61,7 @@ TEST(Tensor, SendAsManyElementsAsTheFormulaSays) {
          recomputes ? "recompute.policy=unit" : "recompute.policy=none",
          sequence ? "parallel.sequence=true" : "parallel.sequence=false"},
         static_cast<int>(ranks));
-    // Embedding; two of each layer in each pass, one more to make a layer again; head.
+    // Embedding; two of each layer in each pass, one more to recompute a layer; head.
     std::uint64_t sums = phi + layers * (recomputes ? 5 : 4) * phi + phi + 3 * rows;
     std::uint64_t halves = 0;  // scatters and gathers
     if (sequence) {
@@ -94,7 +94,7 @@ TEST(Context, SendAsManyElementsAsTheFormulaSays) {
         static_cast<int>(ranks));
     const std::uint64_t gradients = gradient_elems(config, 277);
     const std::uint64_t layers = 2, microbatches = 2, rows = 16, phi = rows * 64;
-    // q, k, v and output, both ways, and once more to make a layer again.
+    // q, k, v and output, both ways, and once more to recompute a layer.
     const std::uint64_t exchanged = layers * (recomputes ? 3 : 2) * 4 * phi;
     EXPECT_EQ(bytes_in_groups(config),
               microbatches * (exchanged * sizeof(float) * (ranks - 1) / ranks +
@@ -117,7 +117,7 @@ TEST(Ring, SendAsManyElementsAsTheFormulaSays) {
         static_cast<int>(ranks));
     const std::uint64_t gradients = gradient_elems(config, 277);
     const std::uint64_t layers = 2, microbatches = 2, keys = 16 * 2 * 32;  // of 2 heads of 16
-    // Keys and values in bf16 forward and backward, and once more to make a layer again; their
+    // Keys and values in bf16 forward and backward, and once more to recompute a layer; their
     // gradients in fp32.
     const std::uint64_t hops = layers * keys * ((recomputes ? 3 : 2) * 2 + sizeof(float));
     EXPECT_EQ(bytes_in_groups(config),

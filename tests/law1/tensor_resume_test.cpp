@@ -1,6 +1,7 @@
 // Law 1 over resumes of tensor and context groups: groups of one size go on from a checkpoint or a durable
 // commit of each other's to the bits of the whole run, in whatever mesh. Checkpoints of files have no trace
-// of the groups. Durable commits name the boxes of their parts, so groups of another size read them.
+// of the groups. Durable commits name the slices of their parts, so groups of another size read
+// them.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -88,7 +89,7 @@ TEST(TensorResume, DurableCommitsGoOnInGroupsOfAnotherSize) {
   EXPECT_EQ(record.weights_hash, whole.weights_hash);
 }
 
-// Units of several I/O windows, and parts of tensors that break in the midst of blocks.
+// Units of several I/O buffers, and parts of tensors that break in the midst of blocks.
 config::Config config_of_mesh(const TrainingBench& bench, const std::string& run,
                               const Overrides& mesh) {
   return bench.config(
@@ -143,7 +144,7 @@ TEST(TensorResume, GroupsOfAnotherSizeTrainAndCommitInTurn) {
   }
 }
 
-// A box begins where the layout has its first element.
+// A slice begins where the layout has its first element.
 TEST(TensorResume, RecordsNameWhereEachBoxBegins) {
   const TrainingBench bench;
   const config::Config config =

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """test_offload_rules.py DIRECTORY: where offloaded models might part from PyTorch in silence: hooks that compute with
 weights, copies that are written, state that is read or comes late, budgets of nested recomputation. Each is equal to
-plain PyTorch, to the bit, or told in one sentence. Run by tools/test."""
+plain PyTorch, to the bit, or reported in one sentence. Run by tools/test."""
 import copy
 import io
 import itertools

@@ -101,7 +101,7 @@ inline void expect_equal_states(std::size_t from, std::size_t every) {
 inline std::vector<std::size_t> committing_meshes() {
   return {0, 1, 5, 6, 8};
 }
-// Durable commits, too: groups of another size read the boxes that their parts consist of.
+// Durable commits, too: groups of another size read the slices that their parts consist of.
 inline void expect_equal_commits(std::size_t from, std::size_t every) {
   const ScratchDirectory files;
   const std::vector<TensorMesh>& meshes = resharded_meshes();

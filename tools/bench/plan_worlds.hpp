@@ -8,7 +8,8 @@
 
 namespace sluice::bench {
 
-// Told of each plan before it is made and of its figures after it, since all of them take minutes.
+// Called for each plan before it is made, and with its figures after it, since all of them take
+// minutes.
 struct WorldNotes {
   using Note = std::function<void(const std::string&)>;
   Note begin = [](const std::string&) {};

@@ -136,7 +136,7 @@ std::vector<CandidateGroup> plan_candidates(const config::Config& config,
         if (pieces != Pieces::kUsual) options.piece_elems = small_piece_elems(model);
         if (pieces == Pieces::kSmallOneByOne) {
           options.stream_lookahead = 0;
-          // State of carried units is not kept twice.
+          // State of units with deferred updates is not kept twice.
           if (carries_freely) options.carried_units = units / 2;
         }
         grow_pieces(model, options);

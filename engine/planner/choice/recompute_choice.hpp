@@ -26,13 +26,13 @@ std::vector<ChainUnit> chain_of(const schedule::StepModel& model, std::uint64_t 
 schedule::Recomputation recompute_chain(const schedule::StepModel& model,
                                         const std::vector<ChainRuns>& runs);
 
-// Parts of one unit that are made again together.
+// Parts of one unit that are recomputed together.
 struct Remake {
   schedule::PartMask parts = 0;
   std::uint64_t bytes = 0;
   double seconds = 0;  // of one micro-batch
 };
-// Equal units, and the sets of their parts that are worth making again: nothing first, all parts
+// Equal units, and the sets of their parts that are worth recomputing: nothing first, all parts
 // last. The seconds are a convex function of the bytes, so a mixture of two neighbours frees any
 // number of bytes in the least time.
 struct RemakeClass {

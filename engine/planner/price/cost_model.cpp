@@ -265,7 +265,7 @@ double CostModel::transfer_s(TimedOperation operation, std::uint64_t bytes) cons
                                            : hardware_.storage_write_bytes_per_s);
 }
 
-// Two exchanges, of which each moves about half of the bytes, and a fold between them.
+// Two exchanges, of which each moves about half of the bytes, and a reduction between them.
 double CostModel::inner_s(std::int32_t ranks, double bytes) const {
   return 2 * world_.links.collective_s(ranks, bytes / 2) +
          bytes / hardware_of(schedule::Lane::kInner).memory_bandwidth_bytes_per_s;

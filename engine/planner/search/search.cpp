@@ -394,9 +394,9 @@ std::optional<Compiled> Search::best_of_groups() {
   return std::nullopt;
 }
 
-// A speculative step keeps no second copy of carried units' state. With half of them carried other
-// places fit, so the search goes on from there, too. The exact number is settled last. Returns the
-// best plan before; nothing if there is no choice.
+// A speculative step keeps no second copy of state with deferred updates. With half of them
+// deferred other places fit, so the search goes on from there, too. The exact number is settled
+// last. Returns the best plan before; nothing if there is no choice.
 std::optional<Shortlist::Found> Search::try_carried() {
   const Shortlist::Found before = found_.front();
   if (before.options.update != schedule::UpdatePlacement::kSpeculative) return std::nullopt;
@@ -439,7 +439,7 @@ Compiled Search::settled(Compiled best) {
   return best;
 }
 
-// Coarse trials misjudge carried units and know no deep ring. So the best plan without carried units
+// Coarse trials misjudge deferred updates and know no deep ring. So the best plan without them
 // and the other finalists of a ring are settled as well. Where all of these wait for storage, the one
 // that computes least may gain most.
 Compiled Search::conclude() {

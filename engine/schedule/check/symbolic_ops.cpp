@@ -1,6 +1,6 @@
 // Each op has its rule here. It hashes the terms that it reads, together with its own name, into
 // the terms that it writes. Elementwise ops work on runs of elements and keep them apart, so that
-// the cut into pieces does not show. Reductions and passes fold all their input into one term.
+// the cut into pieces does not show. Reductions and passes reduce all their input to one term.
 #include "engine/schedule/check/symbolic_ops.hpp"
 
 #include <algorithm>
@@ -453,7 +453,7 @@ void SymbolicOps::clip_factor(const Instruction& instruction, const std::vector<
   }
   const Term folded = fold(std::move(runs));
   const Term norm = hash_words({folded.low, folded.high, odd.value().low, odd.value().high});
-  // Every rank folds all partials, so their norms are one value.
+  // Every rank adds all partials, so their norms are one value.
   const auto [known, fresh] = norms_.try_emplace(instruction.update, norm);
   if (!fresh && known->second != norm) {
     known->second = hash_words({kDiffers, known->second.low, norm.low});

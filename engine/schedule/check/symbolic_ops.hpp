@@ -45,7 +45,7 @@ struct Member {
   CutKind reduction = CutKind::kSum;  // of a collective between segments
 };
 // The effect of a collective on one of its members, `self`. A Gather or an AllToAll moves terms. A
-// reduction folds the members' terms, in the order of ranks, by the balanced tree that FoldGrad
+// reduction adds the members' terms, in the order of ranks, by the balanced tree that FoldGrad
 // instructions would make of them.
 void exchange(Op op, std::int32_t self, const std::vector<Member>& members,
               const std::vector<WriteTarget>& writes, const Emit& emit);

@@ -10,7 +10,7 @@
 //    uses no buffer after its Release, releases every transient buffer once, after all its users;
 //  - copies like to like; wastes no state, activation or gradient (each write is read or outlives
 //    the step); reads all weights at one version; accumulates each gradient's micro-batches in
-//    order without a gap, and uses it (fold, norm, optimizer) only when complete;
+//    order without a gap, and uses it (reduction, norm, optimizer) only when complete;
 //  - leaves every home of `exit` at the version that exit names (or at entry's version, if a guard
 //    said no);
 //  - never has two buffers in the same bytes or slots unless one's Release is ordered before the

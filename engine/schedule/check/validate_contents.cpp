@@ -32,7 +32,7 @@ struct Content {
   // Gradients: the micro-batches in the sum, [first_microbatch, microbatch] of the whole step.
   std::int32_t microbatch = -1;
   std::int32_t first_microbatch = -1;
-  std::int32_t group_size = 0;  // micro-batches of each group that was folded; 0: none was
+  std::int32_t group_size = 0;  // micro-batches of each group that was added; 0: none was
   bool rounded = false;         // by a RoundGrad: nothing may be added any more
   InstructionId maker = kNoId;  // the instruction that computed it; copies keep it
   bool operator==(const Content&) const = default;
@@ -513,7 +513,7 @@ class ContentCheck {
     }
   }
 
-  // A fold of two sums of one unit, of neighbouring groups of micro-batches. A fold of a tied use
+  // A reduction of two sums of one unit, of neighbouring accumulation groups. That of a tied use
   // adds the gradient of another unit.
   bool is_group_fold(const Instruction& instruction) const {
     return instruction.op == Op::kFoldGrad && instruction.reads.size() == 2 &&
@@ -532,7 +532,7 @@ class ContentCheck {
     return mixed ? std::nullopt : content;
   }
   std::int32_t group_size_of(const Content& sum) const {
-    if (schedule_.folds_in_ring) return 1;  // all that matters: nothing but folds comes after it
+    if (schedule_.folds_in_ring) return 1;  // only reductions come after it
     return sum.group_size > 0 ? sum.group_size : sum.microbatch - sum.first_microbatch + 1;
   }
   // The balanced tree: the left side is a power of two of groups, and not fewer than the right one

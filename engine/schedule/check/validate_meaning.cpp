@@ -360,8 +360,8 @@ class MeaningCheck {
            ElemRange{buffer.first_elem, buffer.first_elem + buffer.elems};
   }
 
-  // A fold adds another unit's gradient, or that of another group of micro-batches, to the one that
-  // it writes.
+  // A reduction adds another unit's gradient, or that of another accumulation group, to the one
+  // that it writes.
   bool folds_two(const Instruction& instruction) const {
     int own = 0;
     for (const Use& use : instruction.reads) {

@@ -25,7 +25,7 @@ class ItemList {
     repeated_.resize(model.units.size());
   }
 
-  // One turn of micro-batches passes through all units and back before the next one starts.
+  // Interleaved micro-batches pass through all units and back before the next ones start.
   StepItems by_microbatch() && {
     for (const std::vector<std::int32_t>& turn : turns()) {
       for (std::int32_t unit = 0; unit < head(); ++unit) add_all(Op::kForward, unit, turn);
@@ -73,7 +73,7 @@ class ItemList {
     for (const std::int32_t mb : microbatches) add(op, unit, mb);
   }
 
-  // The micro-batches whose passes take turns, in order.
+  // The micro-batches whose passes are interleaved, in order.
   std::vector<std::vector<std::int32_t>> turns() const {
     std::vector<std::vector<std::int32_t>> list;
     for (const std::int32_t mb : microbatches_) {
@@ -171,7 +171,7 @@ class ItemList {
     }
   }
 
-  // A unit first makes again the saved parts that it did not keep; in a segment that is done. The
+  // A unit first recomputes the saved parts that it did not keep; in a segment that is done. The
   // gradient of the input comes before that of the weights, since the unit below waits for it.
   void add_backward(std::int32_t unit, std::int32_t mb) {
     add_recompute(unit, mb);

@@ -44,10 +44,10 @@ std::int32_t last_own_microbatch(const StepModel& model, const StepOptions& opti
 StepItems training_items(const StepModel& model, const StepOptions& options);
 // Whether passes are cut, and follow each other in an order that the options decide.
 bool may_take_turns(const StepModel& model);
-// Passes that take turns: the same ones over several micro-batches. A visit is a run of passes over one
+// Interleaved passes: the same ones over several micro-batches. A visit is a run of passes over one
 // unit and micro-batch.
 using Turn = std::vector<std::span<const ComputeItem>>;
-// All items, in order. Without turns each is alone.
+// All items, in order. Without interleaving each is alone.
 std::vector<Turn> turns_of(const StepOptions& options, std::span<const ComputeItem> items);
 // The forward passes of the rank's first micro-batch.
 StepItems evaluation_items(const StepModel& model, const StepOptions& options);

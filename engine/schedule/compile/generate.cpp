@@ -51,7 +51,7 @@ struct MicrobatchBuffers {
 
 class StepGenerator {
  public:
-  // pending: the carried updates of the step before are made first.
+  // pending: the deferred updates of the step before are made first.
   StepGenerator(const StepModel& model, const StepOptions& options, bool pending = false)
       : model_(model),
         builder_(model, options, pending ? 1 : 0),
@@ -67,7 +67,7 @@ class StepGenerator {
     }
   }
 
-  // The items of all passes come first, then the fold of tied gradients and the clip factor, which
+  // The items of all passes come first, then the sum of tied gradients and the clip factor, which
   // needs all norms. Updates that are not placed elsewhere end the step.
   Schedule training_step(bool saves) {
     if (saves) saver_.emplace(builder_);
@@ -99,7 +99,7 @@ class StepGenerator {
     return builder_.finish({.carried = {0, 1, true, false}, .others = {1, 1, false, false}});
   }
 
-  // A speculative update made once more, with its clip factor. Carried gradients stay pending.
+  // A speculative update made once more, with its clip factor. Deferred gradients stay pending.
   Schedule redo() {
     UpdateStream(builder_, own_units(carried(), units()),
                  {.gradients_complete = true, .clips = true})
@@ -122,7 +122,7 @@ class StepGenerator {
   const StepOptions& options() const { return builder_.options(); }
   std::int32_t units() const { return builder_.unit_count(); }
   std::int32_t carried() const { return builder_.carried_units(); }
-  // Whether the carried updates of the step before are made first.
+  // Whether the deferred updates of the step before are made first.
   bool pending() const { return builder_.weight_version() > 0; }
   // This rank's units [first, last), ascending.
   std::vector<std::int32_t> own_units(std::int32_t first, std::int32_t last) const {
@@ -167,7 +167,7 @@ class StepGenerator {
         return true;
     }
   }
-  // Whether the unit makes parts again from this value.
+  // Whether the unit recomputes parts from this value.
   bool is_source(std::int32_t unit, const SavedValue& value) const {
     const PartMask remade = options().recompute.parts_of(unit);
     return (sources_of(footprint(unit).saved_parts, remade) & value.parts) != 0;
@@ -189,7 +189,7 @@ class StepGenerator {
     std::vector<ActivationKey> keys;
     const bool goes_back = item.op == Op::kBackwardInput || item.op == Op::kBackwardWeight;
     const auto touch = [&](BufferRole role, std::int32_t of, std::uint64_t bytes) {
-      // An output that was dropped and made again is another value, so that none of them waits
+      // An output that was dropped and recomputed is another value, so that none of them waits
       // for the other. A forward pass reads the output of the same run, or of the one that stays.
       std::int32_t run = 0;
       if (role == BufferRole::kActivation) {
@@ -226,7 +226,7 @@ class StepGenerator {
         .tier;
   }
   // The stream sees all passes with the values that they touch, and so knows every next use. Passes
-  // that take turns are one to it.
+  // that are interleaved are one to it.
   ActivationStream make_activations(const std::vector<Turn>& turns) {
     std::vector<ActivationStream::Pass> passes;
     for (const Turn& turn : turns) {
@@ -242,7 +242,7 @@ class StepGenerator {
             [this](const ActivationKey& key) { return waiting_tier(key); }};
   }
 
-  // The carried updates of the step before, in the order in which the weights are needed.
+  // The deferred updates of the step before, in the order in which the weights are needed.
   UpdateStream make_carried_updates() {
     return {builder_,
             own_units(0, carried()),
@@ -278,7 +278,7 @@ class StepGenerator {
            options().update == UpdatePlacement::kSpeculative;
   }
   // Whether the gradient of one of the unit's updates is complete after this item. A tied embedding's is complete only
-  // after its fold.
+  // after its reduction.
   bool completes_gradient(const ComputeItem& item) const {
     return item.op == Op::kBackwardWeight &&
            item.microbatch % options().microbatches == last_own_microbatch(model_, options()) &&
@@ -364,7 +364,7 @@ class StepGenerator {
     }
   }
 
-  // The carried update of a unit, in front of a use of its weights.
+  // The deferred update of a unit, in front of a use of its weights.
   void make_pending_update(std::int32_t unit) {
     carried_updates_.emit_through(unit);
     if (unit == 0) return_tied_weights();
@@ -453,7 +453,7 @@ class StepGenerator {
   }
 
   // A head reads the targets and writes a loss. Other units write an output, except in most
-  // Recomputes, which only make saved values again.
+  // Recomputes, which only repeat saved values.
   void use_forward(const ComputeItem& item, PassUses& uses) {
     const auto at = static_cast<std::size_t>(item.unit);
     const UnitFootprint& unit = footprint(item.unit);
@@ -535,8 +535,8 @@ class StepGenerator {
     }
   }
 
-  // The visits take turns from sum to sum. The end of a forward pass after its last sum comes late:
-  // after the first steps of the next turn, which need not wait for that sum.
+  // The visits are interleaved from sum to sum. The end of a forward pass after its last sum comes
+  // late: after the first steps of the next turn, which need not wait for that sum.
   void emit_turn(const Turn& turn, const auto& window) {
     if (late_ && late_->items.front().microbatch == first_of(turn).microbatch) finish_late_visit();
     std::vector<OpenVisit> visits;

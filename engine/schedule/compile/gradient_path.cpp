@@ -15,13 +15,13 @@
 // gradients rounded (StepBuilder::rounds_gradients) get them from sums on the device.
 //
 // With several groups of micro-batches each group has a sum. The first one lies in the home, others
-// next to it (on the device, or in pinned memory) until they are folded (group_sums). A rank among
+// next to it (on the device, or in pinned memory) until they are added (group_sums). A rank among
 // others sums its own groups on the device or a lower tier (partial_sums), exchanges one partial sum,
-// and folds those of all ranks.
+// and adds those of all ranks.
 //
-// In a tied model the head's use of the embedding has a sum of its own. It is folded into the
-// embedding's sum when both are complete, and the norm follows the fold. In a pipeline the two sums
-// may lie on different ranks; the head's then travels to the embedding's (tied_stages).
+// In a tied model the head's use of the embedding has a sum of its own. It is added to the
+// embedding's sum when both are complete, and the norm follows the addition. In a pipeline the two
+// sums may lie on different ranks; the head's then travels to the embedding's (tied_stages).
 #include "engine/schedule/compile/gradient_path.hpp"
 
 #include <algorithm>
@@ -42,7 +42,7 @@ bool sums(const StepBuilder& builder) {
   return builder.options().microbatches > 1;
 }
 
-// The norm of a tied embedding follows its fold.
+// The norm of a tied embedding follows its reduction.
 bool folded_later(const StepBuilder& builder, std::int32_t unit) {
   return builder.model().tied_elems > 0 && (unit == 0 || unit == builder.tied_unit());
 }
@@ -97,7 +97,7 @@ void emit_device_path(StepBuilder& builder, std::int32_t unit,
   }
 }
 
-// Folds the sum `from`, which lies next to the home, into the home. waiting: pieces of the home's
+// Adds the sum `from`, which lies next to the home, to the home. waiting: pieces of the home's
 // content in pinned memory; empty if the content is at home.
 void fold_into_home(StepBuilder& builder, std::int32_t unit, BufferId from,
                     const std::vector<BufferId>& waiting, bool last) {
@@ -236,7 +236,7 @@ void GradientPath::emit_groups(std::int32_t unit, std::int32_t microbatch, Buffe
   }
 }
 
-// Adds a micro-batch to its group's sum, and folds what is complete with it.
+// Adds a micro-batch to its group's sum, and adds up what is complete with it.
 void GradientPath::add_to_group(std::int32_t unit, std::int32_t microbatch, BufferId window) {
   const StepOptions& options = builder_.options();
   const bool alone = builder_.view().is_alone();
@@ -377,7 +377,7 @@ BufferId read_sum(StepBuilder& builder, BufferId from, std::int32_t unit, ElemRa
 }
 
 // Sends the tied sum from its home in pinned memory or on storage, in the pieces that the rank of the
-// embedding folds.
+// embedding adds.
 void send_from_host(StepBuilder& builder, ElemRange shared) {
   const std::int32_t unit = builder.tied_unit();
   const BufferId home = builder.home(StateKind::kGradient, unit);
@@ -393,11 +393,11 @@ void send_from_host(StepBuilder& builder, ElemRange shared) {
       [&](std::size_t i) { emit_tied_sum(builder, staged[i], pieces[i]); }, [](std::size_t) {});
 }
 
-// Folds in pinned memory. A home on storage is staged piece by piece.
+// Adds in pinned memory. A home on storage is staged piece by piece.
 void fold_on_host(StepBuilder& builder, ElemRange shared, ElemRange rest) {
   const BufferId home = builder.home(StateKind::kGradient, 0);
   const BufferId tied = builder.home(StateKind::kGradient, builder.tied_unit());
-  // Pieces of the shared tensor, then pieces of the rest, so that a fold never reads past it.
+  // Pieces of the shared tensor, then pieces of the rest, so that a reduction never reads past it.
   std::vector<ElemRange> pieces = builder.pieces(shared);
   const std::size_t folded = pieces.size();
   for (const ElemRange range : builder.pieces(rest)) pieces.push_back(range);

@@ -1,9 +1,9 @@
 // The sums between the segments of a pass, and of the norm, among the ranks of a tensor group. The
 // functions emit nothing for a rank that is alone.
 //
-// An AllReduce is a reduce-scatter of even parts, folded by the tree of law 2, and a gather: a rank
+// An AllReduce is a reduce-scatter of even parts, added by the tree of law 2, and a gather: a rank
 // sends 2 (N - 1) / N of the elements if N divides them. Its `bytes` are exact in any case. It writes
-// the elements that it reads, and a workspace for the others' parts of the elements that it folds.
+// the elements that it reads, and a workspace for the others' parts of the elements that it adds.
 #pragma once
 
 #include <cstdint>

@@ -52,7 +52,7 @@ void emit_state_transfer(StepBuilder& builder, std::int32_t unit);
 // earlier or later than others' by the rank's number, and ranks that do the same would have other lists.
 void hold_parts(StepBuilder& builder, const std::vector<GradientPart>& parts);
 
-// Folds parts of one range, which follow each other in the order of groups, by the balanced tree on
+// Adds parts of one range, which follow each other in the order of groups, by the balanced tree on
 // the device. Parts in the gradients' own dtype are single micro-batches and become fp32 first.
 // Returns the sum; kNoId: there are no parts.
 BufferId emit_fold_of_parts(StepBuilder& builder, std::int32_t unit, ElemRange range,

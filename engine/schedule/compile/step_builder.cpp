@@ -273,7 +273,7 @@ void StepBuilder::add_versions() {
   }
 }
 
-// Adds a shadow copy for the home of all state that a speculative update makes. A carried update
+// Adds a shadow copy for the home of all state that a speculative update makes. A deferred update
 // knows its clip factor and needs none.
 void StepBuilder::add_shadows() {
   for (std::int32_t unit = carried_units(); unit < unit_count(); ++unit) {
@@ -319,7 +319,7 @@ void StepBuilder::add_homes() {
     norm_blocks_of_earlier_units_.push_back(norm_blocks_of_earlier_units_.back() +
                                             model_.units[index(unit)].norm_blocks_before.back());
   }
-  // The sum of a tied use is folded before it is rounded, so it has no rounded home.
+  // The sum of a tied use is added before it is rounded, so it has no rounded home.
   if (has_tied_unit() && owns_head() && !rounds_gradients()) {
     homes_.back()[static_cast<std::size_t>(StateKind::kGradient)] =
         add_home(StateKind::kGradient, tied_unit(), place.gradient[0], gradient_dtype(0));
@@ -466,8 +466,8 @@ BufferId StepBuilder::add_update_workspace(Tier tier, std::int32_t unit) {
 }
 
 // Returns kNoId for no bytes: units without saved values or workspace have no such buffer.
-// Where visits take turns, one buffer serves all sums, which run one after another. So no later value
-// takes its memory and waits for a sum of another micro-batch.
+// Where visits are interleaved, one buffer serves all sums, which run one after another. So no
+// later value takes its memory and waits for a sum of another micro-batch.
 BufferId StepBuilder::add_sum_scratch(std::uint64_t bytes, std::int32_t unit,
                                       std::int32_t microbatch) {
   if (options_.turns == 1 || bytes == 0) {

@@ -16,8 +16,8 @@
 
 namespace sluice::schedule {
 
-// The borders of a step, for carried units and for all others. The versions are those of all state
-// but gradients. An update that is pending at entry applies gradients of version 1 to version 0.
+// The borders of a step, for units of deferred updates and all others. Versions are those of all
+// state but gradients. An update that is pending at entry applies gradients of version 1 to 0.
 struct StepBorders {
   struct OfUnits {
     std::int32_t entry_version = 0;
@@ -198,7 +198,7 @@ class StepBuilder {
 
   // Lists the segments of all units, if ranks compute micro-batches together.
   void declare_segments();
-  // Lists the parts of all saved regions in the schedule. A step that makes some of them again
+  // Lists the parts of all saved regions in the schedule. A step that recomputes some of them
   // needs this.
   void declare_saved_parts();
   // Inserts Releases, numbers the instructions, declares entry and exit residency.

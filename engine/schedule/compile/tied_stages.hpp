@@ -2,7 +2,7 @@
 //
 // The head's rank keeps the sum of the tied use's gradient, and a copy of the tensor's unit's weights.
 // After the last backward pass it sends the sum, as it is, to the rank of the tensor. That rank
-// folds it last, as one rank does, takes the norm once, updates, and sends the new weights back.
+// adds it last, as one rank does, takes the norm once, updates, and sends the new weights back.
 // With data-parallel ranks as well each exchanges its own shard with the rank of the same shard.
 #pragma once
 

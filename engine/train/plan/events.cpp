@@ -83,7 +83,7 @@ RunEvent saved_json(const planner::Plan& plan) {
   return json;
 }
 
-// Units that make saved parts again, of those that could, and the bytes of these parts for one
+// Units that recompute saved parts, of those that could, and the bytes of these parts for one
 // micro-batch.
 RunEvent recomputed_json(const schedule::RecomputeSummary& recompute) {
   return {{"units", recompute.units},

@@ -48,8 +48,8 @@ enum class MeshScope : std::uint8_t {
   kAll,
 };
 
-// Told of each mesh before it is planned. Precedes: the meshes before it in the order of bounds, of all
-// that the configuration can have.
+// Called for each mesh before it is planned. Precedes: the meshes before it in the order of bounds,
+// of all that the configuration can have.
 using MeshNotice = std::function<void(const TriedMesh& next, std::size_t precede, std::size_t of)>;
 
 // Plans meshes in the order of their bounds, until no other can be faster. So the choice is that of

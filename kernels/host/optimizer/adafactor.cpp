@@ -4,10 +4,10 @@
 //   1  sums of squares of the gradients (by row and by column) and of the parameter
 //   2  sum of squares of the update
 //   3  the update, computed again, is applied
-// Each pass works on tiles in parallel. Tiles write partial sums to their own memory, and folds add
-// them in the order of tiles (tensor_tiles.hpp), so the bits do not depend on threads. Passes 2 and
-// 3 multiply by the reciprocal root of an element's row and column where the formula has a division
-// and a square root: rows + cols of these in place of rows * cols.
+// Each pass works on tiles in parallel. Tiles write partial sums to their own memory, and
+// reductions add them in the order of tiles (tensor_tiles.hpp), so the bits do not depend on
+// threads. Passes 2 and 3 multiply by the reciprocal root of an element's row and column where the
+// formula has a division and a square root: rows + cols of these in place of rows * cols.
 #include <algorithm>
 #include <cmath>
 

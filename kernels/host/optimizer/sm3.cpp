@@ -3,9 +3,9 @@
 // An element's accumulator is computed from those of its row and column, as the last step left
 // them, and used at once. Pieces of a matrix are runs of elements that may begin and end inside
 // rows, because 8-bit moments are blocks of elements. Each piece records the largest new
-// accumulator of the rows and columns that it met; a fold then takes the maximum over pieces. A
-// maximum does not depend on the order, so neither do the bits. The cost per element is one square
-// root and one division; the folds add (rows + pieces * cols) comparisons.
+// accumulator of the rows and columns that it met; a reduction then takes the maximum over pieces.
+// A maximum does not depend on the order, so neither do the bits. The cost per element is one
+// square root and one division; the reductions add (rows + pieces * cols) comparisons.
 #include <algorithm>
 #include <cmath>
 
@@ -232,7 +232,7 @@ Sm3Tensor lay_out(const ParameterSegment& segment, WorkspaceParts& parts) {
   return tensor;
 }
 
-// Folds the partial maxima of lines [begin, end) (rows, then columns) into new accumulators.
+// Reduces the partial maxima of lines [begin, end) (rows, then columns) to new accumulators.
 void fold_lines(const Sm3Tensor& tensor, std::int64_t begin, std::int64_t end) {
   const std::int64_t rows = tensor.segment->tensor.rows, cols = tensor.segment->tensor.cols;
   for (std::int64_t row = begin; row < std::min(end, rows); ++row) {

@@ -1,9 +1,9 @@
 // Work of updates that need whole tensors, cut by the tensors' shapes alone.
 //
 // A tensor is cut into tiles of 64 rows and 1,024 columns. A tile writes partial results (sums or
-// maxima) to its own memory: one per row, one per column, and one for itself. Folds then go over
-// the tiles in order. The bits depend neither on the thread count nor on the set of tensors in a
-// call. Long sums are fp64. An fp32 sum covers one row of a tile (1,024 elements in 16 lanes,
+// maxima) to its own memory: one per row, one per column, and one for itself. Reductions then go
+// over the tiles in order. The bits depend neither on the thread count nor on the set of tensors in
+// a call. Long sums are fp64. An fp32 sum covers one row of a tile (1,024 elements in 16 lanes,
 // lane_sums of simd.hpp) or one column of a tile (64 elements, in row order).
 #pragma once
 
@@ -33,7 +33,7 @@ class LinePartials {
   // Lines are numbered: rows first, then columns.
   std::int64_t lines() const { return rows_ + cols_; }
   bool is_row(std::int64_t line) const { return line < rows_; }
-  // Folds the partials of each line in [begin, end), from `start` on, in the order of tiles:
+  // Reduces the partials of each line in [begin, end), from `start` on, in the order of tiles:
   // totals[line - begin] = fold(totals[line - begin], partial).
   template <class Total, class Fold>
   void fold(std::int64_t begin, std::int64_t end, Total start, const Fold& fold,
@@ -82,7 +82,7 @@ void for_each_piece(const Parallel& parallel, std::size_t tensors,
 void for_each_block(const Parallel& parallel, std::size_t tensors,
                     const std::function<std::int64_t(std::size_t)>& extent, std::int64_t block,
                     const std::function<void(std::size_t, std::int64_t, std::int64_t)>& body);
-// Lines (rows and columns) that one task folds.
+// Lines (rows and columns) that one task reduces.
 inline constexpr std::int64_t kLinesToATask = 1024;
 
 // Calls body(tensor, tile) for every tile of each tensor, a type with a member `tiles`.

@@ -117,7 +117,7 @@ TEST(PipelinePlans, MoreMicroBatchesHaveASmallerBubble) {
   EXPECT_LT(many, few);
 }
 
-// With room for the parts of several units, the passes that remake them run while a stage waits.
+// With room for the parts of several units, the passes that recompute them run while a stage waits.
 TEST(PipelinePlans, RecomputeInTheBubbleWhereItIsFaster) {
   const auto ahead = [](const char* device) {
     return pipeline_plan(pipeline_config({"model.layers=16", "model.hidden=256", "train.seq=128",

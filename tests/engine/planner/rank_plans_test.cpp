@@ -91,7 +91,7 @@ std::uint64_t elems_of(const Plan& plan) {
   return elems;
 }
 
-// 8 for each block of 4,096 elements of each tensor.
+// 8 for each norm block of 4,096 elements of each tensor.
 std::uint64_t norm_bytes(const Plan& plan) {
   for (const schedule::Buffer& buffer : plan.training().buffers) {
     if (buffer.role == schedule::BufferRole::kNormPartial && buffer.persistent) return buffer.bytes;

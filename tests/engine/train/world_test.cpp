@@ -1,4 +1,4 @@
-// Ranks agree before and between steps, and a fault of one is told by the others.
+// Ranks agree before and between steps, and the others report a fault of one.
 #include "engine/train/world.hpp"
 
 #include <gtest/gtest.h>

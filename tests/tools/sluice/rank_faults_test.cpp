@@ -163,7 +163,7 @@ class RankFaults : public RankTest {
         << "rank " << rank << ": " << outcome.err;
   }
 
-  // Whether the run told of a checkpoint or a commit.
+  // Whether the run reported a checkpoint or a commit.
   bool has_saved(const Trial& trial, const std::string& run) const {
     const fs::path events = path(run + "/0001/events.jsonl");
     if (!fs::exists(events)) return false;

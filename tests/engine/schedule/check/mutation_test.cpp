@@ -74,7 +74,7 @@ TEST(Mutations, NoneThatIsAcceptedComputesOtherTermsOrReadsFreedMemory) {
     campaign.attack(compile(model, options, StepKind::kTraining), 400 + seed, 12);
     if (HasFatalFailure()) return;
   }
-  // Steps that make some parts again, and some units whole.
+  // Steps that recompute some parts, and some units whole.
   for (std::uint64_t seed = 0; seed < 8; ++seed) {
     StepModel model = testing::example_model(3, seed % 2 == 1, DType::kBF16);
     testing::cut_saved(model);

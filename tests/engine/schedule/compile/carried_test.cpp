@@ -110,7 +110,7 @@ TEST(CarriedUpdates, MoveTheSameBytes) {
   }
 }
 
-// A carried update knows its clip factor, so nothing has to be kept of the state before it.
+// A deferred update knows its clip factor, so nothing has to be kept of the state before it.
 TEST(CarriedUpdates, HaveNoShadows) {
   const StepModel model = example_model(3, false, DType::kBF16);
   const StepOptions options =

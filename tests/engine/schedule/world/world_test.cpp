@@ -28,7 +28,7 @@ TEST(World, AnyNumberOfRanksAndAnyStageMakesOneRanksTerms) {
   EXPECT_GE(tried, static_cast<int>(sweep(64)));
 }
 
-// One rank folds its groups wherever their sums lie, and the number of groups is part of the terms.
+// One rank adds its groups wherever their sums lie, and the number of groups is part of the terms.
 TEST(FoldGroups, AreFoldedByOneTreeInEveryPlacement) {
   std::vector<Term> norms;
   for (const std::int32_t groups : {1, 2, 3, 6, 12}) {
