@@ -466,16 +466,16 @@ void CachingAllocator::release_cached_locked() {
             options_.recorder->record(record::MemoryAction::kSegmentUnmap, pool.id, address,
                                       page_bytes_);
           }
-          PhysicalPage& page = *block->segment->slot_at(address).page;
-          space->hollow(block, address);  // from the end, so that `block` remains the part before
+          PhysicalPage& page = *block->segment->entry_at(address).page;
+          space->unback(block, address);  // from the end, so that `block` remains the part before
           page.holder = nullptr;
           while (page.aliases != nullptr) {
-            PageSlot& slot = *page.aliases;
-            page.aliases = slot.next_alias;
-            slot.mapping = device::Mapping();
-            slot.page = nullptr;
-            slot.next_alias = nullptr;
-            slot.busy_until = nullptr;
+            PageEntry& entry = *page.aliases;
+            page.aliases = entry.next_alias;
+            entry.mapping = device::Mapping();
+            entry.page = nullptr;
+            entry.next_alias = nullptr;
+            entry.busy_until = nullptr;
           }
           pages_.put_back(std::exchange(page.handle, nullptr));
           spare_.push_back(&page);

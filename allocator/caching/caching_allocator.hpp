@@ -4,7 +4,7 @@
 // smallest free block that is large enough. Pages (2 MiB) back the addresses. If a pool has
 // no fitting block, free pages move before the pool grows: first pages of its own free blocks, then
 // pages of other streams. Such a page is mapped again at the new addresses, and its old addresses
-// turn hollow. Their mapping stays, so a page that comes back needs no driver call; a loop that
+// turn unbacked. Their mapping stays, so a page that comes back needs no driver call; a loop that
 // repeats soon makes none. Before the requester's stream uses a page of another stream, it waits
 // for an event of that stream. The host waits only if addresses must show another page while work
 // is queued on them. Pages of blocks in use never move, nor pages of streams added as not movable
@@ -88,8 +88,9 @@ struct CachingAllocatorStatistics {
 // uncontended locks.
 //
 // Invariants (check_invariants() tests 1 to 4):
-//   1. Every used or free byte lies on a page that its slot holds, and no hollow byte does. A page
-//      is held by one slot at most.
+//   1. Every used or free byte lies on a page that its entry holds, and no unbacked byte does. A
+//   page
+//      is held by one entry at most.
 //   2. A used block is live, cached (by a thread or a pool) or pending. The address table refers to
 //      it in all three states.
 //   3. A pending block is in its pool's queue with an event of each other stream that uses it.

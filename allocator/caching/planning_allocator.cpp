@@ -164,7 +164,7 @@ std::byte* PlanningAllocator::allocate_buffer(std::uint32_t index,
     }
   }
   place.live = true;
-  holders_[place.slot] = index;
+  holders_[place.offset_index] = index;
   ++arena_.live_count;
   ++step_planned_count_;
   statistics_.arena_live_bytes += buffer.bytes;
@@ -518,8 +518,8 @@ void PlanningAllocator::prepare(const StepPlan& plan) {
   overdue_.clear();
   overdue_.reserve(plan.buffers.size());
   for (std::size_t b = 0; b < places_.size(); ++b) {
-    const auto slot = std::lower_bound(offsets_.begin(), offsets_.end(), plan.buffers[b].offset);
-    places_[b].slot = static_cast<std::uint32_t>(slot - offsets_.begin());
+    const auto found = std::lower_bound(offsets_.begin(), offsets_.end(), plan.buffers[b].offset);
+    places_[b].offset_index = static_cast<std::uint32_t>(found - offsets_.begin());
   }
   for (std::size_t i = 0; i < plan.events.size(); ++i) {
     if (!plan.events[i].is_alloc) places_[plan.events[i].buffer].free_index = i;

@@ -74,7 +74,7 @@ struct PlanningAllocatorStatistics {
 //      in PlannedBuffer::waits. If calls were skipped or reordered (diverged_), or such an event is
 //      stale, it waits for all other streams instead. The next begin_step() resets diverged_.
 //   3. Every buffer before the cursor that is live and past its planned free is in overdue_.
-//   4. holders_[slot] is the last buffer that was allocated at the slot's offset.
+//   4. holders_[i] is the last buffer that was allocated at offsets_[i].
 //   5. The arena of a dropped plan is kept in retired_ until its last block is freed; it is then
 //      freed after the work of all streams.
 //   6. The recorder gets the allocations in the arena, not the arena itself. It gets no pending
@@ -119,7 +119,7 @@ class PlanningAllocator {
     // The step in which it was last freed, and the index of its free in the plan's events.
     std::uint64_t freed_step = UINT64_MAX;
     std::size_t free_index = 0;
-    std::uint32_t slot = 0;                                // index of its offset in offsets_
+    std::uint32_t offset_index = 0;                        // in offsets_
     Allocation allocation;                                 // valid while live
     std::vector<StreamId> uses;                            // other streams, since its allocation
     std::vector<std::shared_ptr<device::Event>> releases;  // by PlannedBuffer::release_streams
@@ -190,7 +190,7 @@ class PlanningAllocator {
   Arena arena_;
   std::vector<Place> places_;           // by buffer
   std::vector<std::uint64_t> offsets_;  // the distinct offsets of buffers, ascending
-  std::vector<std::uint32_t> holders_;  // by slot: the buffer last allocated there
+  std::vector<std::uint32_t> holders_;  // by offset_index: the buffer last allocated there
   std::size_t cursor_ = 0;              // index of the next expected event
   std::vector<std::uint32_t> overdue_;
   std::vector<Call> unexpected_calls_;  // the last consecutive unexpected calls
