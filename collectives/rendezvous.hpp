@@ -51,12 +51,12 @@ struct Meeting {
 // with the same text; the one that found it out tells it.
 class RanksDisagree : public InputError {
  public:
-  RanksDisagree(const std::string& what, bool is_told_elsewhere)
-      : InputError(what), told_elsewhere_(is_told_elsewhere) {}
-  bool is_told_elsewhere() const noexcept { return told_elsewhere_; }
+  RanksDisagree(const std::string& what, bool is_already_reported)
+      : InputError(what), already_reported_(is_already_reported) {}
+  bool is_already_reported() const noexcept { return already_reported_; }
 
  private:
-  bool told_elsewhere_;
+  bool already_reported_;
 };
 
 // A rank's process ended before all ranks had met, and its launcher said so. The message names it.

@@ -120,7 +120,7 @@ class Trainer {
   // Faults of this rank's files.
   struct FileFaults {
     bool of_events = false;  // events.jsonl takes no more
-    std::string untold;      // until the ranks agree to stop
+    std::string unreported;  // until the ranks agree to stop
   };
   // The newest step whose gradients overflowed.
   struct Overflow {

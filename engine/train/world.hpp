@@ -43,17 +43,20 @@ struct WorldOptions {
 // An error that all ranks of a job know.
 class JobError : public Error {
  public:
-  JobError(const std::string& what, int status, std::string code, bool is_told_elsewhere)
-      : Error(what), status_(status), code_(std::move(code)), told_elsewhere_(is_told_elsewhere) {}
+  JobError(const std::string& what, int status, std::string code, bool is_already_reported)
+      : Error(what),
+        status_(status),
+        code_(std::move(code)),
+        already_reported_(is_already_reported) {}
   int exit_status() const noexcept override { return status_; }
   std::string_view code() const noexcept override { return code_; }
   // Another rank prints it.
-  bool is_told_elsewhere() const noexcept { return told_elsewhere_; }
+  bool is_already_reported() const noexcept { return already_reported_; }
 
  private:
   int status_;
   std::string code_;
-  bool told_elsewhere_;
+  bool already_reported_;
 };
 
 class World {

@@ -259,7 +259,7 @@ int train_command(const TrainArguments& arguments) {
     if (end == train::TrainingEnd::kRefused) return 2;
     return end == train::TrainingEnd::kInterrupted ? 128 + signal_that_stopped(*world) : 0;
   } catch (const train::JobError& error) {
-    if (error.is_told_elsewhere()) return error.exit_status();
+    if (error.is_already_reported()) return error.exit_status();
     throw;
   } catch (const run::NoState& error) {
     if (!world->is_first()) return error.exit_status();

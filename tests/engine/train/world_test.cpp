@@ -35,7 +35,7 @@ Told run_three(const std::function<void(World&)>& body) {
       body(*world);
     } catch (const JobError& error) {
       told.texts[at] = error.what();
-      told.silent[at] = error.is_told_elsewhere();
+      told.silent[at] = error.is_already_reported();
     }
     if (!world->alone()) world->finish();
   });
