@@ -49,7 +49,7 @@ struct PagerPlan {
   std::uint64_t slot_bytes = 0;
   // Pinned memory: homes, then the staging buffers, then the pieces on their way to windows.
   std::uint64_t staging_offset_bytes = 0;
-  std::uint64_t box_bytes = 0;  // of one staging buffer
+  std::uint64_t staging_buffer_bytes = 0;  // of one
   std::uint64_t pieces_offset_bytes = 0;
   std::uint64_t pinned_bytes = 0;
   std::uint64_t storage_bytes = 0;
@@ -70,7 +70,7 @@ struct PagerOptions {
 
 // Staging buffers of an update: one unit is updated while the one before it is written and the next
 // one read in the other buffer.
-inline constexpr std::uint32_t kStagingBoxes = 2;
+inline constexpr std::uint32_t kStagingBuffers = 2;
 // Weights go from storage to windows in so many pieces of so many bytes at once.
 inline constexpr std::uint64_t kPageInPieceBytes = std::uint64_t{1} << 20;
 inline constexpr std::uint32_t kPageInPieces = 2;

@@ -63,18 +63,20 @@ class UnitHomes {
 
  private:
   static constexpr std::uint32_t kNone = UINT32_MAX;
-  struct Box {
+  struct StagingBuffer {
     std::uint32_t unit = kNone;   // whose bytes it holds, or is about to
     std::uint32_t next = kNone;   // to be read once the write is done
     std::uint32_t in_flight = 0;  // transfers
     bool is_writing = false;
     std::exception_ptr error;  // of a read
   };
-  Box& box_of(std::uint32_t unit) SLUICE_REQUIRES(mutex_) { return boxes_[unit % kStagingBoxes]; }
+  StagingBuffer& buffer_of(std::uint32_t unit) SLUICE_REQUIRES(mutex_) {
+    return buffers_[unit % kStagingBuffers];
+  }
   bool is_stored(std::uint32_t unit) const;
-  void wait_for(MutexLock& lock, const Box& box) SLUICE_REQUIRES(mutex_);
+  void wait_for(MutexLock& lock, const StagingBuffer& buffer) SLUICE_REQUIRES(mutex_);
   void check_writes() SLUICE_REQUIRES(mutex_);
-  void claim(Box& box, std::uint32_t unit, bool writes) SLUICE_REQUIRES(mutex_);
+  void claim(StagingBuffer& buffer, std::uint32_t unit, bool writes) SLUICE_REQUIRES(mutex_);
   void submit(std::uint32_t unit, bool writes) SLUICE_EXCLUDES(mutex_);
   void end_transfer(std::uint32_t unit, const std::exception_ptr& error) SLUICE_EXCLUDES(mutex_);
   std::uint64_t stored_bytes(std::uint32_t unit, PagedPart part) const;
@@ -89,7 +91,7 @@ class UnitHomes {
   std::vector<std::array<offload::TaggedSpace::RangeId, kPagedPartCount>> ranges_;
   Mutex mutex_;
   CondVar changed_;
-  std::array<Box, kStagingBoxes> boxes_ SLUICE_GUARDED_BY(mutex_);
+  std::array<StagingBuffer, kStagingBuffers> buffers_ SLUICE_GUARDED_BY(mutex_);
   std::exception_ptr write_error_ SLUICE_GUARDED_BY(mutex_);
 };
 
