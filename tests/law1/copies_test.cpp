@@ -30,7 +30,7 @@ config::Config config_of(const TrainingBench& bench, const CopiesCase& at) {
 }
 
 RanksRun train_held(const config::Config& config, HeldState& held,
-                    const BehindStep& before_note = {}) {
+                    const AfterStep& before_note = {}) {
   return train_on_ranks(config, plan_of_world(config).options, kTensorSteps, {}, -1, held.devices(),
                         {}, [&](const RankStep& at) {
                           if (before_note) before_note(at);

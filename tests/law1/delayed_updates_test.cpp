@@ -62,8 +62,8 @@ std::vector<schedule::UnitRange> even_stages(int stages) {
 // The update that stage `stage` of `stages` lacks least when micro-batch k of a schedule begins there,
 // as the papers write it; one micro-batch in each update but for 2BW.
 std::int64_t version_by_rule(const DelayedCase& at, std::int64_t stage, std::int64_t k) {
-  const std::int64_t behind = at.rule == "pipedream" ? at.pipeline - stage - 1 : at.pipeline - 1;
-  const std::int64_t of = at.rule == "2bw" ? k / at.microbatches - 1 : k - behind;
+  const std::int64_t after = at.rule == "pipedream" ? at.pipeline - stage - 1 : at.pipeline - 1;
+  const std::int64_t of = at.rule == "2bw" ? k / at.microbatches - 1 : k - after;
   return std::max<std::int64_t>(of, 0);
 }
 

@@ -42,11 +42,11 @@ inline double learning_rate(std::int64_t step, std::int64_t updates) {
 }
 
 // Trains `steps` steps. fails: the data of the second one cannot be read. moved: gets the bytes that
-// the links moved meanwhile. behind_pass: called after each pass with its first step; may be empty.
+// the links moved meanwhile. after_pass: called after each pass with its first step; may be empty.
 inline RanksRecord train_session(train::Session& session, const config::Config& config,
                                  std::int64_t steps, bool fails = false,
                                  schedule::LinkBytes* moved = nullptr,
-                                 const std::function<void(std::int64_t step)>& behind_pass = {}) {
+                                 const std::function<void(std::int64_t step)>& after_pass = {}) {
   session.state().initialize(config.train.seed);
   RanksRecord record;
   const std::int64_t updates = std::max<std::int64_t>(config.parallel.updates, 1);
@@ -69,7 +69,7 @@ inline RanksRecord train_session(train::Session& session, const config::Config& 
       record.redone_steps += outcome.redone ? 1 : 0;
       if (moved != nullptr) *moved += outcome.moved;
     }
-    if (behind_pass) behind_pass(step);
+    if (after_pass) after_pass(step);
   }
   record.weights_hash = session.state().weights_hash();
   return record;
@@ -105,7 +105,7 @@ struct RankStep {
   train::Session& session;
 };
 // Called on the thread of each rank after each of its steps.
-using BehindStep = std::function<void(const RankStep& at)>;
+using AfterStep = std::function<void(const RankStep& at)>;
 
 // The configuration of a rank. Each has storage of its own, since files are named by the run, and in a
 // durable run a directory of checkpoints.
@@ -127,7 +127,7 @@ inline config::Config config_of_rank(config::Config config, int rank) {
 inline RanksRun train_on_ranks(const config::Config& config, schedule::StepOptions options,
                                std::int64_t steps, const RankFailure& failure = {},
                                int failing_rank = -1, const RankDevices& devices = {},
-                               const RankEnd& at_end = {}, const BehindStep& behind_step = {}) {
+                               const RankEnd& at_end = {}, const AfterStep& after_step = {}) {
   const auto ranks = static_cast<int>(config.parallel.ranks());
   const std::int32_t stage =
       config.parallel.server ? kServerStage : static_cast<std::int32_t>(config.parallel.zero);
@@ -168,8 +168,8 @@ inline RanksRun train_on_ranks(const config::Config& config, schedule::StepOptio
       if (devices.gpu_group) session.connect_gpus(devices.gpu_group(rank, *data[at]));
       run.ranks[at] = train_session(session, config, steps, rank == failing_rank, &run.moved[at],
                                     [&](std::int64_t step) {
-                                      if (behind_step)
-                                        behind_step({rank, step, models[at], plans[at], session});
+                                      if (after_step)
+                                        after_step({rank, step, models[at], plans[at], session});
                                     });
       run.sent_bytes[at] = session.message_bytes().sent + session.stage_message_bytes().sent +
                            session.inner_message_bytes().sent;

@@ -97,10 +97,10 @@ class Spans {
       return i < cut_->size() && (*cut_)[i].begin <= byte && byte < (*cut_)[i].end;
     };
     if (!has(found_) && !has(++found_)) {
-      const auto behind =
+      const auto after =
           std::upper_bound(cut_->begin(), cut_->end(), byte,
                            [](std::uint64_t at, const Span& span) { return at < span.begin; });
-      found_ = static_cast<std::size_t>(behind - cut_->begin()) - 1;
+      found_ = static_cast<std::size_t>(after - cut_->begin()) - 1;
     }
     return cut_->begin() + static_cast<std::ptrdiff_t>(found_);
   }

@@ -57,8 +57,8 @@ ActivationStream::ActivationStream(StepBuilder& builder, const std::vector<Pass>
 // copy; later gaps only free the device memory again, since the copy stays valid.
 void ActivationStream::plan_moves(const ActivationKey& key, const Visits& visits) {
   const auto ahead = static_cast<std::size_t>(builder_.options().prefetch);
-  const std::size_t behind = std::min<std::size_t>(ahead, 1);
-  const std::size_t sent = visits.front().visit + behind;
+  const std::size_t delay = std::min<std::size_t>(ahead, 1);
+  const std::size_t sent = visits.front().visit + delay;
   bool is_sent = false;
   for (std::size_t i = 0; i + 1 < visits.size(); ++i) {
     // Device memory is freed when both the use and the copy are done. A move is worth while only if

@@ -24,7 +24,7 @@ struct Message {
   std::int64_t made_at = 0;
   StageAction send;
   StageAction receive;
-  std::size_t behind = 0;  // the number of its pass in the sender's list, plus one
+  std::size_t after = 0;  // the number of its pass in the sender's list, plus one
 };
 
 // The passes of each rank alone.
@@ -98,7 +98,7 @@ std::vector<std::vector<PlacedMessage>> place_messages(const PipelineOrder& orde
   for (const Message& message : messages_in_order(passes)) {
     const std::int32_t from = passes.rank_of(message.send.stage);
     const std::int32_t to = passes.rank_of(message.receive.stage);
-    list_of(from).push_back({message.send, to, message.behind});
+    list_of(from).push_back({message.send, to, message.after});
     const bool forward = message.receive.kind == ActionKind::kReceiveForward;
     const std::vector<std::size_t>& uses = forward ? consumers.forward : consumers.backward;
     list_of(to).push_back({message.receive, from, uses[index_of(passes, message.receive)]});

@@ -87,9 +87,9 @@ class RankFaults : public RankTest {
     bool durable = false;
     bool has_stages = false;
     bool has_groups = false;
-    Words mesh = {};               // more settings, such as a mesh that has neither
-    bool early = false;            // as soon as the ranks have met: they plan, and connect
-    std::int64_t behind_step = 0;  // not 0: as soon as rank 0 has made this many steps
+    Words mesh = {};              // more settings, such as a mesh that has neither
+    bool early = false;           // as soon as the ranks have met: they plan, and connect
+    std::int64_t after_step = 0;  // not 0: as soon as rank 0 has made this many steps
     Fault fault = Fault::kKill;
     bool cuts_all = false;
     std::size_t victim = 0;
@@ -118,9 +118,9 @@ class RankFaults : public RankTest {
     const auto job = start_ranks(trial.ranks, words);
     if (trial.early) {
       wait_for_meeting(*job);
-    } else if (trial.behind_step > 0) {
+    } else if (trial.after_step > 0) {
       job->rank(0).wait_for_output(
-          R"("event":"step","step":)" + std::to_string(trial.behind_step) + ",", kCliDeadline);
+          R"("event":"step","step":)" + std::to_string(trial.after_step) + ",", kCliDeadline);
     } else {
       job->rank(0).wait_for_output(R"("event":"plan")", kCliDeadline);
     }
@@ -265,7 +265,7 @@ TEST_F(RankFaults, GroupsInEachDirectionEndAndResumeToTheirBits) {
   for (std::size_t i = 0; i < trials.size(); ++i) {
     Trial& trial = trials[i];
     trial.victim = i % 4;
-    trial.behind_step = 3;
+    trial.after_step = 3;
     trial.cuts_all = true;
     std::string& hash = whole[trial.mesh];
     trial.mesh = trial.mesh + shorter;
@@ -298,7 +298,7 @@ TEST_F(RankFaults, EightRanksInThreeDimensionsEndAndResumeAsTwoDo) {
     trial.mesh = shorter;
     trial.fault = fault;
     trial.victim = fault == Fault::kKill ? 7 : 2;
-    trial.behind_step = 3;
+    trial.after_step = 3;
     trial.cuts_all = true;
     SCOPED_TRACE(kFaultNames[static_cast<std::size_t>(fault)]);
     const std::string run = "run" + std::to_string(trial.victim);

@@ -85,7 +85,7 @@ std::vector<std::vector<std::size_t>> hops_of(const Schedule& world) {
 }
 
 // The compute instruction of each rank that comes after its hop.
-std::vector<std::size_t> parts_behind(const Schedule& world, const std::vector<std::size_t>& hop) {
+std::vector<std::size_t> parts_after(const Schedule& world, const std::vector<std::size_t>& hop) {
   std::vector<std::size_t> parts;
   for (const std::size_t member : hop) {
     for (std::size_t i = member; i < world.instructions.size(); ++i) {
@@ -137,7 +137,7 @@ TEST(TensorWorld, ARingThatMissesAKeyMakesOtherTerms) {
     for (std::size_t i = 0; i < hops.size(); i += samples_sweeps() ? 5 : 1) {
       SCOPED_TRACE("ring of " + std::to_string(at.contexts()) + ", hop " + std::to_string(i));
       ASSERT_EQ(hops[i].size(), static_cast<std::size_t>(at.contexts()));
-      const std::vector<std::size_t> parts = parts_behind(world, hops[i]);
+      const std::vector<std::size_t> parts = parts_after(world, hops[i]);
       std::vector<std::size_t> both = hops[i];
       both.insert(both.end(), parts.begin(), parts.end());
       EXPECT_FALSE(values_of(without(world, hops[i])).same_values(right));
