@@ -22,16 +22,16 @@
 namespace sluice::checkpoint {
 
 // A slice of a tensor that a rank of a tensor group has, and its place in the unit's element space.
-struct SavedBox {
+struct SavedSlice {
   std::int32_t unit = -1;
   std::string tensor;
   std::uint64_t first_elem = 0;
-  model::TensorBox box;
-  bool operator==(const SavedBox&) const = default;
+  model::TensorSlice slice;
+  bool operator==(const SavedSlice&) const = default;
 };
 // The slices of all parts of tensors in these units.
-std::vector<SavedBox> boxes_of(const model::ParameterSpace& space,
-                               const std::set<std::int32_t>& units);
+std::vector<SavedSlice> slices_of(const model::ParameterSpace& space,
+                                  const std::set<std::int32_t>& units);
 // The units that have homes.
 std::set<std::int32_t> units_of(const std::vector<runtime::SavedHome>& homes);
 
@@ -47,7 +47,7 @@ struct SavedState {
   std::vector<std::uint32_t> shares;  // of each file in a round of stripes
   std::uint32_t ranks = 1;            // that share the state: so many logs make a commit
   // Of a rank of a tensor group: those of the units that it has homes of.
-  std::vector<SavedBox> boxes = {};
+  std::vector<SavedSlice> slices = {};
 
   bool operator==(const SavedState&) const = default;
 };

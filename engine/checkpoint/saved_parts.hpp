@@ -47,7 +47,7 @@ class SavedParts {
                         const schedule::ElemRange& own) const;
 
  private:
-  void check_boxes(const Rank& rank) const;
+  void check_slices(const Rank& rank) const;
   void check_covered(const schedule::Buffer& home) const;
 
   const model::Model& model_;

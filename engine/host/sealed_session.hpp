@@ -1,7 +1,7 @@
 // All that a session holds once it is sealed: plan, memory, programs and their executor.
 //
 // The members stand in the order in which they need each other. A session that commits has in
-// addition a log and a state in two slots, and a program that saves.
+// addition a log and a state in two copies, and a program that saves.
 #pragma once
 
 #include <cstdint>

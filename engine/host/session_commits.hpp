@@ -1,10 +1,10 @@
 // The commits of a session: the directory with its lock, the log, and the way back.
 //
-// All state of such a session has two slots on storage (runtime/durable_state.hpp), in files that stay
-// when the session ends. A commit flushes them and appends a record to the log in the directory. So
-// the state that a commit found is whole until the next one, whatever happens in between. The
-// directory has the commits of one session at a time: files of an earlier one go once this one has
-// committed.
+// All state of such a session has two copies on storage (runtime/durable_state.hpp), in files that
+// stay when the session ends. A commit flushes them and appends a record to the log in the
+// directory. So the state that a commit found is whole until the next one, whatever happens in
+// between. The directory has the commits of one session at a time: files of an earlier one go once
+// this one has committed.
 #pragma once
 
 #include <cstdint>

@@ -109,7 +109,7 @@ struct TensorShare {
 
 // The part of a whole tensor that lies in these slices; the spec as it is if the share is the
 // whole. Logical matrices (matrix_rows) have one slice each.
-TensorSpec take_boxes(TensorSpec whole, const TensorShare& share, std::vector<TensorBox> boxes);
+TensorSpec take_slices(TensorSpec whole, const TensorShare& share, std::vector<TensorSlice> slices);
 // The rank's part of each of these runs of rows. Precondition: the ranks divide each of them.
 TensorSpec take_rows(TensorSpec whole, const TensorShare& share,
                      const std::vector<std::int64_t>& runs);

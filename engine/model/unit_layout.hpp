@@ -20,9 +20,9 @@ enum class Init : std::uint8_t { kNormal, kZeros, kOnes };
 
 // A slice of a whole tensor: rows [row, row + rows) and columns [col, col + cols). The first
 // dimension counts rows, all others together count columns.
-struct TensorBox {
+struct TensorSlice {
   std::int64_t row = 0, rows = 0, col = 0, cols = 0;
-  bool operator==(const TensorBox&) const = default;
+  bool operator==(const TensorSlice&) const = default;
 };
 
 struct TensorSpec {
@@ -39,7 +39,7 @@ struct TensorSpec {
   // that lie in the part, one above the other and of equal width. Names, initial values and files
   // are those of the whole. Empty: this is a whole tensor.
   std::vector<std::int64_t> whole_shape = {};
-  std::vector<TensorBox> boxes = {};
+  std::vector<TensorSlice> slices = {};
   // Elements that the unit keeps for it, so that parts of unequal size lie alike on all ranks. Those
   // after the part are a gap. 0: as many as it has.
   std::uint64_t reserved_elems = 0;
@@ -49,7 +49,7 @@ struct TensorSpec {
 
   std::uint64_t elems() const;
   std::uint64_t own_elems() const { return elems() - copied_elems; }
-  bool is_part() const { return !boxes.empty(); }
+  bool is_part() const { return !slices.empty(); }
   // The shape of the tensor that it is a part of, or its own.
   const std::vector<std::int64_t>& file_shape() const { return is_part() ? whole_shape : shape; }
   std::uint64_t whole_elems() const;

@@ -48,8 +48,8 @@ void StateStore::move(const schedule::Buffer& home, std::uint64_t begin, std::ui
   if (home.tier == Tier::kStorage) {
     const offload::StorageOp op =
         access == Access::kRead ? offload::StorageOp::kRead : offload::StorageOp::kWrite;
-    const std::size_t slot = durable_ == nullptr ? 0 : durable_->slot_of(home);
-    memory_.storage().transfer(op, memory_.storage_ranges(home)[slot], offset, window, bytes);
+    const std::size_t copy = durable_ == nullptr ? 0 : durable_->copy_of(home);
+    memory_.storage().transfer(op, memory_.storage_ranges(home)[copy], offset, window, bytes);
     return;
   }
   std::byte* device = memory_.address(home) + offset;
@@ -76,7 +76,7 @@ void StateStore::visit(std::span<const StateKind> kinds, std::int32_t unit, std:
       if (at->tier == Tier::kPinned) {
         data[i] = memory_.address(*at) + bytes_of(at->dtype, cursor - at->first_elem);
       } else {
-        data[i] = memory_.io_window(window_offset_, kWindowBytes).data() + i * kWindowElems * 4;
+        data[i] = memory_.io_buffer(window_offset_, kWindowBytes).data() + i * kWindowElems * 4;
         if (access != Access::kWrite) move(*at, cursor, piece_end, data[i], Access::kRead);
       }
     }
@@ -150,7 +150,7 @@ void StateStore::visit_whole(StateKind kind, const kernels::StateLayout& layout,
   if (!is_sharded(kind) && sharing_.pipeline.is_alone()) {
     return visit(kinds, unit, begin, end, Access::kRead, visitor);
   }
-  std::byte* const own = memory_.io_window(window_offset_, kWindowBytes).data();
+  std::byte* const own = memory_.io_buffer(window_offset_, kWindowBytes).data();
   std::byte* const whole = own + kWindowElems * sizeof(float);
   for (std::uint64_t cursor = begin; cursor < end; cursor += kWindowElems) {
     const std::uint64_t piece_end = std::min(cursor + kWindowElems, end);

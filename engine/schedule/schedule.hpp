@@ -141,7 +141,7 @@ struct Buffer {
   // it is read and written only together with the whole unit.
   bool per_tensor = false;
   // Number of versions that its place holds. A durable run's state on storage has two
-  // (state_save.cpp): a step that commits finds it in one slot and leaves it in the other.
+  // (state_save.cpp): a step that commits finds it in one copy and leaves it in the other.
   std::int32_t versions = 1;
   // The copy on storage of a durable run's home that lies in another tier. It is no home itself,
   // and only a Commit reads it.

@@ -212,11 +212,11 @@ class Session {
   runtime::StateStore store_;
   checkpoint::ModelState state_;
   // From one step to the next.
-  struct Carried {
+  struct Deferred {
     std::optional<kernels::UpdateScalars> pending;  // the update that the next forward pass makes
     bool flipped = false;                           // the state is in the shadows of its homes
   };
-  Carried carried_;
+  Deferred deferred_;
   VerbUse use_;
 };
 

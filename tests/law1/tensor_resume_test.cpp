@@ -149,23 +149,23 @@ TEST(TensorResume, RecordsNameWhereEachBoxBegins) {
   const TrainingBench bench;
   const config::Config config =
       config_of(bench, "run", 1, "parallel.tensor=2", "checkpoint.mode=durable");
-  std::size_t boxes = 0;
+  std::size_t slices = 0;
   for (const int rank : {0, 1}) {
     const model::Model model(config::model_shape(config), config::tensor_share(config, rank));
-    for (const checkpoint::SavedBox& saved : checkpoint::boxes_of(model, {0, 1, 2})) {
+    for (const checkpoint::SavedSlice& saved : checkpoint::slices_of(model, {0, 1, 2})) {
       for (const model::PlacedTensor& tensor :
            model.layout(static_cast<std::size_t>(saved.unit)).tensors()) {
         if (tensor.spec.name != saved.tensor) continue;
         const std::vector<std::int64_t>& whole = tensor.spec.whole_shape;
         const std::int64_t cols = whole.size() > 1 ? whole.back() : 1;
         const auto run = tensor.spec.run_at(saved.first_elem - tensor.first_elem);
-        EXPECT_EQ(run.first, static_cast<std::uint64_t>(saved.box.row * cols + saved.box.col))
+        EXPECT_EQ(run.first, static_cast<std::uint64_t>(saved.slice.row * cols + saved.slice.col))
             << rank << ", " << saved.tensor;
-        ++boxes;
+        ++slices;
       }
     }
   }
-  EXPECT_GT(boxes, 10u);
+  EXPECT_GT(slices, 10u);
 }
 
 // --- forged records --------------------------------------------------------------------------------

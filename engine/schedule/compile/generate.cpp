@@ -56,10 +56,10 @@ class StepGenerator {
       : model_(model),
         builder_(model, options, pending ? 1 : 0),
         gradients_(builder_),
-        carried_updates_(make_carried_updates()),
+        deferred_updates_(make_deferred_updates()),
         updates_(make_updates()) {
-    // The state log finds all state in one slot, so all of it is made by one update.
-    SLUICE_CHECK(!options.durable || carried() == 0 || carried() == units());
+    // The state log finds all state in one copy, so all of it is made by one update.
+    SLUICE_CHECK(!options.durable || deferred() == 0 || deferred() == units());
     SLUICE_CHECK(is_possible(model, options.recompute));
     SLUICE_CHECK(options.turns == 1 || may_take_turns(model));
     for (std::int32_t unit = 0; unit < units(); ++unit) {
@@ -84,28 +84,28 @@ class StepGenerator {
     updates_.emit_rest();
     const std::int32_t found = builder_.weight_version();
     const std::int32_t left = found + update_count(model_);
-    if (carried() == 0) emit_tied_weights(builder_, left);
+    if (deferred() == 0) emit_tied_weights(builder_, left);
     // Gradients stay for a redo, too.
     const bool redoable = options().update == UpdatePlacement::kSpeculative;
     return builder_.finish(
-        {.carried = {0, found, pending(), true}, .others = {found, left, false, redoable}},
-        carried_updates_.kept());
+        {.deferred = {0, found, pending(), true}, .others = {found, left, false, redoable}},
+        deferred_updates_.kept());
   }
 
   // The pending update alone.
   Schedule drain() {
-    carried_updates_.emit_rest();
-    if (carried() > 0) emit_tied_weights(builder_, 1);
-    return builder_.finish({.carried = {0, 1, true, false}, .others = {1, 1, false, false}});
+    deferred_updates_.emit_rest();
+    if (deferred() > 0) emit_tied_weights(builder_, 1);
+    return builder_.finish({.deferred = {0, 1, true, false}, .others = {1, 1, false, false}});
   }
 
   // A speculative update made once more, with its clip factor. Deferred gradients stay pending.
   Schedule redo() {
-    UpdateStream(builder_, own_units(carried(), units()),
+    UpdateStream(builder_, own_units(deferred(), units()),
                  {.gradients_complete = true, .clips = true})
         .emit_rest();
-    if (carried() == 0) emit_tied_weights(builder_, 1);
-    return builder_.finish({.carried = {0, 0, true, true}, .others = {0, 1, true, false}});
+    if (deferred() == 0) emit_tied_weights(builder_, 1);
+    return builder_.finish({.deferred = {0, 0, true, true}, .others = {0, 1, true, false}});
   }
 
   Schedule evaluation() {
@@ -121,7 +121,7 @@ class StepGenerator {
  private:
   const StepOptions& options() const { return builder_.options(); }
   std::int32_t units() const { return builder_.unit_count(); }
-  std::int32_t carried() const { return builder_.carried_units(); }
+  std::int32_t deferred() const { return builder_.carried_units(); }
   // Whether the deferred updates of the step before are made first.
   bool pending() const { return builder_.weight_version() > 0; }
   // This rank's units [first, last), ascending.
@@ -243,9 +243,9 @@ class StepGenerator {
   }
 
   // The deferred updates of the step before, in the order in which the weights are needed.
-  UpdateStream make_carried_updates() {
+  UpdateStream make_deferred_updates() {
     return {builder_,
-            own_units(0, carried()),
+            own_units(0, deferred()),
             {.gradients_complete = true, .clips = true, .keeps_ring = options().keeps_update_ring}};
   }
   // This step's updates of the other units, as they become possible: in the backward pass from the
@@ -254,7 +254,7 @@ class StepGenerator {
     const bool in_backward = updates_in_backward();
     std::vector<std::int32_t> order;
     // Delayed updates are streams of their own (make_delayed_update).
-    if (!delays_updates()) order = own_units(carried(), units());
+    if (!delays_updates()) order = own_units(deferred(), units());
     if (in_backward) std::reverse(order.begin(), order.end());
     if (in_backward && !model_.pipeline.is_alone()) order = in_order_of_completion(order);
     return {builder_,
@@ -301,7 +301,7 @@ class StepGenerator {
     WeightStream weights(builder_, *weight_versions_, uses, std::move(before_use));
     ActivationStream activations = make_activations(turns);
     const auto updated = std::find_if(turns.begin(), turns.end(), [&](const Turn& turn) {
-      return updates_in_backward() && first_of(turn).unit >= carried() &&
+      return updates_in_backward() && first_of(turn).unit >= deferred() &&
              std::ranges::any_of(items_of(turn),
                                  [&](const ComputeItem& item) { return completes_gradient(item); });
     });
@@ -366,11 +366,11 @@ class StepGenerator {
 
   // The deferred update of a unit, in front of a use of its weights.
   void make_pending_update(std::int32_t unit) {
-    carried_updates_.emit_through(unit);
+    deferred_updates_.emit_through(unit);
     if (unit == 0) return_tied_weights();
   }
   void return_tied_weights() {
-    if (carried() == 0 || tied_weights_returned_) return;
+    if (deferred() == 0 || tied_weights_returned_) return;
     tied_weights_returned_ = true;
     emit_tied_weights(builder_, builder_.weight_version());
   }
@@ -647,7 +647,7 @@ class StepGenerator {
   const StepModel& model_;
   StepBuilder builder_;
   GradientPath gradients_;
-  UpdateStream carried_updates_;
+  UpdateStream deferred_updates_;
   UpdateStream updates_;
   std::vector<std::vector<SavedValue>> saved_values_;  // by unit
   std::vector<MicrobatchBuffers> buffers_;

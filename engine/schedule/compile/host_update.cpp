@@ -32,7 +32,7 @@ Schedule compile_host_update(const StepModel& model, const StepOptions& options)
   emit_clip_factor(builder);
   UpdateStream(builder, units, {.gradients_complete = true, .clips = true}).emit_rest();
   Schedule schedule =
-      builder.finish({.carried = {0, 1, true, false}, .others = {1, 1, false, false}});
+      builder.finish({.deferred = {0, 1, true, false}, .others = {1, 1, false, false}});
   link(schedule);
   pack(schedule);
   return schedule;

@@ -29,8 +29,8 @@ Category category_of(StateKind kind) {
 }
 
 // Fills the place after an instruction with the Release of buffers that die there.
-void release_behind(std::vector<Instruction>& list, std::size_t at,
-                    std::span<const BufferId> dying) {
+void release_after(std::vector<Instruction>& list, std::size_t at,
+                   std::span<const BufferId> dying) {
   Instruction& release = list[at + 1] = Instruction();
   release.id = static_cast<InstructionId>(at + 1);
   release.op = Op::kRelease;
@@ -587,7 +587,7 @@ Schedule StepBuilder::finish(const StepBorders& borders, std::span<const BufferI
     if (at != i) list[at] = std::move(list[i]);
     list[at].id = static_cast<InstructionId>(at);
     if (dying_here) {
-      release_behind(list, at, std::span(dying).subspan(ends[i], ends[i + 1] - ends[i]));
+      release_after(list, at, std::span(dying).subspan(ends[i], ends[i + 1] - ends[i]));
     }
     to = at;
   }
@@ -606,8 +606,8 @@ void StepBuilder::declare_residency(const StepBorders& borders) {
     const bool visits = view().rotates && view().rank > 0 && buffer.kind != StateKind::kWeight &&
                         buffer.kind != StateKind::kGradient;
     if (visits) continue;
-    const bool carried = buffer.unit < carried_units();
-    const StepBorders::OfUnits& border = carried ? borders.carried : borders.others;
+    const bool deferred = buffer.unit < carried_units();
+    const StepBorders::OfUnits& border = deferred ? borders.deferred : borders.others;
     Residency residency{buffer.kind, buffer.unit, -1, buffer.id, border.entry_version};
     if (buffer.shadow_of != kNoId) {
       // A shadow holds nothing between steps.

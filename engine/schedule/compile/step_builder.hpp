@@ -25,7 +25,7 @@ struct StepBorders {
     bool pending_at_entry = false;
     bool pending_at_exit = false;  // this step's own gradients wait
   };
-  OfUnits carried;
+  OfUnits deferred;
   OfUnits others;
 };
 

@@ -159,7 +159,7 @@ static void test_changes_between(int format, int place) {
   for_files(remove_file);
 }
 
-/* A gradient that is not finite moves the state to the other slot and changes no bit. */
+/* A gradient that is not finite moves the state to the other copy and changes no bit. */
 static void test_not_finite(void) {
   sluice_update_info info = SLUICE_UPDATE_INFO_INIT;
   struct trial t;

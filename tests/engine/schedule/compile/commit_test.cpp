@@ -110,7 +110,7 @@ TEST(SavingStep, OfSeveralRanksCommitsBeforeTheFirstUpdate) {
   }
 }
 
-// The exact bytes of the two versions and the log: pages for both slots of every home.
+// The exact bytes of the two versions and the log: pages for both copies of every home.
 TEST(SavingStep, StorageHoldsTwoVersionsOfAllStateAndOneOfTheRest) {
   const StepModel model = example_model(2, false, DType::kBF16);
   for (std::uint64_t seed = 0; seed < 8; ++seed) {
@@ -169,7 +169,7 @@ TEST_F(DamagedCommit, OneThatIsMissingIsRefused) {
   expect_refused("declared to be committed");
 }
 
-// The first write of new state must find the other slot free, so it waits for the Commit.
+// The first write of new state must find the other copy free, so it waits for the Commit.
 TEST_F(DamagedCommit, AWriteOfNewStateThatMayPassItIsRefused) {
   const InstructionId id = commit().id;
   bool waits = false;
