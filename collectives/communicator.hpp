@@ -19,8 +19,7 @@
 // The byte counters count payload, by definition and not by transport. Each part counts once for
 // each other rank that receives it: as sent on the rank that owned it, as received on the other. A
 // broadcast of n bytes to N ranks therefore sends (N - 1) n bytes from its root. A part that stays
-// on its rank counts nothing, neither do barriers, headers and retransmissions. An algorithm with
-// steps (ring, hierarchical) counts each step's transfers.
+// on its rank counts nothing, neither do barriers, headers and retransmissions.
 #pragma once
 
 #include <atomic>
