@@ -157,6 +157,8 @@ struct Buffer {
   // Filled by the placement pass. Arena buffers and homes: bytes from the tier's base.
   std::uint64_t offset_bytes = 0;
   std::vector<std::uint32_t> slots;  // windows: slot numbers in order
+
+  bool operator==(const Buffer&) const = default;
 };
 
 // Pinned and storage places start at multiples of this, since O_DIRECT asks it of memory and files.
@@ -201,6 +203,8 @@ struct Use {
   std::int32_t peer = -1;
   std::uint64_t offset_bytes = 0;
   std::uint64_t bytes = 0;
+
+  bool operator==(const Use&) const = default;
 };
 
 // Most instructions move one buffer to another, and wait for few others.
@@ -215,7 +219,6 @@ Use use_of(const Buffer& buffer, ElemRange range);
 // A run-time scalar that decides whether an instruction takes effect.
 enum class Guard : std::uint8_t { kNone, kGradientsFinite, kClipAccepted, kExpertUsed };
 inline constexpr std::size_t kGuardCount = 4;
-std::string_view guard_name(Guard guard);
 
 struct Instruction {
   InstructionId id = kNoId;
@@ -241,6 +244,8 @@ struct Instruction {
   // Bytes that cross the lane's link; of a collective those that its rank sends.
   std::uint64_t bytes = 0;
   double cost_s = 0.0;  // alone on the machine; the simulator shares cores and links
+
+  bool operator==(const Instruction&) const = default;
 };
 
 // Whether lane order alone makes `later` done after `earlier`, so that its lane need not stop for
@@ -257,12 +262,11 @@ struct Residency {
   std::int32_t chunk = -1;
   BufferId home = kNoId;
   std::int32_t version = 0;
+  bool operator==(const Residency&) const = default;
 };
 
 // The mesh dimension that a group's ranks differ in.
 enum class Dimension : std::uint8_t { kData, kTensor, kContext, kPipeline, kExpert };
-inline constexpr std::size_t kDimensionCount = 5;
-std::string_view dimension_name(Dimension dimension);
 
 // The ranks of one collective, by number in the world, ascending.
 struct Group {
@@ -320,6 +324,8 @@ struct Schedule {
   // The device arena lies over the slots: byte `b` of it is byte b % slot_bytes of slot
   // b / slot_bytes, as far as there are slots. Else each has memory of its own.
   bool shares_device = false;
+
+  bool operator==(const Schedule&) const = default;
 };
 
 // The ranks of the world that the schedule is a part of.
@@ -375,12 +381,5 @@ struct MessageBytes {
   bool operator==(const MessageBytes&) const = default;
 };
 std::array<MessageBytes, kLaneCount> message_bytes(const Schedule& schedule, std::int32_t rank);
-
-std::string schedule_to_json(const Schedule& schedule);
-// Throws InputError naming the first thing that is wrong.
-Schedule schedule_from_json(std::string_view text);
-// The compute order in torch pipelining's CSV: one row per rank, cells "0F0,0I0,0W0" (unit, op,
-// micro-batch).
-std::string schedule_to_csv(const Schedule& schedule);
 
 }  // namespace sluice::schedule
