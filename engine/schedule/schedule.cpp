@@ -6,13 +6,12 @@ namespace sluice::schedule {
 namespace {
 
 constexpr std::array<std::string_view, kOpCount> kOpNames{
-    "Forward",         "Recompute",   "BackwardInput", "BackwardWeight", "Loss",
-    "External",        "Gather",      "ReduceScatter", "AllReduce",      "AllToAll",
-    "SendForward",     "RecvForward", "SendBackward",  "RecvBackward",   "Upload",
-    "Download",        "StorageRead", "StorageWrite",  "Commit",         "SpillActivation",
-    "FetchActivation", "Encode",      "Decode",        "AccumulateGrad", "FoldGrad",
-    "RoundGrad",       "GradNorm",    "ClipFactor",    "OptimizerStep",  "Release",
-    "Barrier"};
+    "Forward",         "Recompute",      "BackwardInput", "BackwardWeight", "Loss",
+    "External",        "Gather",         "ReduceScatter", "AllReduce",      "AllToAll",
+    "SendForward",     "RecvForward",    "SendBackward",  "RecvBackward",   "Upload",
+    "Download",        "StorageRead",    "StorageWrite",  "Commit",         "SpillActivation",
+    "FetchActivation", "AccumulateGrad", "FoldGrad",      "RoundGrad",      "GradNorm",
+    "ClipFactor",      "OptimizerStep",  "Release"};
 constexpr std::array<std::string_view, kLaneCount> kLaneNames{
     "compute", "h2d",     "d2h",          "comm",          "inner",
     "send",    "receive", "storage_read", "storage_write", "optimizer"};

@@ -48,8 +48,6 @@ enum class Op : std::uint8_t {
   kCommit,
   kSpillActivation,
   kFetchActivation,
-  kEncode,
-  kDecode,
   // optimizer
   kAccumulateGrad,
   kFoldGrad,    // adds the accumulator of a tied use into its tensor's
@@ -59,9 +57,8 @@ enum class Op : std::uint8_t {
   kOptimizerStep,
   // control
   kRelease,
-  kBarrier,
 };
-inline constexpr std::size_t kOpCount = 31;
+inline constexpr std::size_t kOpCount = 28;
 std::string_view op_name(Op op);
 
 // Collectives and messages have four lanes, so that neither kind waits behind another: comm
@@ -216,13 +213,9 @@ ElemRange elems_of(const Buffer& buffer, const Use& use);
 // And the use of a range of elements. Precondition: whole groups of the dtype, inside the buffer.
 Use use_of(const Buffer& buffer, ElemRange range);
 
-// A run-time scalar that decides whether an instruction takes effect.
-enum class Guard : std::uint8_t { kNone, kGradientsFinite, kClipAccepted, kExpertUsed };
-inline constexpr std::size_t kGuardCount = 4;
-
 struct Instruction {
   InstructionId id = kNoId;
-  Op op = Op::kBarrier;
+  Op op = Op::kRelease;
   Lane lane = Lane::kCompute;
   std::int32_t rank = 0;
   std::int32_t unit = -1;
@@ -236,8 +229,7 @@ struct Instruction {
   DType reduced = DType::kU8;
   Uses reads;
   Uses writes;
-  Deps deps;  // of other lanes (or earlier in this one: implied)
-  Guard guard = Guard::kNone;
+  Deps deps;                // of other lanes (or earlier in this one: implied)
   std::int32_t peer = -1;   // sends and receives: the other rank of the world
   std::int32_t group = -1;  // collectives: index into Schedule::groups
   std::int32_t tag = -1;

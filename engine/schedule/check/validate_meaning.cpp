@@ -372,7 +372,7 @@ class MeaningCheck {
 
   // How far the last pass of a unit and micro-batch has come.
   struct CutPass {
-    Op op = Op::kBarrier;
+    Op op = Op::kForward;
     std::int32_t end = SegmentRange().end;
     bool reduced = false;  // since
     // Whether segments are left. A last one whose output is reduced leaves none.

@@ -164,7 +164,7 @@ TEST_F(DamagedCommit, ADeclarationThatForgetsStateIsRefused) {
 
 TEST_F(DamagedCommit, OneThatIsMissingIsRefused) {
   Instruction& gone = commit();
-  gone.op = Op::kEncode;
+  gone.op = Op::kRelease;
   gone.reads.clear();
   expect_refused("declared to be committed");
 }
