@@ -76,4 +76,19 @@ void for_segment_pieces(const Parallel& parallel, const UpdateArrays& arrays, st
   });
 }
 
+// Runs an elementwise rule over all segments. `range` is HWY_DYNAMIC_DISPATCH of the function that
+// updates elements [begin, end) of one segment on the calling thread.
+template <class Constants>
+void update_segments(const Parallel& parallel, const OptimizerOptions& options,
+                     const UpdateBuffers& buffers, std::span<const ParameterSegment> segments,
+                     const UpdateScalars& scalars, const Constants& constants,
+                     void (*range)(const UpdateArrays&, const Constants&, const UpdateScalars&,
+                                   const ParameterSegment&, std::int64_t, std::int64_t)) {
+  const UpdateArrays arrays = update_arrays(options, buffers, scalars);
+  for_segment_pieces(parallel, arrays, buffers.elems, segments,
+                     [&](const ParameterSegment& segment, std::int64_t begin, std::int64_t end) {
+                       range(arrays, constants, scalars, segment, begin, end);
+                     });
+}
+
 }  // namespace sluice::kernels::host
