@@ -250,8 +250,6 @@ std::optional<RanksProblem> ranks_problem(const Config& config);
 // The resolved configuration with every key; parse_config reads the TOML back to an equal Config.
 // Derived values that do not determine the result stand in comments, so that they follow overrides.
 std::string config_to_toml(const Config& config);
-// One object, a member per section, on one line.
-std::string config_to_json(const Config& config);
 // Every key with its type, range, default and meaning, for people.
 std::string config_help();
 
