@@ -7,13 +7,14 @@
 //
 // The caller passes all buffers and workspaces (256-byte aligned). Calls are ordered on a stream if
 // the implementation has one; otherwise they are complete on return. All ranks of the group make
-// the same calls in the same order, one at a time. send, receive and exchange are calls of the ranks
-// that they name alone. In host memory one thread may send while another receives. Parts may be empty or differ in size: `counts`
-// holds the elements of each rank's part, the same on all ranks, and parts lie one behind the other
-// in rank order.
+// the same calls in the same order, one at a time. send, receive and exchange are calls of the
+// ranks that they name alone. In host memory one thread may send while another receives. Parts may
+// be empty or differ in size: `counts` holds the elements of each rank's part, the same on all
+// ranks, and parts lie one behind the other in rank order.
 //
 // A call ends by its deadline. It throws TimeoutError, which names a rank that did not take part,
-// CommunicationError if a rank is gone or the group was aborted, or DeviceError if the device fails. A failure ends the group: it aborts, so that the other ranks' calls fail too, and every
+// CommunicationError if a rank is gone or the group was aborted, or DeviceError if the device
+// fails. A failure ends the group: it aborts, so that the other ranks' calls fail too, and every
 // later call throws CommunicationError with the first reason.
 //
 // The byte counters count payload, by definition and not by transport. Each part counts once for
@@ -41,7 +42,7 @@ class CommunicationError : public Error {
   // not finish.
   CommunicationError(int failed_rank, std::string failed_call, const std::string& reason);
   std::string_view code() const noexcept override { return "communication"; }
-  // The same fault, with the name of the operation that made the call.
+  // Returns this fault with the name of the operation that made the call.
   CommunicationError in(const std::string& operation) const { return {rank, operation, why}; }
 
   int rank;

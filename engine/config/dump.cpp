@@ -66,10 +66,10 @@ bool updates_logical_matrices(const Config& config) {
 
 namespace {
 
-// Delayed updates depend on the weights that a micro-batch reads: on the rule and on the place where
-// the pipeline drains. Under 2BW those are the weights of an update. Under PipeDream they follow the
-// passes of a pipeline: its ranks set how far a micro-batch runs ahead, and the number of pipelines
-// sets the micro-batches of each.
+// Delayed updates depend on the weights that a micro-batch reads: on the rule and on the place
+// where the pipeline drains. Under 2BW those are the weights of an update. Under PipeDream they
+// follow the passes of a pipeline: its ranks set how far a micro-batch runs ahead, and the number
+// of pipelines sets the micro-batches of each.
 void add_delays(const Config& config, std::map<std::string, std::string>& settings) {
   if (!config.parallel.delays_updates()) return;
   if (config.parallel.has_server_order()) {

@@ -110,8 +110,8 @@ double SealedSession::update(TraceRecorder* trace, std::uint32_t step) {
   return seconds;
 }
 
-// Without an update since the last commit the state is copied to the other slot first: the program may
-// have changed weights in their homes, and the committed ones must stay until the new record.
+// Without an update since the last commit the state is copied to the other slot first: the program
+// may have changed weights in their homes, and the committed ones must stay until the new record.
 void SealedSession::commit(const SessionSpace& space, std::uint64_t updates) {
   SLUICE_CHECK(commits());
   leave_committed_state();

@@ -70,10 +70,11 @@ class DurableState {
     return home.versions == 1 ? 0 : current_;
   }
 
-  // Between passes: whether the newest state lies in the committed slot, where nothing may be written.
+  // Between passes: whether the newest state lies in the committed slot, where nothing may be
+  // written.
   bool is_committed() const { return committed_ == current_; }
-  // Between passes: the newest state is that of the other slot from here on. The caller has copied all
-  // state on storage there, or is about to.
+  // Between passes: the newest state is that of the other slot from here on. The caller has copied
+  // all state on storage there, or is about to.
   void switch_slot() { current_ = 1 - current_; }
 
   // All writes so far have ended: makes them durable, then the record that names them. Throws

@@ -65,11 +65,11 @@ std::string_view op_name(Op op);
 // (between data-parallel ranks), inner (inside a tensor or context group), send and receive
 // (between pipeline stages).
 //
-// Compute, copy, message and optimizer lanes run one instruction at a time. The two storage lanes are
-// pipelined: their instructions start in list order and *retire* (count as done for `deps`) in list
-// order, but several may be in flight. An instruction that must wait for an earlier one of its own
-// storage lane has an explicit dep. A Release waits for such a dep only to retire (retires_behind),
-// and the lane goes on meanwhile.
+// Compute, copy, message and optimizer lanes run one instruction at a time. The two storage lanes
+// are pipelined: their instructions start in list order and *retire* (count as done for `deps`) in
+// list order, but several may be in flight. An instruction that must wait for an earlier one of its
+// own storage lane has an explicit dep. A Release waits for such a dep only to retire
+// (retires_behind), and the lane goes on meanwhile.
 enum class Lane : std::uint8_t {
   kCompute,
   kH2D,
@@ -178,9 +178,9 @@ struct ElemRange {
   bool operator==(const ElemRange&) const = default;
 };
 
-// A place in a unit at which one tensor ends and the next begins, for rules that need whole tensors:
-// the next one's first element, and that of its sums in the numbering of per_tensor state. Small
-// tensors that share a block of 4,096 elements have no border between them.
+// A place in a unit at which one tensor ends and the next begins, for rules that need whole
+// tensors: the next one's first element, and that of its sums in the numbering of per_tensor state.
+// Small tensors that share a block of 4,096 elements have no border between them.
 struct TensorBorder {
   std::uint64_t elem = 0;
   std::uint64_t sum = 0;
@@ -210,7 +210,7 @@ using Deps = InlineVector<InstructionId, 4>;
 
 // The elements of its unit (per_tensor: its own) that a use of model state covers.
 ElemRange elems_of(const Buffer& buffer, const Use& use);
-// And the use of a range of elements. Precondition: whole groups of the dtype, inside the buffer.
+// The use of a range of elements. Precondition: whole groups of the dtype, inside the buffer.
 Use use_of(const Buffer& buffer, ElemRange range);
 
 struct Instruction {
@@ -299,8 +299,8 @@ struct Schedule {
   // The segments of each unit's passes with their cuts, where ranks compute a micro-batch together.
   // Reductions stand behind each pass as its cuts say. Empty: there are none.
   std::vector<UnitSegments> segments;
-  // Groups of micro-batches are folded in the order of a ring of ranks, which begins at another rank
-  // for each shard, and not by the balanced tree.
+  // Groups of micro-batches are folded in the order of a ring of ranks, which begins at another
+  // rank for each shard, and not by the balanced tree.
   bool folds_in_ring = false;
   // Empty: the schedule makes one update, and all passes read the state that it finds.
   DelayedUpdates delayed;

@@ -149,14 +149,14 @@ bool Trainer::stop_asked() {
   const int signal =
       context_.options.stop_signal == nullptr ? 0 : context_.options.stop_signal->load();
   if (context_.world.alone()) return signal != 0;
-  const World::StopVote vote = context_.world.vote_on_stop({signal, faults_.untold});
+  const World::StopVote vote = context_.world.vote_on_stop({signal, faults_.unreported});
   if (!vote.fault.empty()) throw StopAgreed(vote.fault);
   return vote.signal != 0;
 }
 
 void Trainer::agree_on_files() {
   if (context_.world.alone()) return;
-  const World::StopVote vote = context_.world.vote_on_stop({0, faults_.untold});
+  const World::StopVote vote = context_.world.vote_on_stop({0, faults_.unreported});
   if (!vote.fault.empty()) throw StopAgreed(vote.fault);
 }
 
@@ -165,7 +165,7 @@ void Trainer::write_files(const std::function<void()>& write) {
   try {
     write();
   } catch (const run::RunFileError& error) {
-    if (faults_.untold.empty()) faults_.untold = error.what();
+    if (faults_.unreported.empty()) faults_.unreported = error.what();
   }
 }
 

@@ -383,7 +383,7 @@ TYPED_TEST_P(CommunicatorContract, SubGroupsHaveTheirOwnRanksAndCounters) {
       };
       check(*rows, row);
       check(*columns, column);
-      // The same members again, while other ranks may still be at the first split.
+      // The members split again, while other ranks may still be at the first split.
       const auto again = own.group.split(row), once_more = own.group.split(row);
       check(*once_more, row);
       check(*again, row);

@@ -1,6 +1,7 @@
-// Copies on the ranks of tensor and context groups have equal bits behind each step: weights, masters and
-// moments. Tensor ranks share norms, positions, the biases behind a sum, and key/value heads where
-// ranks outnumber them; context ranks share all. The meshes of eight ranks also train as one rank does.
+// Copies on the ranks of tensor and context groups have equal bits behind each step: weights,
+// masters and moments. Tensor ranks share norms, positions, the biases behind a sum, and key/value
+// heads where ranks outnumber them; context ranks share all. The meshes of eight ranks also train
+// as one rank does.
 #include <gtest/gtest.h>
 
 #include "tests/support/held_state.hpp"

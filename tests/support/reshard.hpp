@@ -1,5 +1,5 @@
-// Gradients of groups and meshes beside those of one rank, and files that one mesh writes and another
-// reads.
+// Gradients of groups and meshes beside those of one rank, and files that one mesh writes and
+// another reads.
 #pragma once
 
 #include <algorithm>

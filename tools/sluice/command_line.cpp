@@ -51,7 +51,8 @@ void choose(CLI::App& command, Command& chosen, std::shared_ptr<Arguments> argum
       [&chosen, arguments, run] { chosen = [arguments, run] { return run(*arguments); }; });
 }
 
-// The same for a command that reads a configuration: its relative paths need a working directory.
+// As choose(), for a command that reads a configuration: its relative paths need a working
+// directory.
 template <class Arguments>
 void choose_configured(CLI::App& command, Command& chosen, std::shared_ptr<Arguments> arguments,
                        int (*run)(const Arguments&)) {

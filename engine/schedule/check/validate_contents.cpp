@@ -357,8 +357,8 @@ class ContentCheck {
     });
   }
 
-  // While a pipeline drains, updates make versions of weights that no pass reads. Rules with a master
-  // do not read them either.
+  // While a pipeline drains, updates make versions of weights that no pass reads. Rules with a
+  // master do not read them either.
   bool is_passed_over(std::int32_t unit, std::int32_t version) const {
     const auto& versions = schedule_.delayed.versions;
     const auto row = static_cast<std::size_t>(unit);
@@ -438,8 +438,8 @@ class ContentCheck {
                   describe(schedule_.buffers[declared.begin()->first]));
   }
 
-  // With delayed updates the schedule declares the version that the passes of a unit and micro-batch
-  // read; else all passes of a rank read one version.
+  // With delayed updates the schedule declares the version that the passes of a unit and
+  // micro-batch read; else all passes of a rank read one version.
   std::optional<std::int32_t> declared_version(std::int32_t unit, std::int32_t microbatch) const {
     const auto& versions = schedule_.delayed.versions;
     const auto row = static_cast<std::size_t>(unit);
@@ -549,8 +549,8 @@ class ContentCheck {
                   " folds sums that are not neighbours in the tree of groups");
   }
 
-  // Behind the last micro-batch of the step comes the first one. The sum is of whole ranks so far, and
-  // the next rank's own sum is added to it.
+  // Behind the last micro-batch of the step comes the first one. The sum is of whole ranks so far,
+  // and the next rank's own sum is added to it.
   void check_ring_fold(const Instruction& instruction, const std::optional<Content>& into,
                        const std::optional<Content>& from) {
     const std::int32_t count = last_microbatch_ + 1;
@@ -635,8 +635,8 @@ class ContentCheck {
   }
 
   // Calls f(normed) for the norms that GradNorm has taken inside elements [begin, end) of a unit's
-  // gradient, on whatever rank that has the same part of it: each block counts once among these, and
-  // for each update.
+  // gradient, on whatever rank that has the same part of it: each block counts once among these,
+  // and for each update.
   struct Normed {
     std::uint64_t end = 0;
     InstructionId maker = kNoId;
@@ -649,8 +649,8 @@ class ContentCheck {
     auto at = unit->second.lower_bound(end);
     while (at != unit->second.begin() && std::prev(at)->second.end > begin) f((--at)->second);
   }
-  // The place of the buffer's rank among those that compute each micro-batch together: in its tensor
-  // group, and of that among the context groups.
+  // The place of the buffer's rank among those that compute each micro-batch together: in its
+  // tensor group, and of that among the context groups.
   std::ptrdiff_t part_of(const Buffer& buffer) const {
     const std::int32_t rank = world_rank_of(schedule_, buffer.rank);
     std::ptrdiff_t place = 0, ranks = 1;

@@ -1,6 +1,5 @@
-// Part of validate: the order around Commits, which no buffer states.
-//
-// One walk over the list. A Commit comes after all storage writes before it.
+// Part of validate: the order around Commits, which no buffer states. One walk over the list: a
+// Commit comes after all storage writes before it.
 #include <map>
 
 #include "engine/schedule/check/validation.hpp"

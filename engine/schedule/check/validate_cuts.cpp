@@ -1,8 +1,8 @@
 // The reductions of each pass against the cuts that its unit declares.
 //
-// A pass is a chain of instructions, each followed by the collectives on the lane `inner` of the cuts behind
-// its last segment. The chain of one rank and micro-batch ends where another pass begins. A
-// Recompute has the cuts that something of what it makes needs, and no others.
+// A pass is a chain of instructions, each followed by the collectives on the lane `inner` of the
+// cuts behind its last segment. The chain of one rank and micro-batch ends where another pass
+// begins. A Recompute has the cuts that something of what it makes needs, and no others.
 #include <algorithm>
 #include <map>
 #include <utility>

@@ -184,8 +184,8 @@ class MeaningCheck {
     }
   }
 
-  // The segments of a pass follow each other, and a reduction stands between two of them. A pass that
-  // is cut begins with its first segment.
+  // The segments of a pass follow each other, and a reduction stands between two of them. A pass
+  // that is cut begins with its first segment.
   void check_segments(const Instruction& instruction) {
     const SegmentRange& own = instruction.segments;
     CutPass& pass = cut_[{instruction.rank, instruction.unit, instruction.microbatch}];

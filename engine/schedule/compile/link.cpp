@@ -44,9 +44,9 @@ struct Segment {
 };
 
 // All bytes of one buffer, without holes. Most buffers are only used whole and have one segment;
-// the others have a sorted list. Units come in ascending or in descending order, so a cut is near one
-// of its ends, and a deque moves little. It shares no code with the spans of validate_contents and
-// the map of symbolic_memory on purpose: a mistake here must not hide there.
+// the others have a sorted list. Units come in ascending or in descending order, so a cut is near
+// one of its ends, and a deque moves little. It shares no code with the spans of validate_contents
+// and the map of symbolic_memory on purpose: a mistake here must not hide there.
 class BufferHistory {
  public:
   explicit BufferHistory(std::uint64_t bytes) : whole_(0, bytes, kNoId) {}

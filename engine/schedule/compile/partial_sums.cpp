@@ -1,6 +1,6 @@
-// Sums in pinned memory are added to in place. Those on storage go through staged pieces: the sum of
-// a piece is read, the gradient added, and the result written back, each beside its neighbours. The
-// order of additions is that of sums on the device, so the bits are theirs.
+// Sums in pinned memory are added to in place. Those on storage go through staged pieces: the sum
+// of a piece is read, the gradient added, and the result written back, each beside its neighbours.
+// The order of additions is that of sums on the device, so the bits are theirs.
 #include "engine/schedule/compile/partial_sums.hpp"
 
 #include <vector>

@@ -158,7 +158,7 @@ struct MatrixUpdate {
   }
 };
 
-// The same for a vector, with statistics per element.
+// The update of a vector, with statistics per element.
 struct VectorUpdate {
   const float* statistics;
 

@@ -73,8 +73,8 @@ using TensorBatch = std::span<const ParameterSegment>;
 // Every batch except the last has at least 2^20 elements (4 MiB of fp32).
 std::vector<TensorBatch> tensor_batches(std::span<const ParameterSegment> segments);
 
-// Returns the workspace bytes of the batch that needs most. lay_out(segment, parts) assigns a tensor
-// its part of the workspace; over null `parts` it only counts bytes.
+// Returns the workspace bytes of the batch that needs most. lay_out(segment, parts) assigns a
+// tensor its part of the workspace; over null `parts` it only counts bytes.
 template <class LayOut>
 std::uint64_t batch_workspace_bytes(std::span<const ParameterSegment> segments,
                                     const LayOut& lay_out) {

@@ -19,8 +19,8 @@ inline std::int64_t guarded_task_elems(std::int64_t elems) {
   return std::clamp(twelfth, UpdateGuard::kElems, kMost);
 }
 
-// Calls body(run, begin, end) for the runs of keys that have elements [begin, end) of a segment, each
-// as a segment of its own.
+// Calls body(run, begin, end) for the runs of keys that have elements [begin, end) of a segment,
+// each as a segment of its own.
 template <class Body>
 void for_key_runs(const ParameterSegment& segment, std::int64_t begin, std::int64_t end,
                   const Body& body) {

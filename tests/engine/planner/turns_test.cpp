@@ -1,5 +1,5 @@
-// Two micro-batches whose segments take turns: the sums of a tensor group hide behind the compute of
-// the other one, and the planner takes the turns where they are faster.
+// Two micro-batches whose segments take turns: the sums of a tensor group hide behind the compute
+// of the other one, and the planner takes the turns where they are faster.
 #include <gtest/gtest.h>
 
 #include <algorithm>

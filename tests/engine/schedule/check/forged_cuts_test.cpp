@@ -1,5 +1,5 @@
-// Forged cuts in the lists of ranks that compute each micro-batch together: validate() refuses all of them,
-// because a schedule names the cuts that its units declare.
+// Forged cuts in the lists of ranks that compute each micro-batch together: validate() refuses all
+// of them, because a schedule names the cuts that its units declare.
 #include <gtest/gtest.h>
 
 #include "tests/support/mutate_schedule.hpp"

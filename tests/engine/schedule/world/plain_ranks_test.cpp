@@ -60,8 +60,8 @@ TEST(ServerRank, SendsTheBytesOfTheFormulas) {
   }
 }
 
-// Within its node a rank sends the parts of other places, and then the sums of its own place to other
-// nodes: of a shard one part for each node crosses the network.
+// Within its node a rank sends the parts of other places, and then the sums of its own place to
+// other nodes: of a shard one part for each node crosses the network.
 TEST(NodeSum, SendsTheBytesOfTheFormulas) {
   const StepModel model = example_model(3, true, DType::kBF16);
   const std::uint64_t gradients = gradient_elems(model);

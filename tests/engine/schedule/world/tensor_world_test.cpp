@@ -1,5 +1,5 @@
-// Reduced values are the whole, as terms: what each segment reads is made of the values of all ranks of
-// its group, and any mesh ends with the terms of its group alone.
+// Reduced values are the whole, as terms: what each segment reads is made of the values of all
+// ranks of its group, and any mesh ends with the terms of its group alone.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -118,8 +118,8 @@ Schedule doubled(const Schedule& world, const std::vector<std::size_t>& twice) {
   return with_order(world, order);
 }
 
-// Keys go round once: a hop or the part behind it that is left out or done twice, on all ranks of the
-// ring alike, make other terms.
+// Keys go round once: a hop or the part behind it that is left out or done twice, on all ranks of
+// the ring alike, make other terms.
 TEST(TensorWorld, ARingThatMissesAKeyMakesOtherTerms) {
   for (const std::int32_t ranks : {2, 4}) {
     TensorWorld at;

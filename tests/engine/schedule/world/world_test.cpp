@@ -1,5 +1,5 @@
-// Steps of several data-parallel ranks: the terms of one rank's step, the bytes that each sends, and
-// the faults that validate names.
+// Steps of several data-parallel ranks: the terms of one rank's step, the bytes that each sends,
+// and the faults that validate names.
 #include <gtest/gtest.h>
 
 #include <algorithm>
