@@ -88,7 +88,7 @@ class CondVar {
   void wait(MutexLock& lock, Predicate predicate) SLUICE_NO_THREAD_SAFETY_ANALYSIS {
     inner_.wait(lock.lock_, std::move(predicate));
   }
-  // The same until the deadline. Returns predicate()'s last value.
+  // Waits until the deadline at most. Returns predicate()'s last value.
   template <typename Predicate>
   bool wait_until(MutexLock& lock, Deadline deadline,
                   Predicate predicate) SLUICE_NO_THREAD_SAFETY_ANALYSIS {

@@ -47,8 +47,8 @@ struct Meeting {
   Socket listener;  // on rank 0: the port, for a Door
 };
 
-// Ranks disagree about their number, or two claim the same rank. All ranks that had joined throw it,
-// with the same text; the one that found it out tells it.
+// Ranks disagree about their number, or two claim the same rank. All ranks that had joined throw
+// it, with the same text; the one that found it out tells it.
 class RanksDisagree : public InputError {
  public:
   RanksDisagree(const std::string& what, bool is_already_reported)
@@ -80,8 +80,8 @@ void report_lost_rank(const RendezvousPlace& place, const std::string& why);
 class Door {
  public:
   // is_open: false from the first fault on, when a rank of the next attempt may be knocking; it is
-  // let go without an answer, and tries again. lost: a launcher answers in the place of a rank 0 that
-  // has ended, and every rank of the job throws RankLost with this text.
+  // let go without an answer, and tries again. lost: a launcher answers in the place of a rank 0
+  // that has ended, and every rank of the job throws RankLost with this text.
   Door(RendezvousPlace place, Socket listener, std::function<bool()> is_open,
        std::string lost = {});
 
@@ -95,7 +95,7 @@ class Door {
   std::jthread thread_;
 };
 
-// The same without the connections.
+// Exchanges the messages and closes the connections.
 std::vector<std::string> exchange_messages(const RendezvousPlace& place, const std::string& message,
                                            Deadline deadline);
 

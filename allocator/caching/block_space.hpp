@@ -49,7 +49,7 @@ class BlockSpace {
   Block* find_free(std::uint64_t bytes) const;
   // Makes the first `bytes` of a free block used; the rest stays free.
   Block* take(Block* free_block, std::uint64_t bytes);
-  // The same for [address, address + bytes) inside the free block.
+  // Makes [address, address + bytes) inside the free block used.
   Block* take_at(Block* free_block, std::uint64_t address, std::uint64_t bytes);
   // Frees a used block and merges it with free neighbours. Returns the merged block.
   Block* free(Block* block);

@@ -90,7 +90,7 @@ class PlanningAllocator {
   PlanningAllocator(const PlanningAllocator&) = delete;
   PlanningAllocator& operator=(const PlanningAllocator&) = delete;
 
-  // The same contracts as CachingAllocator's.
+  // These calls have the contracts of CachingAllocator's.
   StreamId add_stream(device::Stream& stream, bool movable = true);
   std::byte* allocate(const AllocationRequest& request);
   void free(std::byte* data);

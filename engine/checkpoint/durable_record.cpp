@@ -152,8 +152,8 @@ std::vector<std::uint32_t> parse_shares(const Json& space, const std::string& na
   return shares;
 }
 
-// The block at which the sums of tensors may break (ParameterTable). Records of versions that placed
-// them otherwise have no such member.
+// The block at which the sums of tensors may break (ParameterTable). Records of versions that
+// placed them otherwise have no such member.
 constexpr const char* kSumsBlockKey = "sums_block";
 
 // Whether the run's rule keeps sums of whole tensors.

@@ -41,8 +41,8 @@ class SavedParts {
   struct Run {
     std::uint64_t from = 0, to = 0, elems = 0;
   };
-  // Those of elements [saved.begin, saved.end) of a rank's unit that this rank's elements
-  // [own.begin, own.end) have, ascending in both.
+  // Returns the runs of elements [saved.begin, saved.end) of a rank's unit that this rank's
+  // elements [own.begin, own.end) have, ascending in both.
   std::vector<Run> runs(const Rank& rank, std::int32_t unit, const schedule::ElemRange& saved,
                         const schedule::ElemRange& own) const;
 

@@ -10,8 +10,8 @@
 namespace sluice::config {
 namespace {
 
-// The largest number of groups up to `groups`, or else the least, that divides the micro-batches and
-// of which each rank adds a power of two.
+// The largest number of groups up to `groups`, or else the least, that divides the micro-batches
+// and of which each rank adds a power of two.
 std::int64_t foldable_groups(std::int64_t groups, std::int64_t ranks, std::int64_t accumulate) {
   if (accumulate % ranks != 0) return 1;
   std::int64_t next = ranks;

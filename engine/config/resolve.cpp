@@ -305,8 +305,8 @@ void check_pipeline(const Config& config, const ConfigOrigins& origins) {
   }
 }
 
-// Stages update by themselves, so nothing may depend on all of them; and a run is only ever saved and
-// evaluated where nothing is in flight.
+// Stages update by themselves, so nothing may depend on all of them; and a run is only ever saved
+// and evaluated where nothing is in flight.
 void check_delays(const Config& config, const ConfigOrigins& origins) {
   const auto& parallel = config.parallel;
   const std::string updates = "parallel.updates = " + text_of(parallel.updates);

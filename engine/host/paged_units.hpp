@@ -1,7 +1,8 @@
 // The units of a pager: tensors that are moved together, as bytes without a type.
 //
-// A unit has two parts. Its weights come to a window on the device for a pass; weights and optimizer
-// state come to pinned memory for an update. Each part rests in pinned memory or on storage.
+// A unit has two parts. Its weights come to a window on the device for a pass; weights and
+// optimizer state come to pinned memory for an update. Each part rests in pinned memory or on
+// storage.
 #pragma once
 
 #include <array>

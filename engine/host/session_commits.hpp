@@ -60,8 +60,8 @@ class SessionCommits {
 // sessions of equal ones.
 std::string parameter_fingerprint(const SessionSpace& space, const model::ParameterTable& table);
 
-// The newest commit in `directory` with data that verify. storage_paths: searched for files that have
-// moved. Throws InputError if there is none, or if the data of a newer one are not there.
+// The newest commit in `directory` with data that verify. storage_paths: searched for files that
+// have moved. Throws InputError if there is none, or if the data of a newer one are not there.
 checkpoint::DurableFound find_commit(const std::string& directory,
                                      const std::vector<std::string>& storage_paths);
 

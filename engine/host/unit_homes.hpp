@@ -2,7 +2,7 @@
 //
 // A part that rests in pinned memory is used there. One that rests on storage has a place in a
 // staging buffer: unit u in buffer u modulo two, so its address never changes. stage() brings a
-// unit's parts; unstage() begins to write them and returns. A buffer's reads and writes are a chain:
+// unit's parts; unstage() begins to write them and returns. Transfers of a buffer form a chain:
 //
 //   idle ── stage ──> reading ──> holds unit u ── unstage ──> writing ──> (the next read) ──> …
 //

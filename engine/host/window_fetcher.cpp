@@ -90,8 +90,8 @@ void WindowFetcher::begin_pass() {
   look_ahead();
 }
 
-// Planned units by the distance of their next use, and unplanned ones before them, the longest unused
-// first.
+// Planned units by the distance of their next use, and unplanned ones before them, the longest
+// unused first.
 std::uint64_t WindowFetcher::eviction_rank(std::uint32_t unit) const {
   const Unit& state = units_[unit];
   if (state.phase != Phase::kHere || state.holds > 0) return UnitWindows::kKeep;

@@ -1,10 +1,10 @@
 // The windows of a pager in use: which units are held, which are here, and the thread that fetches
 // the others. UnitPager says what these words promise.
 //
-//   away ── acquire or look-ahead ──> queued ──> fetching ──> here ── another needs the room ──> away
+//   away ── acquire or look-ahead ──> queued ──> fetching ──> here ── room is needed ──> away
 //
-// Fetches run in the order of the queue. A unit that is acquired goes to its front. Thread-safe, but
-// for one program at a time.
+// Fetches run in the order of the queue. A unit that is acquired goes to its front. Thread-safe,
+// but for one program at a time.
 #pragma once
 
 #include <array>
@@ -77,7 +77,7 @@ class WindowFetcher {
   std::uint64_t fetch(std::uint32_t unit, const std::vector<std::uint32_t>& former);
 
   struct Streams {
-    // Of the thread that fetches.
+    // The stream of the thread that fetches.
     std::unique_ptr<device::Stream> copies;
     std::array<std::unique_ptr<device::Event>, kPageInPieces> piece_copied;
     std::unordered_map<void*, std::unique_ptr<device::Stream>> of_program;  // by native handle

@@ -40,8 +40,8 @@ struct TensorSpec {
   // are those of the whole. Empty: this is a whole tensor.
   std::vector<std::int64_t> whole_shape = {};
   std::vector<TensorSlice> slices = {};
-  // Elements that the unit keeps for it, so that parts of unequal size lie alike on all ranks. Those
-  // after the part are a gap. 0: as many as it has.
+  // Elements that the unit keeps for it, so that parts of unequal size lie alike on all ranks.
+  // Those after the part are a gap. 0: as many as it has.
   std::uint64_t reserved_elems = 0;
   // The last elements that are copies of another rank's part. That rank counts them in the norm and
   // brings them to files.
@@ -62,8 +62,8 @@ struct TensorSpec {
   };
   WholeRun run_at(std::uint64_t elem) const;
   // The inverse: whether the part has an element of the whole tensor, its position in the part, and
-  // the number of elements of the whole from it on that follow each other in both. If the part lacks
-  // it: how many from it on the part lacks, too.
+  // the number of elements of the whole from it on that follow each other in both. If the part
+  // lacks it: how many from it on the part lacks, too.
   struct PartRun {
     bool held = false;
     std::uint64_t first = 0;
@@ -77,8 +77,8 @@ struct PlacedTensor {
   std::uint64_t first_elem = 0;
 };
 
-// Elements [begin, end) of the unit; at most kLawBlockElems of one tensor. A block without elements of
-// the rank's own is empty.
+// Elements [begin, end) of the unit; at most kLawBlockElems of one tensor. A block without elements
+// of the rank's own is empty.
 struct NormBlock {
   std::uint64_t begin = 0;
   std::uint64_t end = 0;

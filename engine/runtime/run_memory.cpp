@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::uint64_t kPinnedPageBytes = 4096;
 
-// The same content has the same key in every run. Kind, unit and micro-batch make the key.
+// A content has one key in all runs. Kind, unit and micro-batch make the key.
 std::uint64_t content_key(const schedule::Buffer& buffer) {
   const auto field = [](std::int32_t value) {
     return static_cast<std::uint64_t>(std::int64_t{value} + 1);

@@ -90,8 +90,8 @@ void StateStore::visit(std::span<const StateKind> kinds, std::int32_t unit, std:
 }
 
 // The bytes that each rank of the world brings of elements [begin, end): the ranks of the unit's
-// stage bring their shards, or the first of them all; of a tensor group the first one. Sums of whole
-// tensors have a numbering and shards of their own.
+// stage bring their shards, or the first of them all; of a tensor group the first one. Sums of
+// whole tensors have a numbering and shards of their own.
 std::vector<std::uint64_t> StateStore::part_bytes(StateKind kind,
                                                   const kernels::StateLayout& layout,
                                                   std::int32_t unit, std::uint64_t begin,
@@ -121,8 +121,8 @@ std::vector<std::uint64_t> StateStore::part_bytes(StateKind kind,
 }
 
 bool StateStore::brings(StateKind kind, std::int32_t unit) const {
-  // The last stage has a copy of a tied table, which the first stage brings. Ranks with other parts of
-  // the sequences have copies of all parts.
+  // The last stage has a copy of a tied table, which the first stage brings. Ranks with other parts
+  // of the sequences have copies of all parts.
   const bool has_unit = sharing_.pipeline.owns(unit) && sharing_.view.tensor.context() == 0;
   return has_unit && (is_sharded(kind) || sharing_.view.rank == 0);
 }

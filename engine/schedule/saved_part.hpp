@@ -6,33 +6,19 @@
 // all: the unit's backward visit recomputes it from other parts or from the unit's input.
 #pragma once
 
-#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace sluice::schedule {
 
 // The halves of backward that read a part.
 enum class SavedFor : std::uint8_t { kBoth, kBackwardInput, kBackwardWeight };
-inline constexpr std::size_t kSavedForCount = 3;
-constexpr std::string_view saved_for_name(SavedFor used_by) {
-  constexpr std::array<std::string_view, kSavedForCount> names{"both", "backward_input",
-                                                               "backward_weight"};
-  return names[static_cast<std::size_t>(used_by)];
-}
 
 // The kind of operation that makes a part. It tells cheap parts from dear ones.
 enum class MadeBy : std::uint8_t { kWholePass, kElementwise, kAttention, kProduct };
-inline constexpr std::size_t kMadeByCount = 4;
-constexpr std::string_view made_by_name(MadeBy made_by) {
-  constexpr std::array<std::string_view, kMadeByCount> names{"whole_pass", "elementwise",
-                                                             "attention", "product"};
-  return names[static_cast<std::size_t>(made_by)];
-}
 
 // A set of a unit's parts: bit p stands for the part at index p. The last bit is the unit's input.
 using PartMask = std::uint32_t;

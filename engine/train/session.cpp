@@ -206,8 +206,8 @@ const schedule::Buffer& Session::host_buffer(schedule::BufferRole role,
   throw InternalError("the schedule has no such buffer");
 }
 
-// A rank has buffers for the tokens and losses of its own micro-batches only, and only if its stages
-// read tokens or have the head.
+// A rank has buffers for the tokens and losses of its own micro-batches only, and only if its
+// stages read tokens or have the head.
 std::vector<std::int64_t> Session::own_microbatches(schedule::BufferRole role) const {
   std::vector<std::int64_t> own;
   for (const schedule::Buffer& buffer : plan_.training().buffers) {
@@ -384,8 +384,8 @@ void Session::note_updates(std::vector<StepOutcome>& outcomes) {
 }
 
 // Ranks exchange the losses of their micro-batches, so that each adds all of them in the step's
-// order. In a pipeline only the ranks with the head have losses. The ranks of a tensor group have the
-// same ones, and the first of them brings them.
+// order. In a pipeline only the ranks with the head have losses. The ranks of a tensor group have
+// the same ones, and the first of them brings them.
 std::vector<double> Session::losses_of_microbatches() {
   const auto ranks = static_cast<std::size_t>(ranks_.control.size());
   const auto total = static_cast<std::size_t>(plan_.updates()) * plan_.options.microbatches;

@@ -9,8 +9,8 @@
 namespace sluice::train {
 namespace {
 
-// The deadline of a meeting at the start. A rank may plan, or verify a checkpoint, while the others wait; the
-// control plane finds one that is gone.
+// The deadline of a meeting at the start. A rank may plan, or verify a checkpoint, while the others
+// wait; the control plane finds one that is gone.
 constexpr double kStartSeconds = 3600;
 
 // The outcome of a part of the start on one rank, as it travels: empty, or three lines.
@@ -202,7 +202,7 @@ JobError World::explain(const std::exception& error, const std::string& when) {
   const collectives::FirstCause cause =
       operation ? plane_->find_cause(own) : plane_->abort(reported_by(rank()));
   if (cause.rank == rank()) return {own, 3, code, false};
-  // The same fault on every rank, such as gradients that are not finite, is printed once.
+  // A fault that every rank has, such as gradients that are not finite, is printed once.
   const bool is_reported = cause.text == reported_by(cause.rank);
   std::string text = cause.text;
   if (operation) text += "; " + describe(rank()) + " waited for it in " + *operation + when;

@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(kThreads)
       for (int e = 0; e < kElems; ++e) {
         const float x = load_float(a.values[e]), y = load_float(b.values[e]);
         const float cosine = cosines[first + e], sine = sines[first + e];
-        // The same operations as on the host.
+        // These are the operations of the host's kernel.
         a.values[e] = from_float<T>(__fsub_rn(__fmul_rn(x, cosine), __fmul_rn(y, sine)));
         b.values[e] = from_float<T>(__fadd_rn(__fmul_rn(y, cosine), __fmul_rn(x, sine)));
       }

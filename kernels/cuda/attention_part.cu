@@ -50,7 +50,7 @@ struct PartLayout {
   __device__ std::int64_t out(std::int64_t head, std::int64_t row) const {
     return row * out_stride() + head * head_dim;
   }
-  // Of the tile with these first rows.
+  // The scores of the tile with these first rows.
   __device__ VisibleScores visible(std::int64_t query, std::int64_t key) const {
     return {queries - query, keys - key, causal ? query - key : std::int64_t{kSide}};
   }

@@ -188,7 +188,7 @@ def _call(func, args, kwargs):
                                  "outside its module's forward pass with gradients enabled; use it under "
                                  "torch.no_grad(), or keep weights in pinned memory")
     if func in _DETACHES and isinstance(first, (StandIn, View)):
-        # The same memory for each owner of a tied weight.
+        # Each owner of a tied weight gets one memory.
         return first._source.copy_of(first, values[0][0])
     with torch._C.DisableTorchFunctionSubclass():
         result = func(*values[0], **values[1])

@@ -23,7 +23,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   parts.erase(parts.begin());
   try {
     const sluice::config::Config config = sluice::config::parse_config(text, "fuzz.toml", parts);
-    sluice::config::config_to_json(config);
     const std::string dump = sluice::config::config_to_toml(config);
     const sluice::config::Config again = sluice::config::parse_config(dump, "dump.toml");
     if (sluice::config::config_to_toml(again) != dump) __builtin_trap();

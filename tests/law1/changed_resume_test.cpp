@@ -105,8 +105,8 @@ std::optional<std::string> resume_with(const TrainingBench& bench, const Rule& r
   return std::nullopt;
 }
 
-// Draws `count` pairs of a rule and a change; SLUICE_CHANGED_RESUMES and SLUICE_CHANGED_SEED ask for
-// others.
+// Draws `count` pairs of a rule and a change; SLUICE_CHANGED_RESUMES and SLUICE_CHANGED_SEED ask
+// for others.
 std::uint64_t number_in(const char* variable, std::uint64_t otherwise) {
   const char* const text = std::getenv(variable);
   return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);

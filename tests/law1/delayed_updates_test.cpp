@@ -59,8 +59,8 @@ std::vector<schedule::UnitRange> even_stages(int stages) {
   return ranges;
 }
 
-// The update that stage `stage` of `stages` lacks least when micro-batch k of a schedule begins there,
-// as the papers write it; one micro-batch in each update but for 2BW.
+// The update that stage `stage` of `stages` lacks least when micro-batch k of a schedule begins
+// there, as the papers write it; one micro-batch in each update but for 2BW.
 std::int64_t version_by_rule(const DelayedCase& at, std::int64_t stage, std::int64_t k) {
   const std::int64_t after = at.rule == "pipedream" ? at.pipeline - stage - 1 : at.pipeline - 1;
   const std::int64_t of = at.rule == "2bw" ? k / at.microbatches - 1 : k - after;
@@ -103,8 +103,8 @@ config::Config config_of(const TrainingBench& bench, const DelayedCase& at) {
                                            "parallel.updates=" + std::to_string(at.updates)});
 }
 
-// Plans the whole world, and counts in the list of each stage the places of the unit that has most: an
-// embedding's weights are not read on the way back.
+// Plans the whole world, and counts in the list of each stage the places of the unit that has most:
+// an embedding's weights are not read on the way back.
 std::vector<std::int32_t> most_places_of_stages(const DelayedCase& at) {
   const TrainingBench bench;
   DelayedCase on_device = at;

@@ -1,5 +1,5 @@
-// Law 1 over whole runs of pipelines: planned by the first rank, with evaluation and checkpoints, and
-// resumed by any other number of stages and data-parallel ranks.
+// Law 1 over whole runs of pipelines: planned by the first rank, with evaluation and checkpoints,
+// and resumed by any other number of stages and data-parallel ranks.
 #include <gtest/gtest.h>
 
 #include "tests/support/sweep.hpp"

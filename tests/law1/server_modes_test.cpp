@@ -53,7 +53,8 @@ Overrides served(const ServerCase& at) {
                                       "parallel.updates=" + std::to_string(at.updates)};
 }
 
-// A worker computes with the weights that it last had from the server: those after its own arrival.
+// A worker computes with the weights that it last had from the server: those after its own
+// arrival.
 UpdateRule rule_of_server(const ServerCase& at, const config::Config& config) {
   if (at.mode != "asp") {
     return {at.updates,

@@ -25,8 +25,8 @@ model::Model first_model(const config::Config& config) {
   return model::Model(config::model_shape(config), config::tensor_share(config, 0));
 }
 
-// A rank's elements, and once more the embedding's of 64 columns, whose second use has a gradient of
-// its own. tokens: most of a rank.
+// A rank's elements, and once more the embedding's of 64 columns, whose second use has a gradient
+// of its own. tokens: most of a rank.
 std::uint64_t gradient_elems(const config::Config& config, std::uint64_t tokens) {
   const model::Model model = first_model(config);
   std::uint64_t elems = tokens * 64;
@@ -126,8 +126,8 @@ TEST(Ring, SendAsManyElementsAsTheFormulaSays) {
   }
 }
 
-// The terms of tensor groups are those of all rows together, and the terms of context groups those of
-// all heads together. Each kind of ranks sums by itself.
+// The terms of tensor groups are those of all rows together, and the terms of context groups those
+// of all heads together. Each kind of ranks sums by itself.
 TEST(TensorAndContext, SendAsManyElementsAsTheFormulaSays) {
   const std::uint64_t layers = 2, microbatches = 2, rows = 16, phi = rows * 64;
   for (std::size_t i = 0; i < sweep(16); ++i) {
@@ -145,7 +145,8 @@ TEST(TensorAndContext, SendAsManyElementsAsTheFormulaSays) {
         static_cast<int>(contexts));
     const std::uint64_t gradients = gradient_elems(config, 139);
     const std::uint64_t blocks = norm_blocks(config);
-    // Embedding, layers, head, as in a tensor group alone. A norm's gradient is of each group's rows.
+    // Embedding, layers, head, as in a tensor group alone. A norm's gradient is of each group's
+    // rows.
     std::uint64_t sums = phi + layers * (recomputes ? 5 : 4) * phi + phi + 3 * rows;
     std::uint64_t halves = 0;
     if (sequence) {
@@ -166,8 +167,8 @@ TEST(TensorAndContext, SendAsManyElementsAsTheFormulaSays) {
   }
 }
 
-// A run that spills activations downloads what the layers save. With parallel.sequence that is 1/t of
-// what one rank saves.
+// A run that spills activations downloads what the layers save. With parallel.sequence that is 1/t
+// of what one rank saves.
 TEST(Tensor, SavesAsManyBytesAsTheFormulaSays) {
   constexpr std::int64_t kSteps = 2;
   for (const char* family : {"model.family=gpt2", "model.family=llama"}) {

@@ -1,7 +1,7 @@
-// Law 1 over resumes of tensor and context groups: groups of one size go on from a checkpoint or a durable
-// commit of each other's to the bits of the whole run, in whatever mesh. Checkpoints of files have no trace
-// of the groups. Durable commits name the slices of their parts, so groups of another size read
-// them.
+// Law 1 over resumes of tensor and context groups: groups of one size go on from a checkpoint or a
+// durable commit of each other's to the bits of the whole run, in whatever mesh. Checkpoints of
+// files have no trace of the groups. Durable commits name the slices of their parts, so groups of
+// another size read them.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -168,7 +168,8 @@ TEST(TensorResume, RecordsNameWhereEachBoxBegins) {
   EXPECT_GT(slices, 10u);
 }
 
-// --- forged records --------------------------------------------------------------------------------
+// --- forged records
+// --------------------------------------------------------------------------------
 
 using Json = nlohmann::json;
 

@@ -555,7 +555,7 @@ class Sentences(Case):
 
 
 class Aliases(Case):
-    """Of a parameter's memory, in another type or under another name: a write is followed or refused."""
+    """Aliases of a parameter's memory, in another type or under another name: a write is followed or refused."""
 
     def test_views_in_other_types_write_through(self):
         ways = {"view as int32": lambda t: t.view(torch.int32).zero_(), "its part": lambda t: t.view(torch.int32)[1].zero_(),

@@ -308,7 +308,7 @@ class Mutator {
     return instruction.lane == schedule::Lane::kInner && instruction.microbatch >= 0 &&
            instruction.op == schedule::Op::kAllReduce;
   }
-  // The same cut on all ranks of the group, in the order of their lists.
+  // One cut on all ranks of the group, in the order of their lists.
   std::vector<std::size_t> members_of_cut(std::size_t victim) const {
     const std::vector<std::int32_t>& group =
         schedule_.groups[static_cast<std::size_t>(schedule_.instructions[victim].group)].ranks;

@@ -9,8 +9,8 @@
 
 namespace sluice::testing {
 
-// docs/design/tensor.md derives the terms of a layer's saved bytes. contexts: ranks that have parts of
-// each sequence. exchanges: they exchange heads.
+// docs/design/tensor.md derives the terms of a layer's saved bytes. contexts: ranks that have parts
+// of each sequence. exchanges: they exchange heads.
 inline std::uint64_t saved_formula(const model::ModelShape& shape, const model::BatchShape& batch,
                                    std::int64_t ranks, bool sequence, std::int64_t contexts = 1,
                                    bool exchanges = false) {

@@ -30,7 +30,7 @@ std::string message_of(const Call& call) {
   return thrown_by<Error>(call).what();
 }
 
-// The same for calls that may succeed: then it is empty.
+// The message of a call that may succeed: then it is empty.
 template <class Error = InputError, class Call>
 std::string refusal_of(const Call& call) {
   try {

@@ -29,9 +29,9 @@ struct PlanBenchOptions {
 // Plans well-known cases, then random models of up to 100 units and 128 micro-batches with random
 // budgets, for a machine that is described in the source. Runs nothing.
 // {"event":"bench","name":"plan","figures":{"cases":[{case, outcome ("fits" | "refused"), cpu_s,
-//   and of a plan step_s, bound_s, tokens_per_s}], "shapes":{count, fits, median_cpu_s, worst_cpu_s,
-//   median_gap (step / bound - 1)}}}, or figures of "quality",
-//   "small", "ranks", "worlds" or "held_out" alone.
+//   and of a plan step_s, bound_s, tokens_per_s}], "shapes":{count, fits, median_cpu_s,
+//   worst_cpu_s, median_gap (step / bound - 1)}}}, or figures of "quality", "small",
+//   "ranks", "worlds" or "held_out" alone.
 nlohmann::json run_plan_bench(const PlanBenchOptions& options, const WorldNotes& notes = {});
 
 }  // namespace sluice::bench

@@ -48,9 +48,9 @@ double two_gathers_s(const planner::Plan& plan) {
   return others * elems * (2 + 2 * 2) / kLinkBytesPerS;
 }
 
-// No order of the plan's own instructions on a rank takes less: the loss waits for the forward pass,
-// for the updates that the last step left, and for one gather of each unit; all other compute and all
-// exchanges wait for the loss. Precondition: a rank has one micro-batch.
+// No order of the plan's own instructions on a rank takes less: the loss waits for the forward
+// pass, for the updates that the last step left, and for one gather of each unit; all other compute
+// and all exchanges wait for the loss. Precondition: a rank has one micro-batch.
 double ordered_s(const planner::Plan& plan) {
   double before = 0, gathers = 0, after = 0, exchanges = 0, comm = 0;
   std::set<std::int32_t> gathered;

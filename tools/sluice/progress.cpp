@@ -189,8 +189,8 @@ std::string units_text(const train::RunEvent& pipeline, int pipeline_rank) {
   return text;
 }
 
-// A plan on paper may have thousands of classes. Then it shows the first and the last one, the slowest
-// and the fullest.
+// A plan on paper may have thousands of classes. Then it shows the first and the last one, the
+// slowest and the fullest.
 std::vector<train::RunEvent> shown_ranks(const train::RunEvent& plan) {
   const train::RunEvent& all = plan["per_rank"];
   constexpr std::size_t kMostLines = 16;
@@ -247,8 +247,8 @@ std::string shares_text(const train::RunEvent& shares_s) {
   return text;
 }
 
-// Only for several ranks: those that need most, and those that end last. The first ones have the lines
-// about memory, the others those about time.
+// Only for several ranks: those that need most, and those that end last. The first ones have the
+// lines about memory, the others those about time.
 void add_job(std::string& text, const train::RunEvent& plan) {
   if (!plan.contains("job")) return;
   const train::RunEvent& job = plan["job"];

@@ -16,8 +16,8 @@ std::size_t terminal_columns(int descriptor);
 
 // The variable by which a launcher tells its ranks the columns that it has for their lines.
 inline constexpr const char* kRelayedColumns = "SLUICE_COLUMNS";
-// The columns for a line that should stay one: terminal_columns(), or those of the launcher's terminal
-// that relays what is written to `descriptor`. 0: any number.
+// The columns for a line that should stay one: terminal_columns(), or those of the launcher's
+// terminal that relays what is written to `descriptor`. 0: any number.
 std::size_t line_columns(int descriptor);
 
 // Columns that a text takes: its characters, each of one or more bytes of UTF-8.

@@ -27,7 +27,8 @@ namespace {
 // The signal that asked to stop; 0: none. A second one ends the process at once, but for SIGHUP: a
 // terminal that closes may send that twice, from its shell and from the kernel.
 std::atomic<int> stop_signal{0};
-// Whether the run has files. Before, there is nothing to save, and a signal ends the process at once.
+// Whether the run has files. Before, there is nothing to save, and a signal ends the process at
+// once.
 std::atomic<bool> has_files{false};
 
 void on_signal(int signal) {

@@ -2,8 +2,8 @@
 // rank plans, the others compile what it chose (engine/train/world_plan.hpp).
 //
 // A durable run commits every second step while it computes. New sessions then load its last commit
-// and train the steps after it once more, and their figures replace those of the first sessions. So
-// a commit that is wrong shows in a figure. Its log and data lie in directories of their own.
+// and train the steps after it once more, and their figures replace those of the first sessions.
+// So a commit that is wrong shows in a figure. Its log and data lie in directories of their own.
 #include "tools/verify/verify.hpp"
 
 #include <algorithm>
@@ -49,7 +49,8 @@ std::vector<std::string> take_own_directories(config::Config& config, const RunI
   return paths;
 }
 
-// The directories of all ranks; those that it makes go with it. own: these go with all that they hold.
+// The directories of all ranks; those that it makes go with it. own: these go with all that they
+// hold.
 class StorageDirectories {
  public:
   StorageDirectories(const std::vector<train::Prepared>& ranks, std::vector<std::string> own)

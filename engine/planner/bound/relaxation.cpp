@@ -226,6 +226,7 @@ void Relaxation::list_remade() {
   remade_parts_ = std::move(merged);
 }
 
+// NOLINTNEXTLINE(readability-function-size): the search that replaces it is being written
 std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
                                          const config::Config::Places& place,
                                          const TierBytes& budgets, const TierBytes& extra) const {

@@ -90,6 +90,7 @@ bool shares_device(const CandidateGroup& group) {
   return group.front().shares_device;
 }
 
+// NOLINTNEXTLINE(readability-function-size): the search that replaces it is being written
 std::vector<CandidateGroup> plan_candidates(const config::Config& config,
                                             const schedule::StepModel& model) {
   const std::uint64_t all_slots = weight_slots_of_all(model, config.memory.chunk_bytes);

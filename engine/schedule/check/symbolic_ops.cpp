@@ -115,8 +115,6 @@ void SymbolicOps::apply(const Instruction& instruction, const std::vector<ReadVa
     return;
   }
   switch (instruction.op) {
-    case Op::kEncode:
-    case Op::kDecode:
     case Op::kAccumulateGrad:
     case Op::kFoldGrad:
     case Op::kRoundGrad:

@@ -2,8 +2,8 @@
 // them is the outer one. Units go forward to the head and back. A segment of units that dropped
 // their outputs goes forward once more before the walk back enters it.
 //
-// In a pipeline an order of stages leads the walk. A pass through a stage goes through its units, and
-// a segment never reaches beyond its stage.
+// In a pipeline an order of stages leads the walk. A pass through a stage goes through its units,
+// and a segment never reaches beyond its stage.
 #include "engine/schedule/compile/compute_items.hpp"
 
 #include <algorithm>

@@ -277,8 +277,8 @@ class StepGenerator {
     return options().update == UpdatePlacement::kInBackward ||
            options().update == UpdatePlacement::kSpeculative;
   }
-  // Whether the gradient of one of the unit's updates is complete after this item. A tied embedding's is complete only
-  // after its reduction.
+  // Whether the gradient of one of the unit's updates is complete after this item. A tied
+  // embedding's is complete only after its reduction.
   bool completes_gradient(const ComputeItem& item) const {
     return item.op == Op::kBackwardWeight &&
            item.microbatch % options().microbatches == last_own_microbatch(model_, options()) &&
@@ -350,8 +350,8 @@ class StepGenerator {
     return all;
   }
 
-  // An asynchronous server: the gradients of micro-batches [begin, end) that other ranks have computed,
-  // in the order in which all ranks meet. This rank's own come with its passes.
+  // An asynchronous server: the gradients of micro-batches [begin, end) that other ranks have
+  // computed, in the order in which all ranks meet. This rank's own come with its passes.
   void receive_arrivals(std::int32_t begin, std::int32_t end) {
     const RankView& view = builder_.view();
     for (std::int32_t update = begin; view.is_asynchronous() && update < end; ++update) {
@@ -596,8 +596,8 @@ class StepGenerator {
     return uses;
   }
 
-  // The download of a pass's loss and the path of its gradients. An update in backward follows right
-  // after the last gradient that it needs.
+  // The download of a pass's loss and the path of its gradients. An update in backward follows
+  // right after the last gradient that it needs.
   void follow(const ComputeItem& item, const PassUses& uses) {
     if (uses.loss != kNoId) {
       builder_.move(Op::kDownload, Lane::kD2H, -1, item.microbatch, -1,

@@ -1,5 +1,6 @@
-// It is the drain of a run whose updates all wait (UpdatePlacement::kNextForward), with the norms and
-// the clip factor in front of it: a trainer has taken these in the step that left the gradients.
+// It is the drain of a run whose updates all wait (UpdatePlacement::kNextForward), with the norms
+// and the clip factor in front of it: a trainer has taken these in the step that left the
+// gradients.
 #include "engine/schedule/compile/host_update.hpp"
 
 #include <numeric>

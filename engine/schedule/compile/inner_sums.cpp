@@ -1,5 +1,5 @@
-// A pass without cuts is one instruction, also where layers declare segments. Segments without a cut
-// between them run together.
+// A pass without cuts is one instruction, also where layers declare segments. Segments without a
+// cut between them run together.
 #include "engine/schedule/compile/inner_sums.hpp"
 
 #include <algorithm>
@@ -10,8 +10,9 @@
 namespace sluice::schedule {
 namespace {
 
-// The bytes that this rank sends, and those of the workspace that it receives parts in. Parts differ
-// by an element; all ranks of the group have room for the largest, so that their memory is alike.
+// The bytes that this rank sends, and those of the workspace that it receives parts in. Parts
+// differ by an element; all ranks of the group have room for the largest, so that their memory is
+// alike.
 struct Sizes {
   std::uint64_t sent = 0;
   std::uint64_t workspace = 0;

@@ -2,8 +2,9 @@
 // functions emit nothing for a rank that is alone.
 //
 // An AllReduce is a reduce-scatter of even parts, added by the tree of law 2, and a gather: a rank
-// sends 2 (N - 1) / N of the elements if N divides them. Its `bytes` are exact in any case. It writes
-// the elements that it reads, and a workspace for the others' parts of the elements that it adds.
+// sends 2 (N - 1) / N of the elements if N divides them. Its `bytes` are exact in any case. It
+// writes the elements that it reads, and a workspace for the others' parts of the elements that it
+// folds.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +20,9 @@ struct PassStep {
   std::vector<Cut> cuts;
 };
 
-// The steps of a pass of this rank: all of it in one if the rank is alone. makes_output, remade: of a
-// Recompute, which leaves out cuts that nothing of what it makes needs; for other passes true and 0.
+// The steps of a pass of this rank: all of it in one if the rank is alone. makes_output, remade: of
+// a Recompute, which leaves out cuts that nothing of what it makes needs; for other passes true and
+// 0.
 std::vector<PassStep> steps_of(const TensorView& tensor, const PassSegments& segments,
                                bool makes_output, PartMask remade);
 

@@ -37,9 +37,9 @@ constexpr std::uint64_t kRingSlack = 1024;
 // Where there are many pieces, no smaller boxes are tried from the bound plus 1/256 on.
 constexpr std::uint64_t kManyPiecesSlack = 256;
 constexpr std::size_t kManyPieces = 8192;
-// The most boxes of single places that single pieces follow, and the most single pieces where packings
-// are only compared, and otherwise. Packing them takes the time of comparing each with all that live
-// next to it.
+// The most boxes of single places that single pieces follow, and the most single pieces where
+// packings are only compared, and otherwise. Packing them takes the time of comparing each with all
+// that live next to it.
 constexpr std::size_t kMostPlaces = 8192;
 constexpr std::size_t kMostSinglePieces = 8192;
 constexpr std::size_t kMostExactPieces = 32768;

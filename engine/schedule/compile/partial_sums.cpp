@@ -1,5 +1,5 @@
-// Sums in pinned memory are added to in place. Those on storage go through staged pieces: the sum of
-// a piece is read, the gradient added, and the result written back, each in parallel with its
+// Sums in pinned memory are added to in place. Those on storage go through staged pieces: the sum
+// of a piece is read, the gradient added, and the result written back, each in parallel with its
 // neighbours. The order of additions is that of sums on the device, so the bits are theirs.
 #include "engine/schedule/compile/partial_sums.hpp"
 

@@ -1,5 +1,5 @@
-// The instructions of one pass. A pass whose unit has parts on several ranks is cut: each step is an
-// instruction, and the sums over the ranks stand after it.
+// The instructions of one pass. A pass whose unit has parts on several ranks is cut: each step is
+// an instruction, and the sums over the ranks stand after it.
 #pragma once
 
 #include <cstddef>

@@ -106,11 +106,11 @@ BufferId StepBuilder::add_like(BufferId home, std::int32_t version) {
   return add_transient(std::move(buffer));
 }
 
-// Lists the groups of the whole world, since all ranks have the same table: of the data-parallel ranks
-// with the same parts of each pipeline rank, of the pipeline ranks of each place in a stage, of the two
-// of these that a tied head joins, of the ranks that hold parts of the same units, of those that have
-// parts of the same sequences, and of those that hold copies of the same key/value heads. A dimension
-// of one rank has none.
+// Lists the groups of the whole world, since all ranks have the same table: of the data-parallel
+// ranks with the same parts of each pipeline rank, of the pipeline ranks of each place in a stage,
+// of the two of these that a tied head joins, of the ranks that hold parts of the same units, of
+// those that have parts of the same sequences, and of those that hold copies of the same key/value
+// heads. A dimension of one rank has none.
 void StepBuilder::join_world() {
   const std::int32_t data_ranks = view().ranks, tensor_ranks = tensor().ranks;
   const std::int32_t pipeline_ranks = pipeline().ranks();

@@ -165,17 +165,17 @@ struct StepOptions {
   // kInBackward and kSpeculative: the updates of so many units, from the first on, run in the next
   // forward pass instead (carried_units).
   std::int32_t carried_units = 0;
-  // Several ranks: the number of later exchanges of gradients that begin before the parts of one are
-  // summed. Without any, the compute lane waits for each exchange; each takes memory for the
+  // Several ranks: the number of later exchanges of gradients that begin before the parts of one
+  // are summed. Without any, the compute lane waits for each exchange; each takes memory for the
   // gradient and the parts of one more unit.
   std::int32_t exchange_lag = 0;
   // Pipelines: so many units of each stage, from its last one down, recompute their parts before
   // the first of the stage's backward passes. These wait for the gradient of the next stage, so the
   // recomputation takes time of the bubble; the parts of all these units lie in memory at once.
   std::int32_t recompute_ahead = 0;
-  // Tensor groups: the passes of so many micro-batches through a unit take turns, segment by segment
-  // (compute_items.hpp), so that the sums of one are made in parallel with the segments of the
-  // other. 1 or 2, in a pipeline 1.
+  // Tensor groups: the passes of so many micro-batches through a unit take turns, segment by
+  // segment (compute_items.hpp), so that the sums of one are made in parallel with the segments of
+  // the other. 1 or 2, in a pipeline 1.
   std::int32_t turns = 1;
   // Windows and the device arena use the same memory at different times (pack.hpp). That takes less
   // memory, but instructions that reuse memory wait longer.

@@ -1,14 +1,14 @@
 // The one order of all messages is that of the times at which they are made, each pass taking one
 // unit of time.
 //
-// It fits every list. A rank that consumes one message after it has made another is no problem: if a
-// send comes before a receive in the one order, then its value is made no later than that of the
-// receive, hence before the pass that consumes the latter begins. So the send's pass stands in front
-// of the receive's pass, and there is a place between them.
+// It fits every list. A rank that consumes one message after it has made another is no problem: if
+// a send comes before a receive in the one order, then its value is made no later than that of the
+// receive, hence before the pass that consumes the latter begins. So the send's pass stands in
+// front of the receive's pass, and there is a place between them.
 //
-// It cannot deadlock. Take the first message in the one order that is not delivered. All that stands
-// in front of it, in the list of either end, are passes and earlier messages, which are done. So both
-// ends get to it.
+// It cannot deadlock. Take the first message in the one order that is not delivered. All that
+// stands in front of it, in the list of either end, are passes and earlier messages, which are
+// done. So both ends get to it.
 #include "engine/schedule/orders/message_order.hpp"
 
 #include <algorithm>

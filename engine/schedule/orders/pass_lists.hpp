@@ -20,8 +20,9 @@ PipelineOrder begin_order(std::int32_t ranks, std::int32_t stages_each, std::int
 std::vector<StageAction> alternate(const std::vector<StageAction>& forward,
                                    const std::vector<StageAction>& backward, std::int32_t ahead);
 
-// The list of a rank with one stage: `ahead` forward passes first, then a forward pass, the gradient
-// of an input, and the gradient of the weights of `lag` micro-batches before. What remains follows.
+// The list of a rank with one stage: `ahead` forward passes first, then a forward pass, the
+// gradient of an input, and the gradient of the weights of `lag` micro-batches before. What remains
+// follows.
 std::vector<StageAction> split_backward(std::int32_t stage, std::int32_t microbatches,
                                         std::int32_t ahead, std::int32_t lag);
 

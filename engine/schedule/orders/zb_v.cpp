@@ -1,5 +1,5 @@
-// Micro-batches go down the ranks through the stages of the first half, and back up through those of
-// the second. With equal times of the three kinds of passes no rank ever waits:
+// Micro-batches go down the ranks through the stages of the first half, and back up through those
+// of the second. With equal times of the three kinds of passes no rank ever waits:
 //
 //   fill     forward passes of the lower stage, until the first micro-batch comes back up; then of
 //            both stages in turn; then of the upper stage, each with both its backward halves

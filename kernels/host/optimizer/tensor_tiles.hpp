@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 #include "kernels/optimizer.hpp"
@@ -71,6 +72,32 @@ class LinePartials {
 using TensorBatch = std::span<const ParameterSegment>;
 // Every batch except the last has at least 2^20 elements (4 MiB of fp32).
 std::vector<TensorBatch> tensor_batches(std::span<const ParameterSegment> segments);
+
+// Returns the workspace bytes of the batch that needs most. lay_out(segment, parts) assigns a
+// tensor its part of the workspace; over null `parts` it only counts bytes.
+template <class LayOut>
+std::uint64_t batch_workspace_bytes(std::span<const ParameterSegment> segments,
+                                    const LayOut& lay_out) {
+  std::uint64_t most = 0;
+  for (const TensorBatch batch : tensor_batches(segments)) {
+    WorkspaceParts parts(nullptr);
+    for (const ParameterSegment& segment : batch) lay_out(segment, parts);
+    most = std::max(most, parts.bytes());
+  }
+  return most;
+}
+
+// Calls body(tensors) for each batch. Batches run one after the other and share the workspace.
+template <class LayOut, class Body>
+void for_each_batch(std::span<const ParameterSegment> segments, void* workspace,
+                    const LayOut& lay_out, const Body& body) {
+  for (const TensorBatch batch : tensor_batches(segments)) {
+    WorkspaceParts parts(workspace);
+    std::vector<std::invoke_result_t<LayOut, const ParameterSegment&, WorkspaceParts&>> tensors;
+    for (const ParameterSegment& segment : batch) tensors.push_back(lay_out(segment, parts));
+    body(tensors);
+  }
+}
 
 // Calls body(tensor of the batch, piece) for every piece; `pieces` returns a tensor's count.
 void for_each_piece(const Parallel& parallel, std::size_t tensors,

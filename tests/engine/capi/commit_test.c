@@ -1,6 +1,6 @@
-/* Commits of sessions: the bits of the uninterrupted run after a session's end and after a kill, in each
- * format and from each tier; commits without an update, writes and loads between commits; wrong
- * directories, other parameters and damaged data. */
+/* Commits of sessions: the bits of the uninterrupted run after a session's end and after a kill, in
+ * each format and from each tier; commits without an update, writes and loads between commits;
+ * wrong directories, other parameters and damaged data. */
 #define _POSIX_C_SOURCE 200809L
 #include <dirent.h>
 #include <errno.h>
@@ -112,7 +112,8 @@ static void test_tiers(int format, int place, int next_place) {
   for_files(remove_file);
 }
 
-/* Weights and moments that are written, and state that is loaded, leave the commit before as it was. */
+/* Weights and moments that are written, and state that is loaded, leave the commit before as it
+ * was. */
 static void test_changes_between(int format, int place) {
   static unsigned char raw[400000];
   char path[8192];

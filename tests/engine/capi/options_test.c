@@ -1,6 +1,6 @@
-/* Default budgets, limits, members that are reserved, scales that leave a format, and gradients that
- * are given by a write. A process with an engine cannot be forked into another with one, so the first
- * test is about a process in which making one failed. */
+/* Default budgets, limits, members that are reserved, scales that leave a format, and gradients
+ * that are given by a write. A process with an engine cannot be forked into another with one, so
+ * the first test is about a process in which making one failed. */
 #define _POSIX_C_SOURCE 200809L
 #include <math.h>
 #include <sys/stat.h>

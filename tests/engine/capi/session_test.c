@@ -626,8 +626,9 @@ static void test_frozen_and_order(void) {
   sluice_session_destroy(t.session);
 }
 
-/* The program's own update over staged state: two moments of fp32 with bf16 weights, in one session with
- * a group of ours. State on storage, in pieces of whole parameters, gives the bits of state in memory. */
+/* The program's own update over staged state: two moments of fp32 with bf16 weights, in one
+ * session with a group of ours. State on storage, in pieces of whole parameters, gives the bits of
+ * state in memory. */
 static void test_caller(const char* folder) {
   uint64_t digests[2] = {0, 1};
   int place, step, p;

@@ -1,5 +1,5 @@
-/* A session of five parameters in two units and two groups, trained on numbers that are drawn, in each
- * format of state. */
+/* A session of five parameters in two units and two groups, trained on numbers that are drawn, in
+ * each format of state. */
 #ifndef SLUICE_TESTS_ENGINE_CAPI_TRIAL_H
 #define SLUICE_TESTS_ENGINE_CAPI_TRIAL_H
 #include "tests/engine/capi/check.h"

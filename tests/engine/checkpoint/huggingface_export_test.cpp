@@ -18,7 +18,7 @@ namespace {
 
 using nlohmann::json;
 
-// The same shapes as in tests/engine/checkpoint/record_huggingface_headers.py.
+// These are the shapes of tests/engine/checkpoint/record_huggingface_headers.py.
 model::ModelShape gpt2_shape() {
   // Layers, hidden, heads, kv_heads, ffn, vocab, max_seq.
   return {model::ModelFamily::kGpt2, 2, 24, 3, 3, 40, 256, 32};

@@ -79,8 +79,8 @@ TEST(PlanEqualsRun, ForVariedConfigurations) {
   EXPECT_GT(redone_steps, 0u);
 }
 
-// Updates that wait for the next step are made at an evaluation, a checkpoint and the end. Their bytes
-// are in no step.
+// Updates that wait for the next step are made at an evaluation, a checkpoint and the end. Their
+// bytes are in no step.
 TEST(PlanEqualsRun, StepsAndTheTimesBetweenThemMoveAllBytes) {
   const TrainingBench bench;
   for (const char* mode : {"scratch", "durable"}) {

@@ -250,8 +250,8 @@ TEST(PlanOrRefuse, MoreMemoryNeverHurts) {
   EXPECT_GT(plans, sweep(kGrownConfigurations) / 8);
 }
 
-// Rules for whole tensors stage a unit as one piece. Coarse needs once cut it to the pieces of other
-// rules, so that a group seemed to fit and nothing did.
+// Rules for whole tensors stage a unit as one piece. Coarse needs once cut it to the pieces of
+// other rules, so that a group seemed to fit and nothing did.
 TEST(PlanOrRefuse, UnitsOfWholeTensorsAreStagedWhole) {
   const TrainingBench bench;
   const auto config = [&](const std::string& device) {

@@ -114,8 +114,8 @@ TEST(World, AFaultNamesTheRankAndTheOperation) {
             "after step 3");
 }
 
-// A fault on which the ranks have agreed has its rank in front, and gets no other; each rank may add
-// where its own state is saved.
+// A fault on which the ranks have agreed has its rank in front, and gets no other; each rank may
+// add where its own state is saved.
 TEST(World, AnAgreedFaultNamesItsRankOnce) {
   RankWorlds worlds(3);
   std::array<std::string, 3> texts;

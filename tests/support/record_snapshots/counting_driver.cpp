@@ -1,5 +1,5 @@
-// The driver of the counting device, as far as PyTorch and Sluice call it. counting_cuda.cpp says what
-// the device does.
+// The driver of the counting device, as far as PyTorch and Sluice call it. counting_cuda.cpp says
+// what the device does.
 #include <cuda.h>
 
 #include <atomic>

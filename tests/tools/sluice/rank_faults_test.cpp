@@ -373,8 +373,8 @@ TEST_F(RankFaults, AFirstCommitOfSomeRanksIsNoCommit) {
   EXPECT_EQ(hash_of(outcome), whole);
 }
 
-// Damages the newest record of a log (offload/state_log.hpp), as a rank leaves it that is killed while
-// it writes its commit. Returns the number of the record.
+// Damages the newest record of a log (offload/state_log.hpp), as a rank leaves it that is killed
+// while it writes its commit. Returns the number of the record.
 std::uint64_t damage_newest_record(const fs::path& log) {
   std::string bytes = read_file(log);
   constexpr std::size_t kHeaderBytes = 8192;

@@ -166,7 +166,7 @@ TEST_F(Train, SavesNothingAtTheEndIfAskedTo) {
     EXPECT_TRUE(fs::exists(path("run/0001") / name)) << name;
     EXPECT_FALSE(fs::exists(path("unsaved/0001") / name)) << name;
   }
-  // Those that are due are saved as ever.
+  // Checkpoints that are due are saved as ever.
   EXPECT_EQ(events_of(succeed(unsaved + Words{"log.dir=every", "checkpoint.every=4"}), "checkpoint")
                 .size(),
             1u);

@@ -51,7 +51,7 @@ class ReplayPolicy {
   // Where allocation `id` lies, which the trace holds before its first operation.
   virtual std::uint64_t initial_address(std::uint32_t id) const = 0;
   virtual PolicyCounters counters() const = 0;
-  // The same as counters().reserved_bytes. It is called after every operation, so it must be cheap.
+  // Equals counters().reserved_bytes. It is called after every operation, so it must be cheap.
   virtual std::uint64_t reserved_bytes() const { return counters().reserved_bytes; }
   // False if the memory that the trace holds before its first operation did not fit.
   virtual bool is_adopted() const { return true; }

@@ -124,8 +124,8 @@ TEST(CarriedUpdates, HaveNoShadows) {
   for (std::size_t unit = 0; unit < shadows.size(); ++unit) EXPECT_EQ(shadows[unit] > 0, unit >= 2);
 }
 
-// Otherwise activations that leave the device would take its memory, and their copies would wait for
-// the writes of updates.
+// Otherwise activations that leave the device would take its memory, and their copies would wait
+// for the writes of updates.
 TEST(CarriedUpdates, NoLaterValueTakesTheMemoryOfAKeptRing) {
   const StepModel model = example_model(3, false, DType::kBF16);
   StepOptions options = example_options(model, Tier::kPinned, Tier::kPinned, Tier::kStorage);

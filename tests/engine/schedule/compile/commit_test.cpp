@@ -88,9 +88,9 @@ TEST(SavingStep, ASaveBetweenStepsCommitsTheSameState) {
   }
 }
 
-// Updates in the backward pass lag behind the exchanges of their gradients, and the Commit with them.
-// It follows the last piece of state all the same. Ranks whose shards of these small units are empty
-// commit too, since all ranks wait for each other.
+// Updates in the backward pass lag behind the exchanges of their gradients, and the Commit with
+// them. It follows the last piece of state all the same. Ranks whose shards of these small units
+// are empty commit too, since all ranks wait for each other.
 TEST(SavingStep, OfSeveralRanksCommitsBeforeTheFirstUpdate) {
   for (std::uint64_t seed = 0; seed < sweep(32); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
@@ -164,7 +164,7 @@ TEST_F(DamagedCommit, ADeclarationThatForgetsStateIsRefused) {
 
 TEST_F(DamagedCommit, OneThatIsMissingIsRefused) {
   Instruction& gone = commit();
-  gone.op = Op::kEncode;
+  gone.op = Op::kRelease;
   gone.reads.clear();
   expect_refused("declared to be committed");
 }

@@ -322,7 +322,7 @@ TEST(NestedSegments, RunEachUnitAsOftenAsItsDepthSays) {
     EXPECT_EQ(passes[Op::kRecompute], 2 * again[static_cast<std::size_t>(unit - 1)]);
     EXPECT_EQ(kept_bytes(schedule, unit), unit > 4 ? 40192u : 0u);
   }
-  // Of the first runs only outputs are read, and only those up to the middle.
+  // Only outputs of the first runs are read, and only those up to the middle.
   std::map<BufferId, int> reads;
   for (const Instruction& instruction : schedule.instructions) {
     if (instruction.lane != Lane::kCompute || instruction.op == Op::kRelease) continue;

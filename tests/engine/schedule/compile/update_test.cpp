@@ -52,8 +52,8 @@ TEST(NextForward, CarriesUpdatesOverTheBordersOfStepsToTheSameTerms) {
   }
 }
 
-// Wherever the update is, a step moves the bytes of one with its update after its backward pass. So
-// do a first step and a drain together. The redo of a speculative step moves one update's bytes.
+// Wherever the update is, a step moves the bytes of one with its update after its backward pass.
+// So do a first step and a drain together. The redo of a speculative step moves one update's bytes.
 TEST(UpdatePlacement, MovesTheSameBytes) {
   for (std::uint64_t seed = 0; seed < sweep(20); ++seed) {
     const StepModel model = example_model(2, seed % 2 == 0, DType::kBF16);

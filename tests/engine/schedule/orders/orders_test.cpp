@@ -327,7 +327,8 @@ TEST(OrderMutations, NoneThatIsAcceptedDeadlocksOrLacksAPass) {
   std::printf("%zu orders damaged, %zu refused\n", made, refused);
 }
 
-// The versions of the papers: w(t - p + s + 1) on stage s, w(t - p + 1) on all, and the last but one.
+// The versions of the papers: w(t - p + s + 1) on stage s, w(t - p + 1) on all, and the last but
+// one.
 TEST(DelayedOrders, ReadTheVersionsOfTheirRules) {
   for (std::int32_t p = 1; p <= 8; ++p) {
     for (const std::int32_t updates : {1, 2, p, 3 * p}) {

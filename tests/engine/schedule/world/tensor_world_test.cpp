@@ -1,5 +1,5 @@
-// Reduced values are the whole, as terms: what each segment reads is made of the values of all ranks of
-// its group, and any mesh ends with the terms of its group alone.
+// Reduced values are the whole, as terms: what each segment reads is made of the values of all
+// ranks of its group, and any mesh ends with the terms of its group alone.
 #include <gtest/gtest.h>
 
 #include <algorithm>
