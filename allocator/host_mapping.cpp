@@ -55,7 +55,7 @@ HostMapping::HostMapping(std::uint64_t bytes) : bytes_(bytes) {
   if (head_end > first) static_cast<void>(::munmap(first, head_end - first));
   if (last > tail) static_cast<void>(::munmap(tail, last - tail));
   static_cast<void>(::madvise(begin, bytes, MADV_HUGEPAGE));
-  // A child of fork() does not get these pages. If it did, the first write behind the fork would
+  // A child of fork() does not get these pages. If it did, the first write after the fork would
   // give this process new pages, while a device or io_uring went on using the old ones.
   if (::madvise(begin, bytes, MADV_DONTFORK) != 0) {
     const int error_number = errno;

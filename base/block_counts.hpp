@@ -1,6 +1,6 @@
-// Counts by index that mostly grow by one from an index to the next, kept as runs. A unit of billions
-// of elements has millions of norm blocks, but their number before each of them has a run or two for
-// each tensor.
+// Counts by index that mostly grow by one from an index to the next, kept as runs. A unit of
+// billions of elements has millions of norm blocks, but their number before each of them has a run
+// or two for each tensor.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// The ranks of one machine get shares of its cores. hwloc distributes them over the topology, so the
-// cores of a share lie close together.
+// The ranks of one machine get shares of its cores. hwloc distributes them over the topology, so
+// the cores of a share lie close together.
 #include "base/core_shares.hpp"
 
 #include <hwloc.h>

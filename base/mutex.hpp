@@ -38,9 +38,9 @@
 #define SLUICE_TRY_ACQUIRE(...) SLUICE_THREAD_ATTRIBUTE(try_acquire_capability(__VA_ARGS__))
 // On a function that returns a reference to a lock.
 #define SLUICE_RETURN_CAPABILITY(x) SLUICE_THREAD_ATTRIBUTE(lock_returned(x))
-// Tells the compiler that the lock is held where it cannot see it: the comment beside says why.
+// Tells the compiler that the lock is held where it cannot see it: the comment next to it says why.
 #define SLUICE_ASSERT_CAPABILITY(...) SLUICE_THREAD_ATTRIBUTE(assert_capability(__VA_ARGS__))
-// Switches the check off for one function: the comment beside says why.
+// Switches the check off for one function: the comment next to it says why.
 #define SLUICE_NO_THREAD_SAFETY_ANALYSIS SLUICE_THREAD_ATTRIBUTE(no_thread_safety_analysis)
 
 namespace sluice {
@@ -88,7 +88,7 @@ class CondVar {
   void wait(MutexLock& lock, Predicate predicate) SLUICE_NO_THREAD_SAFETY_ANALYSIS {
     inner_.wait(lock.lock_, std::move(predicate));
   }
-  // The same until the deadline. Returns predicate()'s last value.
+  // Waits until the deadline at most. Returns predicate()'s last value.
   template <typename Predicate>
   bool wait_until(MutexLock& lock, Deadline deadline,
                   Predicate predicate) SLUICE_NO_THREAD_SAFETY_ANALYSIS {

@@ -2,7 +2,7 @@
 // sched_setaffinity(2)), and the node of a page (move_pages(2)).
 //
 // Here a processing unit belongs to one node: the first that hwloc lists as local to it, the
-// ordinary memory of its socket. A node left without processing units is memory-only: HBM beside
+// ordinary memory of its socket. A node left without processing units is memory-only: HBM next to
 // DRAM, CXL expanders, the memory of a GPU on a coherent link. A machine without NUMA has one node.
 // Thread-safe: objects do not change after construction.
 #pragma once

@@ -18,7 +18,7 @@ class PosixFile {
  public:
   // Throws IoError("open"), also if the path is not a regular file.
   static PosixFile open_read(const std::string& path);
-  // The same for an untrusted name beneath `directory` (base/open_beneath.hpp).
+  // Opens an untrusted name beneath `directory` (base/open_beneath.hpp).
   static PosixFile open_read_beneath(const std::string& directory, const std::string& name);
   // Creates the file (mode 0600, so that only its owner can read a model) or truncates it.
   static PosixFile create(const std::string& path);
@@ -46,8 +46,9 @@ class PosixFile {
   std::string path_;
 };
 
-// Refuses (InputError) a path whose entry is a device node, a FIFO or a socket: renaming a file over it
-// would destroy it. Call before a file is written beside `path`, so that nothing is written in vain.
+// Refuses (InputError) a path whose entry is a device node, a FIFO or a socket: renaming a file
+// over it would destroy it. Call before a file is written next to `path`, so that nothing is
+// written in vain.
 void check_replaceable(const std::string& path);
 // Renames a file and makes the rename durable (fsync of the directory of `to`). Both paths must be
 // in one file system. Refuses `to` as check_replaceable() does.

@@ -3,7 +3,7 @@
 // xxhash.h alone uses the instruction set that the library was compiled for; on x86 that is SSE2.
 // The library's dispatching header, if it is installed, picks AVX2 or AVX-512 at run time: the same
 // bits, four times as fast. The speed matters: tags for storage are most of the CPU time of a
-// streamed step beside its update.
+// streamed step along with its update.
 #pragma once
 
 #ifdef SLUICE_XXHASH_DISPATCH

@@ -2,7 +2,7 @@
 # not of `all`. A header that some source includes before all else is seen to by that source; the others get
 # a unit of their own. Globbed, unlike sources: a header must not escape the check by not being listed.
 #
-# Those of CUDA folders are checked where nvcc is found: as tests compile kernels for the CPU, and
+# Headers of CUDA folders are checked where nvcc is found: as tests compile kernels for the CPU, and
 # *_device.cuh, which only a GPU can run, by nvcc.
 
 # sluice_header_units(LIST SUFFIX HEADERS…): one source each that includes nothing else.

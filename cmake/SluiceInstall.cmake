@@ -58,7 +58,7 @@ if(EXISTS "${CMAKE_SOURCE_DIR}/docs")
   install(DIRECTORY "${CMAKE_SOURCE_DIR}/docs/" DESTINATION "${CMAKE_INSTALL_DOCDIR}"
     FILES_MATCHING PATTERN "*.md" PATTERN "*.svg" PATTERN "*.png" PATTERN "*.toml")
 endif()
-# The machines on paper, which the program finds beside its own directory; in a build tree too.
+# The machines on paper, which the program finds next to its own directory; in a build tree too.
 install(DIRECTORY "${CMAKE_SOURCE_DIR}/share/hardware" DESTINATION share/sluice
   FILES_MATCHING PATTERN "*.json" PATTERN "*.md")
 install(DIRECTORY "${CMAKE_SOURCE_DIR}/share/hardware" DESTINATION share/sluice COMPONENT dev

@@ -217,7 +217,7 @@ void Communicator::gather_parts(const char* call, const void* source, void* dest
   transfer_counted(call, 0, outgoing, incoming);
 }
 
-// The other ranks' values of this rank's part arrive in the workspace, one part behind the other in
+// The other ranks' values of this rank's part arrive in the workspace, one part after the other in
 // rank order.
 void Communicator::exchange_and_fold(const char* call, const void* source, void* destination,
                                      Counts counts, ReductionTypes types, void* workspace) {

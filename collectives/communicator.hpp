@@ -1,26 +1,26 @@
 // Collectives over a group of ranks, behind one interface: a single rank, threads of one process
 // (local/), processes with Gloo (gloo/), or GPUs with NCCL (nccl/).
 //
-// Every collective is an exchange of parts and, for reductions, a fold of our own (fold.hpp). The
+// Every collective is an exchange of parts and, for reductions, a sum of our own (fold.hpp). The
 // implementations only move bytes, so the bits of a sum do not depend on them. A reduction adds
 // along the tree of law 2, in fp32 for fp32 and shorter floats, and rounds once.
 //
 // The caller passes all buffers and workspaces (256-byte aligned). Calls are ordered on a stream if
 // the implementation has one; otherwise they are complete on return. All ranks of the group make
-// the same calls in the same order, one at a time. send, receive and exchange are calls of the ranks
-// that they name alone. In host memory one thread may send while another receives. Parts may be empty or differ in size: `counts`
-// holds the elements of each rank's part, the same on all ranks, and parts lie one behind the other
-// in rank order.
+// the same calls in the same order, one at a time. send, receive and exchange are calls of the
+// ranks that they name alone. In host memory one thread may send while another receives. Parts may
+// be empty or differ in size: `counts` holds the elements of each rank's part, the same on all
+// ranks, and parts lie one after the other in rank order.
 //
 // A call ends by its deadline. It throws TimeoutError, which names a rank that did not take part,
-// CommunicationError if a rank is gone or the group was aborted, or DeviceError if the device fails. A failure ends the group: it aborts, so that the other ranks' calls fail too, and every
+// CommunicationError if a rank is gone or the group was aborted, or DeviceError if the device
+// fails. A failure ends the group: it aborts, so that the other ranks' calls fail too, and every
 // later call throws CommunicationError with the first reason.
 //
 // The byte counters count payload, by definition and not by transport. Each part counts once for
 // each other rank that receives it: as sent on the rank that owned it, as received on the other. A
 // broadcast of n bytes to N ranks therefore sends (N - 1) n bytes from its root. A part that stays
-// on its rank counts nothing, neither do barriers, headers and retransmissions. An algorithm with
-// steps (ring, hierarchical) counts each step's transfers.
+// on its rank counts nothing, neither do barriers, headers and retransmissions.
 #pragma once
 
 #include <atomic>
@@ -42,7 +42,7 @@ class CommunicationError : public Error {
   // not finish.
   CommunicationError(int failed_rank, std::string failed_call, const std::string& reason);
   std::string_view code() const noexcept override { return "communication"; }
-  // The same fault, with the name of the operation that made the call.
+  // Returns this fault with the name of the operation that made the call.
   CommunicationError in(const std::string& operation) const { return {rank, operation, why}; }
 
   int rank;
@@ -80,8 +80,8 @@ struct ReductionTypes {
   DType sum = DType::kF32;
 };
 
-// The parts of a fold, [elems] each: this rank's, and in `others` those of all ranks, one behind
-// the other. The place of `own_rank` in `others` is not read.
+// The parts of a reduction, [elems] each: this rank's, and in `others` those of all ranks, one
+// after the other. The place of `own_rank` in `others` is not read.
 struct RankParts {
   const void* own = nullptr;
   const void* others = nullptr;

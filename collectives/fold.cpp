@@ -72,10 +72,6 @@ void fold_floats(std::span<const void* const> parts, DType part, void* out, DTyp
 
 }  // namespace
 
-DType sum_dtype(DType part) {
-  return part == DType::kBF16 || part == DType::kF16 ? DType::kF32 : part;
-}
-
 void fold_tree(std::span<const void* const> parts, DType part, void* out, DType result,
                std::uint64_t elems) {
   SLUICE_CHECK(!parts.empty() && count_partial_sums(parts.size()) <= kMostSums);

@@ -32,9 +32,6 @@ constexpr int count_partial_sums(std::uint64_t parts) {
   return std::bit_width(parts);
 }
 
-// The type in which parts are added: fp32 for fp32 and shorter floats, else their own.
-DType sum_dtype(DType part);
-
 // out [elems]: the sum of the parts along the tree. Floats of 16 bits are added in fp32 and rounded
 // once, to nearest even; integers wrap. The types are equal, or fp32 and a 16-bit float. out may be
 // one of the parts if they are equal. Other dtypes: InternalError. Runs on the calling thread.

@@ -93,7 +93,7 @@ std::string first_host(std::string_view list) {
   if (end == std::string_view::npos || list[end] == ',') return host;
   const std::string_view numbers = list.substr(end + 1);
   host += numbers.substr(0, numbers.find_first_of(",-]"));
-  // A suffix behind the brackets belongs to each name.
+  // A suffix after the brackets belongs to each name.
   const std::size_t close = list.find(']');
   if (close != std::string_view::npos) {
     const std::string_view suffix = list.substr(close + 1);
@@ -102,7 +102,7 @@ std::string first_host(std::string_view list) {
   return host;
 }
 
-// FNV-1a: the same port on all ranks of a job, and most likely another for the job beside it.
+// FNV-1a: the same port on all ranks of a job, and most likely another for the job next to it.
 std::uint16_t derive_port(std::string_view job) {
   std::uint32_t hash = 2166136261u;
   for (const char letter : job) hash = (hash ^ static_cast<unsigned char>(letter)) * 16777619u;

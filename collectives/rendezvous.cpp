@@ -9,12 +9,13 @@
 //
 // Rank 0 polls its listener and all connections. A connection that sends a complete hello has
 // greeted; one that sends anything else, or nothing for kGreetingSeconds, is closed. Once all ranks
-// have greeted, rank 0 answers each with all messages in rank order. On a disagreement, a timeout or
-// a rank that a launcher reports as lost (a hello with a magic number of its own) every rank that has
-// greeted receives the text of the error. The other ranks repeat connect, hello and answer until
-// they have an answer or the deadline passes. Lengths from the network are checked before memory is
-// allocated. A rank greets as soon as it has connected, so the oldest connection that has not greeted
-// gives way to a new one: silent connections neither keep ranks out nor take many descriptors.
+// have greeted, rank 0 answers each with all messages in rank order. On a disagreement, a timeout
+// or a rank that a launcher reports as lost (a hello with a magic number of its own) every rank
+// that has greeted receives the text of the error. The other ranks repeat connect, hello and answer
+// until they have an answer or the deadline passes. Lengths from the network are checked before
+// memory is allocated. A rank greets as soon as it has connected, so the oldest connection that has
+// not greeted gives way to a new one: silent connections neither keep ranks out nor take many
+// descriptors.
 #include "collectives/rendezvous.hpp"
 
 #include <poll.h>

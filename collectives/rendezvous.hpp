@@ -47,16 +47,16 @@ struct Meeting {
   Socket listener;  // on rank 0: the port, for a Door
 };
 
-// Ranks disagree about their number, or two claim the same rank. All ranks that had joined throw it,
-// with the same text; the one that found it out tells it.
+// Ranks disagree about their number, or two claim the same rank. All ranks that had joined throw
+// it, with the same text; the one that found it out tells it.
 class RanksDisagree : public InputError {
  public:
-  RanksDisagree(const std::string& what, bool is_told_elsewhere)
-      : InputError(what), told_elsewhere_(is_told_elsewhere) {}
-  bool is_told_elsewhere() const noexcept { return told_elsewhere_; }
+  RanksDisagree(const std::string& what, bool is_already_reported)
+      : InputError(what), already_reported_(is_already_reported) {}
+  bool is_already_reported() const noexcept { return already_reported_; }
 
  private:
-  bool told_elsewhere_;
+  bool already_reported_;
 };
 
 // A rank's process ended before all ranks had met, and its launcher said so. The message names it.
@@ -74,14 +74,14 @@ Meeting meet_ranks(const RendezvousPlace& place, const std::string& message, Dea
 // throw RankLost with the sentence `why`; a group that has met notices by itself.
 void report_lost_rank(const RendezvousPlace& place, const std::string& why);
 
-// Rank 0's port behind the meeting. A thread tells a process that comes too late why it has no place:
-// its number is taken, or it counts other ranks, or belongs to another job. meet_ranks() throws
-// InputError there.
+// Rank 0's port after the meeting. A thread tells a process that comes too late why it has no
+// place: its number is taken, or it counts other ranks, or belongs to another job. meet_ranks()
+// throws InputError there.
 class Door {
  public:
   // is_open: false from the first fault on, when a rank of the next attempt may be knocking; it is
-  // let go without an answer, and tries again. lost: a launcher answers in the place of a rank 0 that
-  // has ended, and every rank of the job throws RankLost with this text.
+  // let go without an answer, and tries again. lost: a launcher answers in the place of a rank 0
+  // that has ended, and every rank of the job throws RankLost with this text.
   Door(RendezvousPlace place, Socket listener, std::function<bool()> is_open,
        std::string lost = {});
 
@@ -95,7 +95,7 @@ class Door {
   std::jthread thread_;
 };
 
-// The same without the connections.
+// Exchanges the messages and closes the connections.
 std::vector<std::string> exchange_messages(const RendezvousPlace& place, const std::string& message,
                                            Deadline deadline);
 

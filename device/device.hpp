@@ -151,9 +151,10 @@ class Device {
 
   // name: for error messages and debuggers ("compute", "h2d").
   virtual std::unique_ptr<Stream> create_stream(const std::string& name) = 0;
-  // A stream over a queue of the host program, which must outlive it and may go on using it. native:
-  // a cudaStream_t, null for CUDA's default stream. The host device has no queues: there, work runs
-  // on the calling thread before the call returns, and a wait for an event blocks the thread.
+  // A stream over a queue of the host program, which must outlive it and may go on using it.
+  // native: a cudaStream_t, null for CUDA's default stream. The host device has no queues: there,
+  // work runs on the calling thread before the call returns, and a wait for an event blocks the
+  // thread.
   virtual std::unique_ptr<Stream> wrap_stream(void* native, const std::string& name) = 0;
   virtual std::unique_ptr<Event> create_event() = 0;
 

@@ -35,7 +35,7 @@ std::uint8_t moment1_code(float value, float inverse) {
   return static_cast<std::uint8_t>(std::signbit(value) ? -code : code);
 }
 
-// The same with z / 8, which has the bits of y.
+// The code is found with z / 8, which has the bits of y.
 std::uint8_t moment2_code(float value, float inverse) {
   if (!(value > 0)) return 0;
   const std::uint32_t bits = bits_of(std::max(value * inverse, kMoment2Least));

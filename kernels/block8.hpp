@@ -12,7 +12,7 @@
 // of two. Code c != 0 stands for F(|c| + 1) * sign(c) * scale, and code 0 for 0.
 //   moment1  signed codes -127..127, base 8, N = 7: from 2^-18 to 1
 //   moment2  codes 0..255, base 16, N = 8: from 2^-28 to 1. Only 0 becomes code 0; smaller numbers
-//            become 2^-28. A second moment of 0 beside a first moment that is not 0 would make a
+//            become 2^-28. A second moment of 0 with a first moment that is not 0 would make a
 //            step of m / eps.
 // In 300 simulated Adam steps (5,120 elements, scales spread by e^0, e^1 and e^2) the error of a
 // step was 0.94, 1.0 and 1.0 times that of the paper's decimal maps. Second moments of base 8 gave

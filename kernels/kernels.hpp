@@ -48,10 +48,10 @@ struct AttentionShape {
   std::int64_t first_position = 0;
 };
 
-// A rectangle of one sequence's scores: some of its queries against keys that may come from another rank.
-// Every query sees all keys, or, if causal, query i the keys 0 to i. qkv: packed rows of the queries,
-// as above. kv: rows of the keys, each k (kv_heads), then v (kv_heads). lse_stride: floats between heads
-// of lse, which may have more rows than there are queries.
+// A rectangle of one sequence's scores: some of its queries against keys that may come from another
+// rank. Every query sees all keys, or, if causal, query i the keys 0 to i. qkv: packed rows of the
+// queries, as above. kv: rows of the keys, each k (kv_heads), then v (kv_heads). lse_stride: floats
+// between heads of lse, which may have more rows than there are queries.
 struct AttentionPart {
   std::int64_t queries = 0, keys = 0, heads = 0, kv_heads = 0, head_dim = 0;
   bool causal = false;
@@ -67,8 +67,8 @@ struct NormShape {
 };
 
 // Language-model head with softmax cross-entropy. x [rows, hidden]; w [vocab, hidden]; targets
-// [rows], int32 in [0, vocab). Only one slice of the logits exists at a time. first_token: of a rank
-// that has rows [first_token, first_token + vocab) of the whole w; targets count from 0.
+// [rows], int32 in [0, vocab). Only one slice of the logits exists at a time. first_token: of a
+// rank that has rows [first_token, first_token + vocab) of the whole w; targets count from 0.
 struct HeadShape {
   std::int64_t rows = 0, hidden = 0, vocab = 0;
   DType dtype = DType::kBF16;
@@ -108,7 +108,7 @@ class StateKernels {
   // into = into + from, both of one dtype, summed in fp32. Adds the gradient of a tied use.
   virtual void fold(void* into, const void* from, DType dtype, std::int64_t elems) = 0;
   // partial[i] = fp64 sum of squares of block i in 16 lanes: element j goes to lane j % 16, and the
-  // lanes fold by halves (8, 4, 2, 1). Blocks are [begin, end) element ranges of grad. round_to:
+  // lanes add by halves (8, 4, 2, 1). Blocks are [begin, end) element ranges of grad. round_to:
   // act dtype to which each element of an fp32 grad is rounded first, to nearest even (kF32: none).
   struct Block {
     std::int64_t begin = 0, end = 0;
@@ -173,7 +173,7 @@ class Kernels : public StateKernels {
     gelu_forward(x, y, shape.m * shape.n, shape.output);
   }
   // Whether y of gemm_gelu is always gelu_forward(x) to the bit, in products of this dtype. If so,
-  // y can be made again without the product.
+  // y can be recomputed without the product.
   virtual bool gelu_reads_rounded(DType) const { return true; }
   // dx = gelu'(x) times the product; the product may be rounded in between.
   virtual void gemm_gelu_backward(const GemmShape& shape, const void* a, const void* b,
@@ -205,8 +205,8 @@ class Kernels : public StateKernels {
   virtual void embedding_forward(const std::int32_t* tokens, TokenRange range, const void* table,
                                  const void* positions, void* out, std::int64_t rows,
                                  std::int64_t time, std::int64_t hidden, DType dtype) = 0;
-  // Writes all of dtable [range.count, hidden] and dpositions [max_time, hidden] (may be null). Sums
-  // are in row order.
+  // Writes all of dtable [range.count, hidden] and dpositions [max_time, hidden] (may be null).
+  // Sums are in row order.
   virtual std::uint64_t embedding_backward_workspace_bytes(std::int64_t rows,
                                                            std::int64_t vocab) const = 0;
   virtual void embedding_backward(const std::int32_t* tokens, TokenRange range, const void* dout,
@@ -226,8 +226,8 @@ class Kernels : public StateKernels {
                                     const std::int32_t* targets, float loss_scale, const float* lse,
                                     void* dw, void* workspace) = 0;
 
-  // Copies columns [from.first, from.first + cols) of a matrix to those of another from to.first on. A
-  // backend without it throws InternalError; its device is refused before.
+  // Copies columns [from.first, from.first + cols) of a matrix to those of another from to.first
+  // on. A backend without it throws InternalError; its device is refused before.
   struct Columns {
     std::int64_t first = 0, width = 0;  // width: of all columns of the matrix
   };
@@ -237,11 +237,11 @@ class Kernels : public StateKernels {
   // Attention in parts, whose order is the caller's. A backend without it throws InternalError.
   virtual std::uint64_t attention_part_workspace_bytes(const AttentionPart& part) const;
   // Merges the part into out, fp32 [queries, heads*head_dim], and lse; `first` writes them instead.
-  // Behind all parts of a row they are attention_forward()'s but for rounding.
+  // After all parts of a row they are attention_forward()'s but for rounding.
   virtual void attention_part_forward(const AttentionPart& part, const void* qkv, const void* kv,
                                       bool first, float* out, float* lse, void* workspace);
-  // Adds the part's terms to dq, fp32 [queries, heads*head_dim], and dkv, fp32 rows as kv has. out, of
-  // the part's dtype, and lse are those behind all parts.
+  // Adds the part's terms to dq, fp32 [queries, heads*head_dim], and dkv, fp32 rows as kv has. out,
+  // of the part's dtype, and lse are those after all parts.
   virtual void attention_part_backward(const AttentionPart& part, const void* dout, const void* qkv,
                                        const void* kv, const void* out, const float* lse, float* dq,
                                        float* dkv, void* workspace);

@@ -1,7 +1,7 @@
-// Keys of stochastic rounding in parts of tensors. An element's key is its index in the whole model,
-// so the ranks of a tensor group round an element as one rank does. A segment of some columns has a
-// run of keys for each row, and the keys of other columns between two runs. All other segments are
-// one run. These functions take a ParameterSegment, or what a device makes of one.
+// Keys of stochastic rounding in parts of tensors. An element's key is its index in the whole
+// model, so the ranks of a tensor group round an element as one rank does. A segment of some
+// columns has a run of keys for each row, and the keys of other columns between two runs. All other
+// segments are one run. These functions take a ParameterSegment, or what a device makes of one.
 #pragma once
 
 #include <algorithm>
@@ -64,8 +64,8 @@ constexpr Segment segment_from(Segment segment, std::int64_t begin) {
   return segment;
 }
 
-// Units of `elems` elements and as many keys, whose first keys are multiples of `elems`: as many for
-// each run as any run needs, and the elements of one.
+// Units of `elems` elements and as many keys, whose first keys are multiples of `elems`: as many
+// for each run as any run needs, and the elements of one.
 template <class Segment>
 constexpr std::int64_t units_of_key_run(const Segment& segment, std::int64_t elems) {
   const std::int64_t longest =

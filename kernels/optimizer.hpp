@@ -40,7 +40,7 @@
 //              Products are the device's fp32 GEMM; only they depend on the device.
 //
 // Order of adafactor's sums: a tile is 64 rows by 1,024 columns. A row of a tile is summed in fp32
-// in 16 lanes (element i in lane i % 16, folded by halves), a column of a tile in fp32 in row
+// in 16 lanes (element i in lane i % 16, added by halves), a column of a tile in fp32 in row
 // order. The rest is fp64: a line adds its tiles' partial sums in order; an RMS adds the rows of
 // each tile in order, then the tiles. Order of muon's norm: 256 elements in fp32 in 16 lanes, then
 // fp64 over 64 of these sums, then over all.
@@ -132,7 +132,7 @@ struct ParameterSegment {
   // For rules that need whole tensors: the shape, and the tensor's offset in a kPerTensor state.
   TensorView tensor = {};
   std::uint64_t moment2_begin = 0;
-  // The keys behind the first one, if they do not all follow each other: some columns of a tensor.
+  // The keys after the first one, if they do not all follow each other: some columns of a tensor.
   KeyRuns runs = {};
 };
 

@@ -1,5 +1,5 @@
-// The error for a block that storage returned with other bytes than were last written, and for a file
-// whose bytes are not those of its digest.
+// The error for a block that storage returned with other bytes than were last written, and for a
+// file whose bytes are not those of its digest.
 #pragma once
 
 #include <cstdint>

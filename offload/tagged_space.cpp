@@ -109,7 +109,8 @@ class TaggedSpace::Verifier {
       ++under_way_;
     }
     return [this, read = std::move(read)](std::exception_ptr error) mutable {
-      // Under the lock: once the verifier has the read, the destructor may go on and end `changed_`.
+      // Under the lock: once the verifier has the read, the destructor may go on and end
+      // `changed_`.
       const MutexLock lock(mutex_);
       ended_.push_back({std::move(read), std::move(error)});
       changed_.notify_all();
@@ -172,7 +173,7 @@ TaggedSpace::RangeId TaggedSpace::add_range(const Range& range) {
   SLUICE_CHECK(range.bytes > 0 && range.bytes <= space_.bytes() &&
                range.offset_bytes <= space_.bytes() - range.bytes);
   SLUICE_CHECK(range.block_bytes > 0 && range.block_bytes <= kMostBlockBytes);
-  // The same range added again keeps its tags, which describe bytes that are already on
+  // A range that is added again keeps its tags, which describe bytes that are already on
   // storage.
   const auto [known, fresh] =
       known_.try_emplace({range.key, range.offset_bytes, range.bytes, range.block_bytes},

@@ -20,7 +20,7 @@ import unicodedata
 ROWS = 24
 COLUMNS = 80
 PROCESSORS = 2
-HANGING_INDENT = 12  # of continued lines; a word that does not fit behind it cannot be wrapped
+HANGING_INDENT = 12  # of continued lines; a word that does not fit after it cannot be wrapped
 ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
 CLEARED = re.compile(r"\r\x1b\[2?K")
 

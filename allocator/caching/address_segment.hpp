@@ -21,26 +21,26 @@
 
 namespace sluice::allocator {
 
-struct PageSlot;
+struct PageEntry;
 
-// A physical page. It may be mapped at several slots (aliases); at most one of them holds it. The
-// others are hollow and keep their mapping, because unmapping is slow and may never be needed.
+// A physical page. It may be mapped at several entries (aliases); at most one of them holds it. The
+// others are unbacked and keep their mapping, because unmapping is slow and may never be needed.
 struct PhysicalPage {
   PagePool::Handle* handle = nullptr;
-  PageSlot* holder = nullptr;
-  PageSlot* aliases = nullptr;  // all slots that map it, linked by next_alias
+  PageEntry* holder = nullptr;
+  PageEntry* aliases = nullptr;  // all entries that map it, linked by next_alias
 };
 
 class AddressSegment;
 class StreamPool;
 
 // A page of addresses.
-struct PageSlot {
+struct PageEntry {
   PhysicalPage* page = nullptr;  // the page mapped here, or null
   device::Mapping mapping;
-  PageSlot* next_alias = nullptr;
+  PageEntry* next_alias = nullptr;
   AddressSegment* segment = nullptr;
-  // Set if the slot gave its page away while work on it may be queued. The mapping must stay until
+  // Set if the entry gave its page away while work on it may be queued. The mapping must stay until
   // this event.
   std::shared_ptr<device::Event> busy_until;
 
@@ -61,11 +61,11 @@ class AddressSegment {
         pool_(pool),
         is_small_(is_small),
         base_(reinterpret_cast<std::uint64_t>(range_.data())),
-        slots_(range_.bytes() >> page_shift_),
+        entries_(range_.bytes() >> page_shift_),
         starts_(is_small ? 0 : ceil_div(range_.bytes(), kLargeUnit)),
-        leaves_(is_small ? slots_.size() : 0) {
+        leaves_(is_small ? entries_.size() : 0) {
     SLUICE_CHECK(std::has_single_bit(page_bytes));
-    for (PageSlot& slot : slots_) slot.segment = this;
+    for (PageEntry& entry : entries_) entry.segment = this;
   }
   AddressSegment(const AddressSegment&) = delete;
   AddressSegment& operator=(const AddressSegment&) = delete;
@@ -77,14 +77,14 @@ class AddressSegment {
   bool is_small() const { return is_small_; }  // whether it belongs to the pool's small space
   const device::AddressRange& range() const { return range_; }
 
-  PageSlot& slot_at(std::uint64_t address) { return slots_[(address - base_) >> page_shift_]; }
-  const PageSlot& slot_at(std::uint64_t address) const {
-    return slots_[(address - base_) >> page_shift_];
+  PageEntry& entry_at(std::uint64_t address) { return entries_[(address - base_) >> page_shift_]; }
+  const PageEntry& entry_at(std::uint64_t address) const {
+    return entries_[(address - base_) >> page_shift_];
   }
-  std::uint64_t address_of(const PageSlot& slot) const {
-    return base_ + static_cast<std::uint64_t>(&slot - slots_.data()) * page_bytes_;
+  std::uint64_t address_of(const PageEntry& entry) const {
+    return base_ + static_cast<std::uint64_t>(&entry - entries_.data()) * page_bytes_;
   }
-  std::vector<PageSlot>& slots() { return slots_; }
+  std::vector<PageEntry>& entries() { return entries_; }
 
   // The used block that begins at `address`, or null. Any thread may call it, but only with the
   // address of a block that it owns: another thread may change other blocks at the same time.
@@ -134,9 +134,9 @@ class AddressSegment {
   StreamPool& pool_;
   const bool is_small_;
   const std::uint64_t base_;
-  std::vector<PageSlot> slots_;  // destroyed before the range: mappings first
-  std::vector<Start> starts_;    // large
-  std::vector<Leaf> leaves_;     // small, by page
+  std::vector<PageEntry> entries_;  // destroyed before the range: mappings first
+  std::vector<Start> starts_;       // large
+  std::vector<Leaf> leaves_;        // small, by page
 };
 
 }  // namespace sluice::allocator

@@ -5,8 +5,8 @@
 //
 // All changes are made of three steps: split() cuts a block in two, the kind of one part changes,
 // and merge() joins it with neighbours of its new kind. The left record of a merge survives, so the
-// first block of a run of free and hollow blocks keeps its record while the run changes; PageMover
-// relies on that.
+// first block of a run of free and unbacked blocks keeps its record while the run changes;
+// PageMover relies on that.
 #include "allocator/caching/block_space.hpp"
 
 #include <algorithm>
@@ -52,7 +52,7 @@ void BlockSpace::drop_record(Block* block) {
 }
 
 std::uint32_t BlockSpace::list_of(BlockKind kind, std::uint64_t bytes) {
-  return kind == BlockKind::kHollow ? kHollowList : bin_of(bytes);
+  return kind == BlockKind::kUnbacked ? kUnbackedList : bin_of(bytes);
 }
 
 // Puts the block at the head of its list and sets the list's bits if it was empty.
@@ -123,7 +123,7 @@ void BlockSpace::add_range(std::uint64_t address, std::uint64_t bytes, AddressSe
   block->address = address;
   block->bytes = bytes;
   block->segment = segment;
-  block->kind = BlockKind::kHollow;
+  block->kind = BlockKind::kUnbacked;
   range_starts_.push_back(block);
   link(block);
 }
@@ -248,16 +248,16 @@ Block* BlockSpace::change_page(Block* block, std::uint64_t page_address, BlockKi
   return merge(page);
 }
 
-Block* BlockSpace::fill(Block* hollow, std::uint64_t page_address) {
-  SLUICE_CHECK(hollow->kind == BlockKind::kHollow);
-  Block* const block = change_page(hollow, page_address, BlockKind::kFree);
+Block* BlockSpace::fill(Block* unbacked, std::uint64_t page_address) {
+  SLUICE_CHECK(unbacked->kind == BlockKind::kUnbacked);
+  Block* const block = change_page(unbacked, page_address, BlockKind::kFree);
   backed_bytes_ += page_bytes_;
   return block;
 }
 
-Block* BlockSpace::hollow(Block* free_block, std::uint64_t page_address) {
+Block* BlockSpace::unback(Block* free_block, std::uint64_t page_address) {
   SLUICE_CHECK(free_block->kind == BlockKind::kFree);
-  Block* const block = change_page(free_block, page_address, BlockKind::kHollow);
+  Block* const block = change_page(free_block, page_address, BlockKind::kUnbacked);
   backed_bytes_ -= page_bytes_;
   return block;
 }
@@ -272,10 +272,10 @@ std::uint64_t BlockSpace::page_count(const Block& block) const {
   return end > begin ? (end - begin) / page_bytes_ : 0;
 }
 
-// Tries windows in the run of free and hollow blocks that begins at `first`: one at the start of
+// Tries windows in the run of free and unbacked blocks that begins at `first`: one at the start of
 // each block, and one against the end of the run. A window that begins inside a free block is never
-// cheaper, because it touches the same hollow pages or more; windows that begin inside a hollow
-// block are not tried. Gives up on a window when its cost exceeds the best one.
+// cheaper, because it touches the same unbacked pages or more; windows that begin inside an
+// unbacked block are not tried. Gives up on a window when its cost exceeds the best one.
 void BlockSpace::consider_run(
     Block* first, std::uint64_t bytes,
     const std::function<double(const AddressSegment&, std::uint64_t page)>& page_cost,
@@ -288,7 +288,7 @@ void BlockSpace::consider_run(
   const auto consider = [&](Block* block, std::uint64_t address) {
     double cost = 0.0;
     for (Block* part = block; part->address < address + bytes; part = part->next) {
-      if (part->kind == BlockKind::kHollow) {
+      if (part->kind == BlockKind::kUnbacked) {
         const std::uint64_t low = std::max(part->address, address / page_bytes_ * page_bytes_);
         const std::uint64_t high = std::min(part->address + part->bytes, address + bytes);
         for (std::uint64_t page = low; page < high; page += page_bytes_) {
@@ -319,13 +319,13 @@ std::optional<BlockSpace::Window> BlockSpace::find_window(
     std::uint64_t bytes,
     const std::function<double(const AddressSegment&, std::uint64_t page)>& page_cost) const {
   std::optional<Window> best;
-  for (Block* block = lists_[kHollowList]; block != nullptr; block = block->list_next) {
-    // Consider each run once, from its first hollow block; one free block may stand before it.
+  for (Block* block = lists_[kUnbackedList]; block != nullptr; block = block->list_next) {
+    // Consider each run once, from its first unbacked block; one free block may stand before it.
     Block* first = block;
     if (first->previous != nullptr && first->previous->kind == BlockKind::kFree) {
       first = first->previous;
     }
-    if (first->previous != nullptr && first->previous->kind == BlockKind::kHollow) continue;
+    if (first->previous != nullptr && first->previous->kind == BlockKind::kUnbacked) continue;
     consider_run(first, bytes, page_cost, best);
   }
   return best;
@@ -349,14 +349,14 @@ void BlockSpace::visit_all(const std::function<void(const Block&)>& visit) const
 void BlockSpace::check_invariants() const {
   std::uint64_t used_bytes = 0;
   std::uint64_t free_bytes = 0;
-  std::uint64_t unused_count = 0;  // free and hollow blocks
+  std::uint64_t unused_count = 0;  // free and unbacked blocks
   visit_all([&](const Block& block) {
     SLUICE_CHECK(block.bytes > 0 && block.bytes % kAlignment == 0);
     SLUICE_CHECK(block.address % kAlignment == 0);
     if (block.kind == BlockKind::kUsed) used_bytes += block.bytes;
     if (block.kind == BlockKind::kFree) free_bytes += block.bytes;
     if (block.kind != BlockKind::kUsed) ++unused_count;
-    if (block.kind == BlockKind::kHollow) {
+    if (block.kind == BlockKind::kUnbacked) {
       SLUICE_CHECK(block.address % page_bytes_ == 0 && block.bytes % page_bytes_ == 0);
     }
     if (block.next != nullptr) {

@@ -1,4 +1,4 @@
-// Address space divided into blocks: used, free (memory behind every byte) and hollow (addresses
+// Address space divided into blocks: used, free (backed by memory) and unbacked (addresses
 // without memory). Bookkeeping only: it touches no memory and calls no device. Not thread-safe.
 #pragma once
 
@@ -20,14 +20,14 @@ namespace sluice::allocator {
 // search takes an exact fit, or the best of at most kScan blocks of a bin: the smallest, then the
 // lowest address.
 //
-//   addresses   | used | used | free     | hollow          | free | used | hollow ...
+//   addresses   | used | used | free     | unbacked        | free | used | unbacked ...
 //   pages       |    page     |   page   |   page   | page |    page     |
 //
 // Invariants (check_invariants() tests them):
 //   1. The blocks of a range tile it without gaps; `previous` and `next` link neighbours.
 //   2. Neighbours of one kind are one block, unless they are used.
-//   3. Addresses and sizes are multiples of kAlignment; hollow blocks begin and end at pages.
-//   4. Every free block is in the bin of its size, every hollow one in the hollow list; used blocks
+//   3. Addresses and sizes are multiples of kAlignment; unbacked blocks begin and end at pages.
+//   4. Every free block is in the bin of its size, every unbacked one in their list; used blocks
 //      are in no list. Block::bin names the list.
 //   5. A bit of the bitmap is set exactly if its list is not empty.
 //   6. used_bytes_ and backed_bytes_ are the sums over used blocks, and over used and free blocks.
@@ -40,7 +40,7 @@ class BlockSpace {
   BlockSpace(const BlockSpace&) = delete;
   BlockSpace& operator=(const BlockSpace&) = delete;
 
-  // Adds [address, address + bytes), whole pages, as one hollow block. Its blocks will refer to
+  // Adds [address, address + bytes), whole pages, as one unbacked block. Its blocks will refer to
   // `segment`.
   void add_range(std::uint64_t address, std::uint64_t bytes, AddressSegment* segment);
 
@@ -49,35 +49,36 @@ class BlockSpace {
   Block* find_free(std::uint64_t bytes) const;
   // Makes the first `bytes` of a free block used; the rest stays free.
   Block* take(Block* free_block, std::uint64_t bytes);
-  // The same for [address, address + bytes) inside the free block.
+  // Makes [address, address + bytes) inside the free block used.
   Block* take_at(Block* free_block, std::uint64_t address, std::uint64_t bytes);
   // Frees a used block and merges it with free neighbours. Returns the merged block.
   Block* free(Block* block);
 
-  // A run of neighbouring free and hollow blocks with room for `bytes`, and the cost of its missing
-  // pages.
+  // A run of neighbouring free and unbacked blocks with room for `bytes`, and the cost of its
+  // missing pages.
   struct Window {
     std::uint64_t address = 0;
     Block* first = nullptr;  // the block that holds `address`
     double cost = 0.0;
   };
-  // The cheapest window, or nothing. A window costs the sum of page_cost over the hollow pages that
-  // it touches; of equals the lowest address wins. At worst this takes blocks times pages steps.
+  // The cheapest window, or nothing. A window costs the sum of page_cost over the unbacked pages
+  // that it touches; of equals the lowest address wins. At worst this takes blocks times pages
+  // steps.
   std::optional<Window> find_window(
       std::uint64_t bytes,
       const std::function<double(const AddressSegment&, std::uint64_t page)>& page_cost) const;
 
-  // Makes at least `count` spare records. Each of take(), take_at(), fill() and hollow() needs at
+  // Makes at least `count` spare records. Each of take(), take_at(), fill() and unback() needs at
   // most two, and reserves them and its entry of the address table before it changes anything.
   void reserve_records(std::uint32_t count) {
     if (spare_count_ < count) [[unlikely]]
       add_records(count);
   }
 
-  // fill(): a page of a hollow block gets memory and becomes free. hollow(): a page of a free block
-  // loses its memory. Both return the block that then holds the page.
-  Block* fill(Block* hollow, std::uint64_t page_address);
-  Block* hollow(Block* free_block, std::uint64_t page_address);
+  // fill(): a page of an unbacked block gets memory and becomes free. unback(): a page of a free
+  // block loses its memory. Both return the block that then holds the page.
+  Block* fill(Block* unbacked, std::uint64_t page_address);
+  Block* unback(Block* free_block, std::uint64_t page_address);
 
   // The whole pages inside a block: the address of the first, and their number.
   std::uint64_t first_page(const Block& block) const;
@@ -96,8 +97,8 @@ class BlockSpace {
   static constexpr std::uint32_t kExactBins = 128;
   static constexpr std::uint32_t kBinsPerPower = 64;
   static constexpr std::uint32_t kBinCount = kExactBins + 40 * kBinsPerPower;
-  // The list of hollow blocks: behind the bins, so that no search finds it.
-  static constexpr std::uint32_t kHollowList = kBinCount;
+  // The list of unbacked blocks: after the bins, so that no search finds it.
+  static constexpr std::uint32_t kUnbackedList = kBinCount;
   static constexpr std::uint32_t kListCount = kBinCount + 1;
   static constexpr int kScan = 16;
 
@@ -132,7 +133,7 @@ class BlockSpace {
   Block* spare_records_ = nullptr;    // linked by list_next, so that splitting takes no lock
   std::uint32_t spare_count_ = 0;
   std::uint64_t used_bytes_ = 0;
-  std::uint64_t backed_bytes_ = 0;  // not hollow
+  std::uint64_t backed_bytes_ = 0;  // used and free
 };
 
 }  // namespace sluice::allocator

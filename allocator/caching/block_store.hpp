@@ -12,7 +12,7 @@ namespace sluice::allocator {
 
 class AddressSegment;
 
-enum class BlockKind : std::uint8_t { kUsed, kFree, kHollow };
+enum class BlockKind : std::uint8_t { kUsed, kFree, kUnbacked };
 
 // A block's record. The links to neighbours and in bins belong to the BlockSpace. The description
 // of the allocation belongs to the block's owner: its user, or the cache that holds it. It is one
@@ -23,17 +23,17 @@ struct alignas(64) Block {
   AddressSegment* segment = nullptr;
   union {
     std::uint64_t requested_bytes = 0;  // used
-    Block* list_previous;               // free or hollow: in the list of list_next
+    Block* list_previous;               // free or unbacked: in the list of list_next
   };
-  Block* list_next = nullptr;  // in a bin, the hollow list, a cache
+  Block* list_next = nullptr;  // in a bin, the unbacked list, a cache
   Block* previous = nullptr;   // neighbours in the address range; null at its ends
   Block* next = nullptr;
   union {
     std::uint32_t name = 0;  // used
-    std::uint32_t bin;       // free or hollow: which list it is in
+    std::uint32_t bin;       // free or unbacked: which list it is in
   };
   Category category = Category::kExternal;
-  BlockKind kind = BlockKind::kHollow;
+  BlockKind kind = BlockKind::kUnbacked;
   // These bits change only when the block changes owner, so they may share a byte.
   // Freed, but kept whole by a thread's cache or a pool for the next call. Used for the BlockSpace.
   bool cached : 1 = false;

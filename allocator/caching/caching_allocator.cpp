@@ -1,5 +1,5 @@
 // The fast path of allocate() and free() touches a thread's cache or one pool, under one lock; the
-// header lists the steps. Counts are kept beside that lock and flushed to the total only when they
+// header lists the steps. Counts are kept next to that lock and flushed to the total only when they
 // have changed by flush_bytes_, so that threads do not share a cache line. find_block() takes no
 // lock: it reads an immutable table of segments, then the segment's table of blocks.
 //
@@ -284,7 +284,7 @@ void CachingAllocator::record_use(std::byte* data, StreamId stream) {
   block->used_across = true;
 }
 
-// Records an event on every other stream that uses the block and queues the block behind them.
+// Records an event on every other stream that uses the block and queues the block after them.
 void CachingAllocator::free_pending(StreamPool& pool, Block* block) {
   PendingFree pending{block, {}};
   const auto uses = pool.other_uses.find(block);
@@ -466,16 +466,16 @@ void CachingAllocator::release_cached_locked() {
             options_.recorder->record(record::MemoryAction::kSegmentUnmap, pool.id, address,
                                       page_bytes_);
           }
-          PhysicalPage& page = *block->segment->slot_at(address).page;
-          space->hollow(block, address);  // from the end, so that `block` remains the part before
+          PhysicalPage& page = *block->segment->entry_at(address).page;
+          space->unback(block, address);  // from the end, so that `block` remains the part before
           page.holder = nullptr;
           while (page.aliases != nullptr) {
-            PageSlot& slot = *page.aliases;
-            page.aliases = slot.next_alias;
-            slot.mapping = device::Mapping();
-            slot.page = nullptr;
-            slot.next_alias = nullptr;
-            slot.busy_until = nullptr;
+            PageEntry& entry = *page.aliases;
+            page.aliases = entry.next_alias;
+            entry.mapping = device::Mapping();
+            entry.page = nullptr;
+            entry.next_alias = nullptr;
+            entry.busy_until = nullptr;
           }
           pages_.put_back(std::exchange(page.handle, nullptr));
           spare_.push_back(&page);

@@ -1,10 +1,10 @@
 // Device memory for callers with unknown future requests: host frameworks, dynamic shapes.
 //
 // Each stream has a pool. The pool reuses its freed blocks at once, in stream order, and takes the
-// smallest free block that is large enough. Behind the addresses lie pages (2 MiB). If a pool has
+// smallest free block that is large enough. Pages (2 MiB) back the addresses. If a pool has
 // no fitting block, free pages move before the pool grows: first pages of its own free blocks, then
 // pages of other streams. Such a page is mapped again at the new addresses, and its old addresses
-// turn hollow. Their mapping stays, so a page that comes back needs no driver call; a loop that
+// turn unbacked. Their mapping stays, so a page that comes back needs no driver call; a loop that
 // repeats soon makes none. Before the requester's stream uses a page of another stream, it waits
 // for an event of that stream. The host waits only if addresses must show another page while work
 // is queued on them. Pages of blocks in use never move, nor pages of streams added as not movable
@@ -88,14 +88,15 @@ struct CachingAllocatorStatistics {
 // uncontended locks.
 //
 // Invariants (check_invariants() tests 1 to 4):
-//   1. Every used or free byte lies on a page that its slot holds, and no hollow byte does. A page
-//      is held by one slot at most.
+//   1. Every used or free byte lies on a page that its entry holds, and no unbacked byte does. A
+//   page
+//      is held by one entry at most.
 //   2. A used block is live, cached (by a thread or a pool) or pending. The address table refers to
 //      it in all three states.
 //   3. A pending block is in its pool's queue with an event of each other stream that uses it.
-//   4. held_pages_ counts the pages behind all spaces; spare_ has the records without a page.
+//   4. held_pages_ counts the pages that back all spaces; spare_ has the records without a page.
 //   5. Free memory of a pool may be reused at once in the order of its stream. Another stream gets
-//      it only after an event recorded behind all work that may use it.
+//      it only after an event recorded after all work that may use it.
 //   6. Locks are taken in this order: growth_mutex_, pools by id, caches. A block is allocated and
 //      described under one lock, so a report under all locks sees no undescribed block.
 //   7. A call that throws has neither allocated nor freed a block.
@@ -110,7 +111,7 @@ class CachingAllocator {
   CachingAllocator& operator=(const CachingAllocator&) = delete;
 
   static constexpr std::uint32_t kMaxStreams = 1024;
-  // The stream must outlive the allocator. Throws InternalError behind the last one.
+  // The stream must outlive the allocator. Throws InternalError after the last one.
   StreamId add_stream(device::Stream& stream, bool movable = true);
 
   // Returns null for 0 bytes. Throws OutOfMemoryReported (oom_report.hpp).

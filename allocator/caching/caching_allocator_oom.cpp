@@ -39,7 +39,7 @@ class Tally {
 
  private:
   void add(const Block& block, const BlockSpace& space, OomStream& stream) {
-    if (block.kind == BlockKind::kHollow) return;
+    if (block.kind == BlockKind::kUnbacked) return;
     if (block.kind == BlockKind::kFree) {
       stream.free_bytes += block.bytes;
       stream.free_page_bytes += space.page_count(block) * report_.limits.page_bytes;

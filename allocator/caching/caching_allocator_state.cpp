@@ -25,10 +25,10 @@ record::MemorySnapshot CachingAllocator::snapshot_locked() {
   for (StreamPool& pool : pools_) {
     pool.mutex.assert_held();
     for (const BlockSpace* space : {&pool.small, &pool.large}) {
-      // Each run of blocks between hollow ones becomes a segment of the snapshot.
+      // Each run of blocks between unbacked ones becomes a segment of the snapshot.
       bool open = false;
       space->visit_all([&](const Block& block) {
-        if (block.kind == BlockKind::kHollow) {
+        if (block.kind == BlockKind::kUnbacked) {
           open = false;
           return;
         }
@@ -69,15 +69,15 @@ void CachingAllocator::check_invariants() {
       pending_bytes += pending.block->bytes;
     }
     SLUICE_CHECK(pending_bytes == pool.pending_bytes);
-    // Every byte that is not hollow lies on a page that its slot holds; hollow bytes do not.
+    // Every used or free byte lies on a page that its entry holds; unbacked bytes do not.
     for (const BlockSpace* space : {&pool.small, &pool.large}) {
       std::uint64_t backed_bytes = 0;
       space->visit_all([&](const Block& block) {
-        const bool hollow = block.kind == BlockKind::kHollow;
-        if (!hollow) backed_bytes += block.bytes;
+        const bool unbacked = block.kind == BlockKind::kUnbacked;
+        if (!unbacked) backed_bytes += block.bytes;
         const std::uint64_t first = block.address / page_bytes_ * page_bytes_;
         for (std::uint64_t page = first; page < block.address + block.bytes; page += page_bytes_) {
-          SLUICE_CHECK(block.segment->slot_at(page).held() == !hollow);
+          SLUICE_CHECK(block.segment->entry_at(page).held() == !unbacked);
         }
         if (block.kind == BlockKind::kUsed) {
           SLUICE_CHECK(block.segment->find_block(block.address) == &block);
@@ -87,8 +87,8 @@ void CachingAllocator::check_invariants() {
       held_pages += backed_bytes / page_bytes_;
     }
     for (const auto& segment : pool.segments) {
-      for (const PageSlot& slot : segment->slots()) {
-        SLUICE_CHECK((slot.page != nullptr) == static_cast<bool>(slot.mapping));
+      for (const PageEntry& entry : segment->entries()) {
+        SLUICE_CHECK((entry.page != nullptr) == static_cast<bool>(entry.mapping));
       }
     }
   }
@@ -99,9 +99,9 @@ void CachingAllocator::check_invariants() {
     ++pages_with_memory;
     SLUICE_CHECK(page.handle->taken && page.holder != nullptr && page.holder->page == &page);
     bool holder_shows = false;
-    for (const PageSlot* slot = page.aliases; slot != nullptr; slot = slot->next_alias) {
-      SLUICE_CHECK(slot->page == &page);
-      if (slot == page.holder) holder_shows = true;
+    for (const PageEntry* entry = page.aliases; entry != nullptr; entry = entry->next_alias) {
+      SLUICE_CHECK(entry->page == &page);
+      if (entry == page.holder) holder_shows = true;
     }
     SLUICE_CHECK(holder_shows);
   }

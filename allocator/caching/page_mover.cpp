@@ -1,6 +1,6 @@
 // make_room() collects the victims, then asks BlockSpace for the cheapest window. cost_of() rates
-// each hollow page by the work to fill it. Addresses with work in flight would make the host wait,
-// so they cost more than any window: the pool then adds a segment of new addresses instead.
+// each unbacked page by the work to fill it. Addresses with work in flight would make the host
+// wait, so they cost more than any window: the pool then adds a segment of new addresses instead.
 //
 // The missing pages are filled in two rounds. Reclaims go first, because a page that is stolen for
 // another address could have been reclaimed at its own. Then each other page is stolen while the
@@ -20,7 +20,7 @@
 namespace sluice::allocator {
 namespace {
 
-// The cost of filling a hollow page, in pages to map.
+// The cost of filling an unbacked page, in pages to map.
 constexpr double kMapped = 1.0 / 16;  // a free page is still mapped there: no driver call
 constexpr double kEmpty = 1.0;        // nothing is mapped there
 constexpr double kStale = 1.5;        // another page must be unmapped first
@@ -115,11 +115,11 @@ void PageMover::add_segment(BlockSpace& space, std::uint64_t bytes) {
 }
 
 double PageMover::cost_of(const AddressSegment& segment, std::uint64_t page_address) {
-  const PageSlot& slot = segment.slot_at(page_address);
-  if (slot.page == nullptr) return kEmpty;
-  const PageSlot* const holder = slot.page->holder;
+  const PageEntry& entry = segment.entry_at(page_address);
+  if (entry.page == nullptr) return kEmpty;
+  const PageEntry* const holder = entry.page->holder;
   if (find_victim(holder->segment->address_of(*holder)) != victims_.end()) return kMapped;
-  const bool busy = slot.busy_until != nullptr && !slot.busy_until->done();
+  const bool busy = entry.busy_until != nullptr && !entry.busy_until->done();
   return busy ? kBusy : kStale;
 }
 
@@ -143,7 +143,7 @@ Block* PageMover::make_room(std::uint64_t bytes, bool by_all_means) {
   std::vector<std::uint64_t> missing;
   for (const Block* block = window->first; block != nullptr && block->address < end;
        block = block->next) {
-    if (block->kind != BlockKind::kHollow) continue;
+    if (block->kind != BlockKind::kUnbacked) continue;
     const std::uint64_t low = std::max(block->address, window->address / page_bytes * page_bytes);
     const std::uint64_t high = std::min(block->address + block->bytes, end);
     for (std::uint64_t page = low; page < high; page += page_bytes) missing.push_back(page);
@@ -155,38 +155,38 @@ Block* PageMover::make_room(std::uint64_t bytes, bool by_all_means) {
   // First reclaim pages that these addresses still map: stealing could move them elsewhere.
   std::erase_if(missing, [&](std::uint64_t page) SLUICE_REQUIRES(allocator_.growth_mutex_) {
     space.reserve_records(kMoveRecords);  // so that fill() cannot throw after the page has moved
-    if (!reclaim(run_->segment->slot_at(page))) return false;
+    if (!reclaim(run_->segment->entry_at(page))) return false;
     fill(page);
     return true;
   });
   for (std::size_t i = 0; i < missing.size(); ++i) {
     space.reserve_records(kMoveRecords);
-    PageSlot& slot = run_->segment->slot_at(missing[i]);
+    PageEntry& entry = run_->segment->entry_at(missing[i]);
     const std::uint64_t wanted_pages = missing.size() - i;
     const bool grows = allocator_.held_pages_ < allocator_.unstitched_pages_;
     const bool steals = !grows && allocator_.step_remaps_ < allocator_.remap_budget();
-    const bool has_page = (steals && steal(slot, wanted_pages)) || take_fresh(slot) ||
-                          (by_all_means && steal(slot, wanted_pages));
+    const bool has_page = (steals && steal(entry, wanted_pages)) || take_fresh(entry) ||
+                          (by_all_means && steal(entry, wanted_pages));
     if (!has_page) return nullptr;
     fill(missing[i]);
   }
   return space.take_at(block_in_run(window->address), window->address, bytes);
 }
 
-// The page that the slot still maps comes back if its holder's block is free: bookkeeping alone.
-bool PageMover::reclaim(PageSlot& slot) {
-  if (slot.page == nullptr) return false;
-  PageSlot& holder = *slot.page->holder;
+// The page that the entry still maps comes back if its holder's block is free: bookkeeping alone.
+bool PageMover::reclaim(PageEntry& entry) {
+  if (entry.page == nullptr) return false;
+  PageEntry& holder = *entry.page->holder;
   const auto victim = find_victim(holder.segment->address_of(holder));
   if (victim == victims_.end()) return false;
-  move(victim, holder, slot);
+  move(victim, holder, entry);
   ++allocator_.reclaims_;
   return true;
 }
 
-// Takes the last page of the current victim and maps it at the slot. Stays with one victim until it
-// is used up, so that few blocks are cut.
-bool PageMover::steal(PageSlot& slot, std::uint64_t wanted_pages) {
+// Takes the last page of the current victim and maps it at the entry. Stays with one victim until
+// it is used up, so that few blocks are cut.
+bool PageMover::steal(PageEntry& entry, std::uint64_t wanted_pages) {
   auto victim = victims_.find(current_victim_);
   if (victim == victims_.end()) victim = choose_victim(wanted_pages);
   if (victim == victims_.end()) return false;
@@ -195,16 +195,16 @@ bool PageMover::steal(PageSlot& slot, std::uint64_t wanted_pages) {
   const std::uint64_t page_address = victim->second.end - allocator_.page_bytes_;
   const Block* const block =
       victim->second.block != nullptr ? victim->second.block : run_;  // of the same segment
-  PageSlot& from = block->segment->slot_at(page_address);
-  map_page(slot, *from.page);
-  move(victim, from, slot);
+  PageEntry& from = block->segment->entry_at(page_address);
+  map_page(entry, *from.page);
+  move(victim, from, entry);
   ++allocator_.remaps_;
   ++allocator_.step_remaps_;
   return true;
 }
 
 // Takes a new page from the page pool if the ledger's caps and the device allow it.
-bool PageMover::take_fresh(PageSlot& slot) {
+bool PageMover::take_fresh(PageEntry& entry) {
   if (allocator_.spare_.empty()) {
     allocator_.spare_.reserve(allocator_.physical_.size() + 1);
     allocator_.spare_.push_back(&allocator_.physical_.emplace_back());
@@ -214,14 +214,14 @@ bool PageMover::take_fresh(PageSlot& slot) {
   PhysicalPage& page = *allocator_.spare_.back();
   page.handle = handle;
   try {
-    map_page(slot, page);
+    map_page(entry, page);
   } catch (...) {
     allocator_.pages_.put_back(handle);
     page.handle = nullptr;
     throw;
   }
   allocator_.spare_.pop_back();
-  page.holder = &slot;
+  page.holder = &entry;
   ++allocator_.fresh_pages_;
   ++allocator_.held_pages_;
   allocator_.peak_pages_ = std::max(allocator_.peak_pages_, allocator_.held_pages_);
@@ -253,10 +253,10 @@ PageMover::Victims::iterator PageMover::choose_victim(std::uint64_t wanted_pages
   return best;
 }
 
-// Changes the page's holder from `from` to `slot`. The page is a part of the victim: pages before
+// Changes the page's holder from `from` to `entry`. The page is a part of the victim: pages before
 // it stay in the victim, pages after it become a new one. In the run of the window the block is
 // looked up, because the run's blocks change.
-void PageMover::move(Victims::iterator victim, PageSlot& from, PageSlot& slot) {
+void PageMover::move(Victims::iterator victim, PageEntry& from, PageEntry& entry) {
   const Victim giver = victim->second;
   const std::uint64_t page_address = from.segment->address_of(from);
   const std::uint64_t page_end = page_address + allocator_.page_bytes_;
@@ -271,13 +271,13 @@ void PageMover::move(Victims::iterator victim, PageSlot& from, PageSlot& slot) {
     victims_.erase(victim);
   }
   from.busy_until = event;
-  slot.busy_until = nullptr;
-  slot.page->holder = &slot;
+  entry.busy_until = nullptr;
+  entry.page->holder = &entry;
   const bool in_run = giver.block == nullptr;
   Block* const block = in_run ? block_in_run(page_address) : giver.block;
-  const Block* const hollow = giver.space->hollow(block, page_address);
+  const Block* const unbacked = giver.space->unback(block, page_address);
   record(record::MemoryAction::kSegmentUnmap, *giver.pool, page_address);
-  if (after != nullptr && !in_run) after->block = hollow->next;
+  if (after != nullptr && !in_run) after->block = unbacked->next;
 }
 
 void PageMover::record(record::MemoryAction action, const StreamPool& pool,
@@ -287,26 +287,26 @@ void PageMover::record(record::MemoryAction action, const StreamPool& pool,
   recorder->record(action, pool.id, page_address, allocator_.page_bytes_);
 }
 
-void PageMover::map_page(PageSlot& slot, PhysicalPage& page) {
-  if (slot.page != nullptr) {
-    if (slot.busy_until != nullptr && !slot.busy_until->done()) {
+void PageMover::map_page(PageEntry& entry, PhysicalPage& page) {
+  if (entry.page != nullptr) {
+    if (entry.busy_until != nullptr && !entry.busy_until->done()) {
       ++allocator_.synchronisations_;
-      slot.busy_until->synchronize(Deadline::after_seconds(kDefaultDeadlineSeconds),
-                                   "queued work on addresses that must map another page");
+      entry.busy_until->synchronize(Deadline::after_seconds(kDefaultDeadlineSeconds),
+                                    "queued work on addresses that must map another page");
     }
-    PageSlot** link = &slot.page->aliases;
-    while (*link != &slot) link = &(*link)->next_alias;
-    *link = slot.next_alias;
-    slot.page = nullptr;
-    slot.mapping = device::Mapping();
+    PageEntry** link = &entry.page->aliases;
+    while (*link != &entry) link = &(*link)->next_alias;
+    *link = entry.next_alias;
+    entry.page = nullptr;
+    entry.mapping = device::Mapping();
   }
-  AddressSegment& segment = *slot.segment;
-  slot.mapping = allocator_.device_.map(segment.range(), segment.address_of(slot) - segment.base(),
-                                        page.handle->block);
-  slot.busy_until = nullptr;
-  slot.page = &page;
-  slot.next_alias = page.aliases;
-  page.aliases = &slot;
+  AddressSegment& segment = *entry.segment;
+  entry.mapping = allocator_.device_.map(
+      segment.range(), segment.address_of(entry) - segment.base(), page.handle->block);
+  entry.busy_until = nullptr;
+  entry.page = &page;
+  entry.next_alias = page.aliases;
+  page.aliases = &entry;
 }
 
 const std::shared_ptr<device::Event>& PageMover::event_of(StreamPool& pool) {

@@ -12,13 +12,13 @@ namespace sluice::allocator {
 // The search of one request. The caller holds the growth mutex and every pool's lock.
 //
 // A window is a run of addresses in the requester's space, long enough for the request, made of
-// free and hollow blocks. Its hollow pages are missing, and each gets a page by one of three ways:
-// reclaim() (a free page that these addresses still map: no driver call), steal() (a page of a
-// victim, mapped a second time) or take_fresh() (a new page of the ledger). A victim is a run of
+// free and unbacked blocks. Its unbacked pages are missing, and each gets a page by one of three
+// ways: reclaim() (a free page that these addresses still map: no driver call), steal() (a page of
+// a victim, mapped a second time) or take_fresh() (a new page of the ledger). A victim is a run of
 // whole pages inside a free block of a movable pool.
 //
-//   before   window | free | hollow | hollow |       victim | free page A | free page B |
-//   after    window |         used           |       victim |   hollow    |   hollow    |
+//   before   window | free | unbacked | unbacked |       victim | free page A | free page B |
+//   after    window |            used            |       victim |  unbacked   |  unbacked   |
 //                             A        B                      (still maps A)  (still maps B)
 //
 // Invariants:
@@ -26,7 +26,7 @@ namespace sluice::allocator {
 //   2. A page changes its holder in one step, which happens or throws before any change. So a
 //      search that fails loses nothing: the pages that it found are free memory of the requester.
 //   3. The requester's stream waits for an event of the giver's stream before it uses the page. The
-//      slot that gave the page keeps the event (busy_until): its mapping stays until then.
+//      entry that gave the page keeps the event (busy_until): its mapping stays until then.
 //   4. The record of run_ stays valid while blocks of the run split and merge, because the left
 //      record of a merge survives.
 class PageMover {
@@ -68,19 +68,20 @@ class PageMover {
   void add_segment(BlockSpace& space, std::uint64_t bytes)
       SLUICE_REQUIRES(allocator_.growth_mutex_);
   double cost_of(const AddressSegment& segment, std::uint64_t page_address);
-  // Three ways to give the slot a page; each returns false when it has none.
-  bool reclaim(PageSlot& slot) SLUICE_REQUIRES(allocator_.growth_mutex_);
-  bool steal(PageSlot& slot, std::uint64_t wanted_pages) SLUICE_REQUIRES(allocator_.growth_mutex_);
-  bool take_fresh(PageSlot& slot) SLUICE_REQUIRES(allocator_.growth_mutex_);
-  Victims::iterator choose_victim(std::uint64_t wanted_pages);
-  // Moves the page held by `from`, a slot of the segment `victim`, to `slot`. Precondition: `slot`
-  // maps that page already.
-  void move(Victims::iterator victim, PageSlot& from, PageSlot& slot)
+  // Three ways to give the entry a page; each returns false when it has none.
+  bool reclaim(PageEntry& entry) SLUICE_REQUIRES(allocator_.growth_mutex_);
+  bool steal(PageEntry& entry, std::uint64_t wanted_pages)
       SLUICE_REQUIRES(allocator_.growth_mutex_);
-  // Maps the page at the slot, after unmapping the slot's old page.
-  void map_page(PageSlot& slot, PhysicalPage& page) SLUICE_REQUIRES(allocator_.growth_mutex_);
+  bool take_fresh(PageEntry& entry) SLUICE_REQUIRES(allocator_.growth_mutex_);
+  Victims::iterator choose_victim(std::uint64_t wanted_pages);
+  // Moves the page held by `from`, an entry of the segment `victim`, to `entry`. Precondition:
+  // `entry` maps that page already.
+  void move(Victims::iterator victim, PageEntry& from, PageEntry& entry)
+      SLUICE_REQUIRES(allocator_.growth_mutex_);
+  // Maps the page at the entry, after unmapping the entry's old page.
+  void map_page(PageEntry& entry, PhysicalPage& page) SLUICE_REQUIRES(allocator_.growth_mutex_);
   void record(record::MemoryAction action, const StreamPool& pool, std::uint64_t page_address);
-  // An event behind all work of the pool's stream that may use its free memory. The first call for
+  // An event after all work of the pool's stream that may use its free memory. The first call for
   // a pool records it and makes the requester's stream wait for it.
   const std::shared_ptr<device::Event>& event_of(StreamPool& pool)
       SLUICE_REQUIRES(allocator_.growth_mutex_);
@@ -89,7 +90,8 @@ class PageMover {
   StreamPool& requester_;
   Victims victims_;
   std::uint64_t current_victim_ = 0;  // its first page
-  // The first of the free and hollow blocks around the window: its record stays while they change.
+  // The first of the free and unbacked blocks around the window: its record stays while they
+  // change.
   Block* run_ = nullptr;
   std::map<StreamPool*, std::shared_ptr<device::Event>> events_;
 };

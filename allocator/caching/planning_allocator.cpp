@@ -164,7 +164,7 @@ std::byte* PlanningAllocator::allocate_buffer(std::uint32_t index,
     }
   }
   place.live = true;
-  holders_[place.slot] = index;
+  holders_[place.offset_index] = index;
   ++arena_.live_count;
   ++step_planned_count_;
   statistics_.arena_live_bytes += buffer.bytes;
@@ -199,7 +199,7 @@ bool PlanningAllocator::overlaps_overdue(const PlannedBuffer& buffer) const {
 
 // Handles an unexpected call. Either it is new, and the next call may be the expected one; or the
 // step has skipped a part of the plan. In the second case the last consecutive calls occur together
-// further on, and the cursor moves behind them.
+// further on, and the cursor moves after them.
 void PlanningAllocator::find_place_again(const Call& call) {
   unexpected_calls_.push_back(call);
   if (unexpected_calls_.size() < kUnexpectedCallsToMove) return;
@@ -225,7 +225,7 @@ void PlanningAllocator::find_place_again(const Call& call) {
       --failed_searches_;
       return;
     }
-    if (matched > 0) i = first;  // a match may begin right behind the first event
+    if (matched > 0) i = first;  // a match may begin right after the first event
     matched = 0;
   }
   unexpected_calls_.erase(unexpected_calls_.begin());
@@ -344,7 +344,7 @@ void PlanningAllocator::record_use(std::byte* data, StreamId stream) {
       if (std::find(uses.begin(), uses.end(), stream) == uses.end()) uses.push_back(stream);
       return;
     }
-    // A dropped plan's arena is freed behind the work of all streams anyway.
+    // A dropped plan's arena is freed after the work of all streams anyway.
     if (std::any_of(retired_.begin(), retired_.end(),
                     [&](const Arena& arena) { return arena.holds(data); })) {
       return;
@@ -518,8 +518,8 @@ void PlanningAllocator::prepare(const StepPlan& plan) {
   overdue_.clear();
   overdue_.reserve(plan.buffers.size());
   for (std::size_t b = 0; b < places_.size(); ++b) {
-    const auto slot = std::lower_bound(offsets_.begin(), offsets_.end(), plan.buffers[b].offset);
-    places_[b].slot = static_cast<std::uint32_t>(slot - offsets_.begin());
+    const auto found = std::lower_bound(offsets_.begin(), offsets_.end(), plan.buffers[b].offset);
+    places_[b].offset_index = static_cast<std::uint32_t>(found - offsets_.begin());
   }
   for (std::size_t i = 0; i < plan.events.size(); ++i) {
     if (!plan.events[i].is_alloc) places_[plan.events[i].buffer].free_index = i;
@@ -559,7 +559,7 @@ void PlanningAllocator::drop_plan() {
   statistics_.planned_step_count = 0;
 }
 
-// Frees the arena's block behind the work of all streams.
+// Frees the arena's block after the work of all streams.
 void PlanningAllocator::free_arena(const Arena& arena) {
   for (StreamId stream = 0; stream < streams_.size(); ++stream) {
     if (streams_[stream] != nullptr) allocator_.record_use(arena.data, stream);

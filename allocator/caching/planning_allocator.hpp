@@ -65,7 +65,7 @@ struct PlanningAllocatorStatistics {
 //
 // The arena is one block of the CachingAllocator, stitched from free pages between two steps. After
 // the first step of a plan the host waits for the streams once, so that memory of the earlier steps
-// can be released. A request that finds no room beside an idle arena drops the plan.
+// can be released. A request that finds no room next to an idle arena drops the plan.
 //
 // Invariants:
 //   1. A planned buffer is live only if no live buffer overlaps it: in step by the plan; otherwise
@@ -74,9 +74,9 @@ struct PlanningAllocatorStatistics {
 //      in PlannedBuffer::waits. If calls were skipped or reordered (diverged_), or such an event is
 //      stale, it waits for all other streams instead. The next begin_step() resets diverged_.
 //   3. Every buffer before the cursor that is live and past its planned free is in overdue_.
-//   4. holders_[slot] is the last buffer that was allocated at the slot's offset.
+//   4. holders_[i] is the last buffer that was allocated at offsets_[i].
 //   5. The arena of a dropped plan is kept in retired_ until its last block is freed; it is then
-//      freed behind the work of all streams.
+//      freed after the work of all streams.
 //   6. The recorder gets the allocations in the arena, not the arena itself. It gets no pending
 //      state for them: the next user in the plan's order waits for the other streams.
 //   7. A call that throws has neither allocated nor freed, and may be repeated.
@@ -90,7 +90,7 @@ class PlanningAllocator {
   PlanningAllocator(const PlanningAllocator&) = delete;
   PlanningAllocator& operator=(const PlanningAllocator&) = delete;
 
-  // The same contracts as CachingAllocator's.
+  // These calls have the contracts of CachingAllocator's.
   StreamId add_stream(device::Stream& stream, bool movable = true);
   std::byte* allocate(const AllocationRequest& request);
   void free(std::byte* data);
@@ -119,7 +119,7 @@ class PlanningAllocator {
     // The step in which it was last freed, and the index of its free in the plan's events.
     std::uint64_t freed_step = UINT64_MAX;
     std::size_t free_index = 0;
-    std::uint32_t slot = 0;                                // index of its offset in offsets_
+    std::uint32_t offset_index = 0;                        // in offsets_
     Allocation allocation;                                 // valid while live
     std::vector<StreamId> uses;                            // other streams, since its allocation
     std::vector<std::shared_ptr<device::Event>> releases;  // by PlannedBuffer::release_streams
@@ -190,7 +190,7 @@ class PlanningAllocator {
   Arena arena_;
   std::vector<Place> places_;           // by buffer
   std::vector<std::uint64_t> offsets_;  // the distinct offsets of buffers, ascending
-  std::vector<std::uint32_t> holders_;  // by slot: the buffer last allocated there
+  std::vector<std::uint32_t> holders_;  // by offset_index: the buffer last allocated there
   std::size_t cursor_ = 0;              // index of the next expected event
   std::vector<std::uint32_t> overdue_;
   std::vector<Call> unexpected_calls_;  // the last consecutive unexpected calls
@@ -202,7 +202,7 @@ class PlanningAllocator {
   std::uint64_t plan_allocation_count_ = 0;
   std::uint32_t bad_steps_ = 0;
   std::uint32_t failed_searches_ = 0;  // searches for unexpected calls in this step
-  bool drop_at_mark_ = false;          // a request failed beside the arena
+  bool drop_at_mark_ = false;          // a request failed next to the arena
   std::vector<Arena> retired_;         // arenas of dropped plans with blocks in use
 
   // The watched steps: the step before and this one.

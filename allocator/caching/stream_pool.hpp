@@ -85,7 +85,7 @@ class StreamPool {
     if (!pending.empty()) [[unlikely]]
       free_completed_in_front();
   }
-  // Frees every completed pending block, also behind one that still waits.
+  // Frees every completed pending block, also after one that still waits.
   void free_completed() SLUICE_REQUIRES(mutex);
   void check_invariants() const SLUICE_REQUIRES(mutex);
 

@@ -35,7 +35,7 @@ class PackingMemo {
   std::uint64_t hits_ = 0;
 };
 
-// The same for equal lists; others rarely share it.
+// Equal lists have equal hashes; others rarely do.
 std::uint64_t hash_of(std::span<const Box> boxes);
 
 }  // namespace sluice::packing

@@ -2,9 +2,10 @@
 //
 // find_offset walks the boxes that overlap in time, in the order of their offsets, and keeps a
 // cursor at the highest end so far. Where the next box begins above the cursor there is a gap. The
-// entries of a block lie in arrays by field, so that few instructions compare 64 lifetimes; the result
-// is a bit mask. With a time index the short boxes come by offset, too, and merge into that walk: those
-// of a few buckets are sorted, and those of many come from blocks of their own, which takes less time.
+// entries of a block lie in arrays by field, so that few instructions compare 64 lifetimes; the
+// result is a bit mask. With a time index the short boxes come by offset, too, and merge into that
+// walk: those of a few buckets are sorted, and those of many come from blocks of their own, which
+// takes less time.
 #include "allocator/packing/placed_boxes.hpp"
 
 #include <algorithm>
@@ -162,8 +163,8 @@ bool PlacedBoxes::is_short(const Box& box) const {
   return bucket_width_ > 0 && (box.upper - 1) / bucket_width_ - box.lower / bucket_width_ <= 1;
 }
 
-// A box may be collected from both of its buckets, which does no harm. The work counts as that of the
-// buckets, however the boxes are found.
+// A box may be collected from both of its buckets, which does no harm. The work counts as that of
+// the buckets, however the boxes are found.
 void PlacedBoxes::collect_short(const Box& box) {
   short_.clear();
   if (bucket_width_ == 0) return;

@@ -50,8 +50,8 @@ class PlacedBoxes {
    public:
     void clear();
     void insert(const Box& box, std::uint64_t offset_bytes);
-    // Calls visit(begin, end) for the boxes that overlap `box` in time, by offset. It stops when visit
-    // returns true, and then returns true. Adds the entries examined to `work`.
+    // Calls visit(begin, end) for the boxes that overlap `box` in time, by offset. It stops when
+    // visit returns true, and then returns true. Adds the entries examined to `work`.
     template <typename Visit>
     bool each_overlap(const Box& box, std::uint64_t& work, const Visit& visit) const;
 
@@ -67,7 +67,8 @@ class PlacedBoxes {
       void clear_from(std::uint32_t first);
       void insert_at(std::uint32_t at, const Box& box, std::uint64_t offset_bytes);
     };
-    // A mask of 64 entries from `first` on; bit i is set if entry first + i lives at a common position.
+    // A mask of 64 entries from `first` on; bit i is set if entry first + i lives at a common
+    // position.
     struct Overlaps {
       std::uint64_t mask, count;
     };

@@ -78,7 +78,7 @@ struct MemorySnapshot {
   bool expandable_segments = false;
   std::uint64_t max_split_bytes = UINT64_MAX;
   std::uint64_t roundup_power2_divisions = 0;  // 0 is off
-  // The same by size, indexed by log2(bytes >> 20); empty if it is the same for all sizes.
+  // The divisions by size, indexed by log2(bytes >> 20); empty if it is the same for all sizes.
   std::vector<std::uint64_t> roundup_divisions_by_power;
 };
 
@@ -150,7 +150,7 @@ std::uint64_t initial_live_bytes(const MemoryTrace& trace);
 // The largest sum of requested bytes held at once. A block counts until its caller frees it, also
 // if other streams still use it. Refused requests were not held.
 std::uint64_t peak_live_bytes(const MemoryTrace& trace);
-// The same with each refused request in its place: no smaller memory can serve the trace.
+// The peak with each refused request in its place: no smaller memory can serve the trace.
 std::uint64_t peak_needed_bytes(const MemoryTrace& trace);
 // The largest sum of requested bytes that callers had freed and other streams still used.
 std::uint64_t peak_pending_bytes(const MemoryTrace& trace);

@@ -32,7 +32,8 @@ struct TraceDefects {
 // - A block that was allocated before the record has the name and category of its end.
 //
 // Accepts any record; the result is sound (each free ends an allocation that is held). InputError
-// for more than 2^32 - 2 allocations, and if more than kMostHeldBytes are held at once. Sets `defects` if it is not null.
+// for more than 2^32 - 2 allocations, and if more than kMostHeldBytes are held at once. Sets
+// `defects` if it is not null.
 MemoryTrace trace_of(const MemorySnapshot& snapshot, std::string source, std::string format,
                      TraceDefects* defects = nullptr);
 

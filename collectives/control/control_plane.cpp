@@ -1,6 +1,6 @@
 // The star's thread. It alone touches the connections; other threads leave frames in the outbox and
 // wake it. Rank 0 relays: a gather is complete there, and the first abort that it hears of (its
-// own, a rank's report, a closed connection, a silence) is the first cause for all.
+// own, a rank's report, a closed connection, a silence) is the root cause for all.
 //
 //     gather    number (8), bytes of name (4), name, message     a rank -> 0
 //     gathered  number (8), for each rank: bytes (4), message     0 -> all

@@ -5,7 +5,7 @@
 // Data calls have a deadline of minutes, because a slow disk is no fault. The plane finds a rank
 // that has died at once, by its closed connection, and one that is stopped by its silence.
 //
-// The first cause is the one that rank 0 hears of first. It goes to all ranks, which abort their
+// The root cause is the fault that rank 0 hears of first. It goes to all ranks, which abort their
 // data groups with it (watch()) and report it instead of the failures that follow from it.
 //
 // Any thread may call any function, but gathers are made by one thread in the same order on all
@@ -58,17 +58,17 @@ class ControlPlane {
 
   // Returns every rank's message in rank order. `name` says what is gathered; ranks that gather
   // different things at the same time end the job with an error. Throws TimeoutError, which on rank
-  // 0 names the missing ranks, and CommunicationError with the first cause if the job has failed.
+  // 0 names the missing ranks, and CommunicationError with the root cause if the job has failed.
   std::vector<std::string> gather(const std::string& name, const std::string& message,
                                   Deadline deadline);
 
-  // Reports this rank's fault. Returns the first cause, which may be another one.
+  // Reports this rank's fault. Returns the root cause, which may be another one.
   FirstCause abort(const std::string& why);
   // For a data call that failed: waits for the cause that other ranks report, and reports `why`
   // itself if none comes within `seconds`.
   FirstCause find_cause(const std::string& why, double seconds = 2);
   std::optional<FirstCause> cause() const;
-  // Aborts `group` with the first cause, now if there is one already. The plane does not keep the
+  // Aborts `group` with the root cause, now if there is one already. The plane does not keep the
   // group alive.
   void watch(const std::shared_ptr<Communicator>& group);
 

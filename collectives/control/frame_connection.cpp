@@ -48,7 +48,7 @@ void FrameConnection::flush() {
     } else if (errno == EAGAIN) {
       break;
     } else if (errno != EINTR) {
-      // Bytes of the peer may still be waiting: read() ends the connection behind them.
+      // Bytes of the peer may still be waiting: read() ends the connection after them.
       done = output_.size();
     }
   }

@@ -230,8 +230,8 @@ class GlooCommunicator final : public Communicator {
   }
 
  private:
-  // Makes connections to all ranks. Returns kConnected, or a sentence that names the rank with which
-  // there is none. Errors of the exchange pass.
+  // Makes connections to all ranks. Returns kConnected, or a sentence that names the rank with
+  // which there is none. Errors of the exchange pass.
   std::string connect(Deadline deadline) {
     const std::string secret = make_secret();
     std::vector<std::string> secrets = options_.exchange(secret, deadline);

@@ -11,9 +11,10 @@
 // receive by call, tag and size: ranks whose calls disagree wait for each other until the deadline
 // and never read bytes of another call.
 //
-// Each end of a connection proves to the other that it has a secret of the exchange. Another program
-// that connects to a port of Gloo's becomes no rank; the ranks connect anew, a few times. Nothing is
-// encrypted, and Gloo parses all bytes that arrive: the network is trusted, as for the rendezvous.
+// Each end of a connection proves to the other that it has a secret of the exchange. Another
+// program that connects to a port of Gloo's becomes no rank; the ranks connect anew, a few times.
+// Nothing is encrypted, and Gloo parses all bytes that arrive: the network is trusted, as for the
+// rendezvous.
 #pragma once
 
 #include <memory>

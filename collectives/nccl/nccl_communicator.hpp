@@ -43,8 +43,8 @@ struct NcclOptions {
   // Deadline of rendezvous and NCCL start together, and of each call.
   double start_seconds = 300;
   double call_seconds = kDefaultDeadlineSeconds;
-  // Called while a call waits. A CommunicationError ends the group with its reason, as abort() does.
-  // May be empty.
+  // Called while a call waits. A CommunicationError ends the group with its reason, as abort()
+  // does. May be empty.
   std::function<void()> poll;
   const NcclFunctions* nccl = nullptr;  // null: libnccl.so.2
 };

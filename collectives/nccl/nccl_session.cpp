@@ -1,7 +1,7 @@
 // Non-blocking use of NCCL (NCCL user guide, "Asynchronous errors and error handling").
 //
 // Every call may return ncclInProgress; settle() then polls ncclCommGetAsyncError until NCCL has
-// accepted the call or the deadline passes. An event recorded behind each group tells when its
+// accepted the call or the deadline passes. An event recorded after each group tells when its
 // kernels have finished, so a peer that died shows up as an overdue event rather than as a hang.
 // Any failure aborts the communicator, because NCCL cannot continue after one. At the start the
 // ranks exchange introductions (machine, GPU), and rank 0 adds NCCL's unique id.

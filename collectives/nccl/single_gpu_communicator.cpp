@@ -21,7 +21,7 @@ class SingleGpuCommunicator final : public Communicator {
     return make_single_gpu_communicator(stream_);
   }
   void abort(const std::string& why) noexcept override { reason_.set(why); }
-  // Such a fold would change the type of its values, for which there is no kernel here.
+  // Such a reduction would change the type of its values, for which there is no kernel here.
   void fold_parts(const RankParts& /*parts*/, ReductionTypes /*types*/, void* /*out*/,
                   std::uint64_t /*elems*/) override {
     throw InternalError("a group of one GPU does not convert values");

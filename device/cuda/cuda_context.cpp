@@ -48,7 +48,7 @@ CudaContext::~CudaContext() {
 void CudaContext::warn_unless_success(CUresult status, const char* doing) const noexcept {
   if (status == CUDA_SUCCESS) return;
   const bool fault = is_fault(status);
-  if (fault && told_fault_.exchange(status, std::memory_order_relaxed) == status) return;
+  if (fault && reported_fault_.exchange(status, std::memory_order_relaxed) == status) return;
   try {
     log(LogLevel::kWarning, "cuda: " + std::string(doing) +
                                 " failed: " + driver_->describe(status) +

@@ -28,7 +28,7 @@ class CudaContext {
   const std::shared_ptr<const CudaDriver> driver_;
   const CUdevice device_;
   CUcontext handle_ = nullptr;
-  mutable std::atomic<CUresult> told_fault_ = CUDA_SUCCESS;
+  mutable std::atomic<CUresult> reported_fault_ = CUDA_SUCCESS;
 };
 
 // Makes the context current on this thread for a scope, on top of the host program's context.

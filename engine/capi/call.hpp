@@ -95,7 +95,7 @@ void check_struct(const Struct* out, const char* name) {
   known_bytes(out, required(out, name).struct_size, sizeof(Struct), FirstVersion<Struct>::kBytes,
               name, false);
 }
-// Fills the caller's struct: `from` as far as it fits, zeros behind. Its struct_size stays.
+// Fills the caller's struct: `from` as far as it fits, zeros after. Its struct_size stays.
 template <typename Struct>
 void write_struct(Struct* out, Struct from, const char* name) {
   const std::uint32_t size = required(out, name).struct_size;

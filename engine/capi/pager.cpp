@@ -1,4 +1,5 @@
-// Pagers: weights in windows, state in pinned memory. Arguments are checked here; host/ does the work.
+// Pagers: weights in windows, state in pinned memory. Arguments are checked here; host/ does the
+// work.
 #include <atomic>
 #include <memory>
 #include <optional>

@@ -1,6 +1,6 @@
-// The last member that each struct of the header had when it was first published. A program that was
-// built with that header says this size for ever, however far the struct has grown since. So the sizes
-// here stay when members are appended.
+// The last member that each struct of the header had when it was first published. A program that
+// was built with that header says this size for ever, however far the struct has grown since. So
+// the sizes here stay when members are appended.
 #pragma once
 
 #include <cstddef>

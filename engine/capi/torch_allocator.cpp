@@ -1,6 +1,6 @@
-// The three functions that PyTorch's CUDAPluggableAllocator calls. They have no handle, so a table of
-// the process says which allocator serves a device. The table, with the log sink, is the library's
-// only global state that a program can change.
+// The three functions that PyTorch's CUDAPluggableAllocator calls. They have no handle, so a table
+// of the process says which allocator serves a device. The table, with the log sink, is the
+// library's only global state that a program can change.
 #include <array>
 #include <memory>
 #include <string>
@@ -91,8 +91,8 @@ void* sluice_torch_alloc(ptrdiff_t size, int device, void* stream) {
   return status == SLUICE_OK ? data : nullptr;
 }
 
-// PyTorch cannot be told of a failure. Memory whose use was not recorded could be overwritten, so it
-// is never reused. A tensor may lie in memory of another library: PyTorch's own allocator, too,
+// PyTorch cannot be told of a failure. Memory whose use was not recorded could be overwritten, so
+// it is never reused. A tensor may lie in memory of another library: PyTorch's own allocator, too,
 // records no use of that.
 void sluice_torch_record_stream(void* data, void* stream) {
   std::shared_ptr<sluice::host::FrameworkAllocator> allocator;

@@ -89,8 +89,8 @@ struct ChangedSetting {
   bool is_choice = false;  // a choice decides whether other keys count, so it is named before them
 };
 
-// The sentence that names the change. Settings leave out keys without effect, and such a key may have
-// any value: no sentence claims one.
+// The sentence that names the change. Settings leave out keys without effect, and such a key may
+// have any value: no sentence claims one.
 std::string describe_change(const ChangedSetting& change, const config::Config& config) {
   if (!change.before) {
     return "does not name " + change.path + ", which determines the result and is " + *change.now +
@@ -115,8 +115,8 @@ std::tuple<bool, bool, int, std::string> order_of(const ChangedSetting& change,
   return {follows, !change.is_choice, sides, change.path};
 }
 
-// Throws InputError naming a key that has another value now. Data are compared by fingerprint and not
-// by path, and check_steps() compares the number of steps.
+// Throws InputError naming a key that has another value now. Data are compared by fingerprint and
+// not by path, and check_steps() compares the number of steps.
 void check_settings(const CheckpointManifest& manifest, const std::string& where,
                     const config::Config& config) {
   const std::map<std::string, std::string> now = config::result_settings(config);
@@ -137,8 +137,8 @@ void check_settings(const CheckpointManifest& manifest, const std::string& where
     if (const auto at = now.find(path); at != now.end()) change.now = at->second;
     const config::ConfigKey* key = config::find_config_key(path);
     change.is_choice = key != nullptr && key->kind == config::ConfigKind::kChoice;
-    // A version that did not know the key had its default; a key that only some rules read is always
-    // written where it is read.
+    // A version that did not know the key had its default; a key that only some rules read is
+    // always written where it is read.
     if (!change.before && key != nullptr && key->determines_result)
       change.before = default_of(path);
     if (change.before.value_or("") == change.now.value_or(default_of(path))) continue;

@@ -26,7 +26,7 @@ struct CheckpointFound {
 // `step` equal to that of the directory's name. The log names newer ones that do not verify. Throws
 // InputError if there is none, with the reason of the newest that failed.
 CheckpointFound find_checkpoint(const std::string& directory);
-// The same for a checkpoint that another rank has found and verified: only its manifest is read.
+// Opens a checkpoint that another rank has found and verified: only its manifest is read.
 CheckpointFound open_checkpoint(const std::string& directory);
 
 // Throws InputError if the checkpoint belongs to another model (naming the first tensor that

@@ -107,14 +107,14 @@ runtime::SavedHome parse_home(const Json& object, const std::string& name,
   return home;
 }
 
-// A list of the tensor's name and six numbers, since a model has many boxes.
-nlohmann::ordered_json format_box(const SavedBox& saved) {
-  const model::TensorBox& box = saved.box;
+// A list of the tensor's name and six numbers, since a model has many slices.
+nlohmann::ordered_json format_slice(const SavedSlice& saved) {
+  const model::TensorSlice& slice = saved.slice;
   return nlohmann::ordered_json::array(
-      {saved.unit, saved.tensor, saved.first_elem, box.row, box.rows, box.col, box.cols});
+      {saved.unit, saved.tensor, saved.first_elem, slice.row, slice.rows, slice.col, slice.cols});
 }
 
-SavedBox parse_box(const Json& list, const std::string& name) {
+SavedSlice parse_slice(const Json& list, const std::string& name) {
   const auto is_number = [](const Json& member) {
     return member.is_number_unsigned() && member.get<std::uint64_t>() < std::uint64_t{1} << 31;
   };
@@ -152,8 +152,8 @@ std::vector<std::uint32_t> parse_shares(const Json& space, const std::string& na
   return shares;
 }
 
-// The block at which the sums of tensors may break (ParameterTable). Records of versions that placed
-// them otherwise have no such member.
+// The block at which the sums of tensors may break (ParameterTable). Records of versions that
+// placed them otherwise have no such member.
 constexpr const char* kSumsBlockKey = "sums_block";
 
 // Whether the run's rule keeps sums of whole tensors.
@@ -172,21 +172,21 @@ bool keeps_sums(const CheckpointManifest& manifest) {
 
 }  // namespace
 
-std::vector<SavedBox> boxes_of(const model::ParameterSpace& space,
-                               const std::set<std::int32_t>& units) {
-  std::vector<SavedBox> boxes;
+std::vector<SavedSlice> slices_of(const model::ParameterSpace& space,
+                                  const std::set<std::int32_t>& units) {
+  std::vector<SavedSlice> slices;
   for (const std::int32_t unit : units) {
     if (unit < 0 || static_cast<std::size_t>(unit) >= space.unit_count()) continue;
     for (const model::PlacedTensor& tensor :
          space.layout(static_cast<std::size_t>(unit)).tensors()) {
       std::uint64_t first = tensor.first_elem;
-      for (const model::TensorBox& box : tensor.spec.boxes) {
-        boxes.push_back({unit, tensor.spec.name, first, box});
-        first += static_cast<std::uint64_t>(box.rows * box.cols);
+      for (const model::TensorSlice& slice : tensor.spec.slices) {
+        slices.push_back({unit, tensor.spec.name, first, slice});
+        first += static_cast<std::uint64_t>(slice.rows * slice.cols);
       }
     }
   }
-  return boxes;
+  return slices;
 }
 
 std::set<std::int32_t> units_of(const std::vector<runtime::SavedHome>& homes) {
@@ -242,7 +242,7 @@ std::string format_state_record(const CheckpointManifest& manifest, const SavedS
     // A shard of a rank.
     if (home.first_elem > 0) document["homes"].back()["first_elem"] = home.first_elem;
   }
-  for (const SavedBox& box : state.boxes) document["boxes"].push_back(format_box(box));
+  for (const SavedSlice& slice : state.slices) document["boxes"].push_back(format_slice(slice));
   return document.dump();
 }
 
@@ -292,10 +292,10 @@ void parse_state_record(std::string_view text, const std::string& name,
   }
   if (has_state) state.shares = parse_shares(*space, name, state.files.size());
   for (const Json& home : *homes) state.homes.push_back(parse_home(home, name, state.space_bytes));
-  const auto boxes = document.find("boxes");
-  if (boxes == document.end()) return;
-  if (!boxes->is_array()) refuse(name, "'boxes' must be a list");
-  for (const Json& box : *boxes) state.boxes.push_back(parse_box(box, name));
+  const auto slices = document.find("boxes");
+  if (slices == document.end()) return;
+  if (!slices->is_array()) refuse(name, "'boxes' must be a list");
+  for (const Json& slice : *slices) state.slices.push_back(parse_slice(slice, name));
 }
 
 std::vector<fs::path> data_of_run(const std::string& run_id,

@@ -3,8 +3,8 @@
 // A durable run writes nothing for a checkpoint but a record in its log DIR/state-RUN.log
 // (offload/state_log.hpp): the state on storage is the checkpoint. A record is a manifest
 // (manifest.hpp) with two more members: `space`, the data files, and `homes`, where in them each
-// kind of state of each unit lies, with a digest. A rank of a tensor group adds `boxes`: the parts of
-// tensors that its units hold. RUN is a run id; the data files carry it too
+// kind of state of each unit lies, with a digest. A rank of a tensor group adds `boxes`: the parts
+// of tensors that its units hold. RUN is a run id; the data files carry it too
 // (StripedSpace::file_paths). Records are read as untrusted.
 #pragma once
 
@@ -21,17 +21,17 @@
 
 namespace sluice::checkpoint {
 
-// A box of a tensor that a rank of a tensor group has, and its place in the unit's element space.
-struct SavedBox {
+// A slice of a tensor that a rank of a tensor group has, and its place in the unit's element space.
+struct SavedSlice {
   std::int32_t unit = -1;
   std::string tensor;
   std::uint64_t first_elem = 0;
-  model::TensorBox box;
-  bool operator==(const SavedBox&) const = default;
+  model::TensorSlice slice;
+  bool operator==(const SavedSlice&) const = default;
 };
-// The boxes of all parts of tensors in these units.
-std::vector<SavedBox> boxes_of(const model::ParameterSpace& space,
-                               const std::set<std::int32_t>& units);
+// The slices of all parts of tensors in these units.
+std::vector<SavedSlice> slices_of(const model::ParameterSpace& space,
+                                  const std::set<std::int32_t>& units);
 // The units that have homes.
 std::set<std::int32_t> units_of(const std::vector<runtime::SavedHome>& homes);
 
@@ -46,8 +46,8 @@ struct SavedState {
   std::vector<runtime::SavedHome> homes;
   std::vector<std::uint32_t> shares;  // of each file in a round of stripes
   std::uint32_t ranks = 1;            // that share the state: so many logs make a commit
-  // Of a rank of a tensor group: those of the units that it has homes of.
-  std::vector<SavedBox> boxes = {};
+  // The boxes of a tensor group's rank, of the units that it has homes of.
+  std::vector<SavedSlice> slices = {};
 
   bool operator==(const SavedState&) const = default;
 };

@@ -196,8 +196,8 @@ std::string why_not_of_all(const DurableFound& commit, std::size_t logs) {
 }
 
 // The newest step that every rank has, of all ranks. A job that ended between the first commits of
-// two ranks left fewer logs than its record has ranks. incomplete: gets newer commits that some rank
-// lacks, unless the records of these ranks were passed over for a reason of their own.
+// two ranks left fewer logs than its record has ranks. incomplete: gets newer commits that some
+// rank lacks, unless the records of these ranks were passed over for a reason of their own.
 std::optional<DurableFound> newest_of_all(CommitsByRank& ranks,
                                           const std::vector<PassedOver>& passed_over,
                                           std::vector<PassedOver>& incomplete) {

@@ -65,9 +65,9 @@ std::optional<DurableFound> find_durable(const std::string& directory,
                                          const std::vector<std::string>& storage_paths,
                                          std::vector<PassedOver>& passed_over);
 
-// The same for a run of any number of ranks, whose other ranks have directories beneath `directory`
-// and each storage path (rank_path.hpp). Of a run of several ranks it is the newest step of which
-// all have a commit that verifies.
+// Finds the newest step of a run of any number of ranks, whose other ranks have directories beneath
+// `directory` and each storage path (rank_path.hpp). Of a run of several ranks it is the newest
+// step of which all have a commit that verifies.
 std::optional<DurableFound> find_durable_of_ranks(const std::string& directory,
                                                   const std::vector<std::string>& storage_paths,
                                                   std::vector<PassedOver>& passed_over);

@@ -5,7 +5,7 @@
 // The source is the run's own weights.safetensors, so the export moves no state of the run. Two
 // layouts differ:
 //   - a fused matrix of ours is several of theirs: attention.qkv holds the rows of q, k and v, one
-//     behind the other, mlp.up of Llama those of gate and up. Their rows are ours, in our order:
+//     after the other, mlp.up of Llama those of gate and up. Their rows are ours, in our order:
 //     rotary positions pair the same elements (i and i + head_dim/2);
 //   - GPT-2's Conv1D stores a matrix as [in, out], ours is [out, in].
 #pragma once

@@ -65,7 +65,7 @@ CheckpointManifest parse_manifest_file(std::string_view json, const std::string&
 
 // A symbolic link in the place of the file is refused.
 CheckpointManifest load_manifest(const std::string& path);
-// Writes a temporary file beside it, flushes it and renames it: the old manifest or the new one is
+// Writes a temporary file next to it, flushes it and renames it: the old manifest or the new one is
 // there, never a part.
 void save_manifest(const CheckpointManifest& manifest, const std::string& path);
 

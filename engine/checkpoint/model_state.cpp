@@ -218,8 +218,8 @@ void ModelState::visit_tensor(std::size_t unit, const StateColumn& column,
       });
 }
 
-// Each rank writes its elements into zeros, and the ranks add their pieces as integers: a sum of one
-// number and zeros is that number.
+// Each rank writes its elements into zeros, and the ranks add their pieces as integers: a sum of
+// one number and zeros is that number.
 void ModelState::visit_joined(std::size_t unit, const StateColumn& column,
                               const model::PlacedTensor& tensor, const TensorVisitor& visitor) {
   const model::TensorSpec& spec = tensor.spec;

@@ -38,8 +38,8 @@ class ModelState {
                                    const model::ParameterTable& table);
   static std::uint64_t exported_bytes(const model::ParameterSpace& space,
                                       const model::ParameterTable& table);
-  // Writes all state kinds; the file is on the disk when this returns. has_digest: with one of its own
-  // (SafetensorsReader::check_digest), for a file that no manifest vouches for.
+  // Writes all state kinds; the file is on the disk when this returns. has_digest: with one of its
+  // own (SafetensorsReader::check_digest), for a file that no manifest vouches for.
   using Notes = std::map<std::string, std::string>;  // metadata of the file
   void save(const std::string& path, const Notes& notes = {}, bool has_digest = false);
   // Throw InputError naming the first tensor that differs (missing, other dtype or shape), before
@@ -63,8 +63,8 @@ class ModelState {
   const kernels::OptimizerOptions& options(std::size_t unit) const { return table_.options(unit); }
   void write(const std::string& path, const StoredTensors& tensors, const Notes& notes,
              bool has_digest);
-  // Calls visitor(data, bytes) for consecutive parts of a tensor's column, which every rank gets. All
-  // ranks call it.
+  // Calls visitor(data, bytes) for consecutive parts of a tensor's column, which every rank gets.
+  // All ranks call it.
   using TensorVisitor = std::function<void(std::byte* data, std::uint64_t bytes)>;
   void visit_tensor(std::size_t unit, const StateColumn& column, const model::PlacedTensor& tensor,
                     const TensorVisitor& visitor);

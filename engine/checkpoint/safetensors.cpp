@@ -33,8 +33,8 @@ PosixFile open_input(const std::string& path) {
 
 constexpr std::string_view kNoDigest = "00000000000000000000000000000000";
 
-// The place of the digest in a header whose metadata have one; npos if they do not. The writer makes
-// it the first member, and no name of a tensor stands before the metadata.
+// The place of the digest in a header whose metadata have one; npos if they do not. The writer
+// makes it the first member, and no name of a tensor stands before the metadata.
 std::size_t digest_place(std::string_view header) {
   const std::string before = std::string("{\"__metadata__\":{\"") + kDigestMember + "\":\"";
   const std::size_t start = header.find('{');
@@ -50,8 +50,8 @@ std::map<std::string, std::string> with_digest(std::map<std::string, std::string
   return metadata;
 }
 
-// The digest of a file from that of its header and those of its tensors that are not empty (empty ones
-// have no order).
+// The digest of a file from that of its header and those of its tensors that are not empty (empty
+// ones have no order).
 std::string whole_digest(const DigestValue& header, const std::vector<DigestValue>& tensors) {
   Digest digest;
   digest.update_text(header.hex());

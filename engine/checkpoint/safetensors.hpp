@@ -42,12 +42,12 @@ struct SafetensorsHeader {
 // Elements times element size; nothing where the product passes 2^63.
 std::optional<std::uint64_t> tensor_bytes(DType dtype, std::span<const std::int64_t> shape);
 
-// Parses the JSON part. buffer_bytes: the bytes of the file behind it; `file` is for messages.
+// Parses the JSON part. buffer_bytes: the bytes of the file after it; `file` is for messages.
 SafetensorsHeader parse_safetensors_header(std::string_view json, std::uint64_t buffer_bytes,
                                            const std::string& file);
 
-// A metadata member of this name holds a digest of the file: XXH3-128, in hexadecimal, of the header as
-// it is written with zeros in its place, and of each tensor's own digest in order.
+// A metadata member of this name holds a digest of the file: XXH3-128, in hexadecimal, of the
+// header as it is written with zeros in its place, and of each tensor's own digest in order.
 inline constexpr const char* kDigestMember = "digest";
 
 // Thread rule: const calls may be made by several threads at once.
@@ -98,8 +98,9 @@ std::uint64_t safetensors_bytes(const std::vector<SafetensorsSpec>& specs,
                                 const std::map<std::string, std::string>& metadata = {});
 
 // Writes the header at once, then tensors in pieces and in any order; they lie in the order of the
-// specs. has_digest: kDigestMember is added to the metadata. Write to a temporary name and rename_durably() it: a file that was not finished is removed
-// by the destructor. One thread at a time.
+// specs. has_digest: kDigestMember is added to the metadata. Write to a temporary name and
+// rename_durably() it: a file that was not finished is removed by the destructor. One thread at a
+// time.
 class SafetensorsWriter {
  public:
   SafetensorsWriter(const std::string& path, const std::vector<SafetensorsSpec>& specs,

@@ -1,4 +1,4 @@
-// The layout of a saved unit is that of a model with the saving rank's share. The boxes in its
+// The layout of a saved unit is that of a model with the saving rank's share. The slices in its
 // record must be the ones of that layout, so that a version that cuts tensors otherwise is refused.
 #include "engine/checkpoint/saved_parts.hpp"
 
@@ -42,11 +42,11 @@ void check_settings_agree(const DurableFound& found) {
   }
 }
 
-std::string text_of(const SavedBox& saved) {
-  const model::TensorBox& box = saved.box;
-  return "rows " + std::to_string(box.row) + " to " + std::to_string(box.row + box.rows) +
-         " and columns " + std::to_string(box.col) + " to " + std::to_string(box.col + box.cols) +
-         " of '" + saved.tensor + "'";
+std::string text_of(const SavedSlice& saved) {
+  const model::TensorSlice& slice = saved.slice;
+  return "rows " + std::to_string(slice.row) + " to " + std::to_string(slice.row + slice.rows) +
+         " and columns " + std::to_string(slice.col) + " to " +
+         std::to_string(slice.col + slice.cols) + " of '" + saved.tensor + "'";
 }
 
 std::string name_of_home(const schedule::Buffer& home) {
@@ -88,21 +88,21 @@ SavedParts::SavedParts(const DurableFound& found, const model::Model& model) : m
                      ": the commits of other ranks are missing: put the directories "
                      "rank-1, rank-2 and so on back next to it");
   }
-  for (const Rank& rank : ranks_) check_boxes(rank);
+  for (const Rank& rank : ranks_) check_slices(rank);
 }
 
-// The first difference decides on the words: a box that no rank of that place has, or one that is
+// The first difference decides on the words: a slice that no rank of that place has, or one that is
 // missing.
-void SavedParts::check_boxes(const Rank& rank) const {
+void SavedParts::check_slices(const Rank& rank) const {
   const SavedState& state = rank.found->state;
-  const std::vector<SavedBox> own = boxes_of(*rank.model, units_of(state.homes));
+  const std::vector<SavedSlice> own = slices_of(*rank.model, units_of(state.homes));
   const auto [mine, saved] =
-      std::mismatch(own.begin(), own.end(), state.boxes.begin(), state.boxes.end());
-  if (mine == own.end() && saved == state.boxes.end()) return;
+      std::mismatch(own.begin(), own.end(), state.slices.begin(), state.slices.end());
+  if (mine == own.end() && saved == state.slices.end()) return;
   const model::TensorShare& share = rank.model->share();
   const std::string place =
       "rank " + std::to_string(share.rank) + " of a group of " + std::to_string(share.ranks);
-  if (saved != state.boxes.end() && std::find(own.begin(), own.end(), *saved) == own.end()) {
+  if (saved != state.slices.end() && std::find(own.begin(), own.end(), *saved) == own.end()) {
     throw InputError(rank.found->log + ": names a box that " + place +
                      " does not have: " + text_of(*saved));
   }

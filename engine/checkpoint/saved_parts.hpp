@@ -1,9 +1,9 @@
 // The commits of a durable job from the view of one rank that goes on from them.
 //
 // The ranks of a tensor group have parts of tensors, and the positions of a part's elements follow
-// from its boxes. A rank whose group is of the job's size reads the homes of the ranks that had its
-// place, element by element. Any other rank reads the homes of all places, and takes the elements
-// of its own boxes. Ranks of a context group have whole tensors, all the same.
+// from its slices. A rank whose group is of the job's size reads the homes of the ranks that had
+// its place, element by element. Any other rank reads the homes of all places, and takes the
+// elements of its own slices. Ranks of a context group have whole tensors, all the same.
 #pragma once
 
 #include <functional>
@@ -24,7 +24,7 @@ class SavedParts {
   };
 
   // model: of the rank that asks. Both must outlive it. Throws InputError if commits are missing,
-  // if this model cannot be cut as the job's settings say, or if a record names another box than
+  // if this model cannot be cut as the job's settings say, or if a record names another slice than
   // the one that its rank has.
   SavedParts(const DurableFound& found, const model::Model& model);
 
@@ -41,13 +41,13 @@ class SavedParts {
   struct Run {
     std::uint64_t from = 0, to = 0, elems = 0;
   };
-  // Those of elements [saved.begin, saved.end) of a rank's unit that this rank's elements
-  // [own.begin, own.end) have, ascending in both.
+  // Returns the runs of elements [saved.begin, saved.end) of a rank's unit that this rank's
+  // elements [own.begin, own.end) have, ascending in both.
   std::vector<Run> runs(const Rank& rank, std::int32_t unit, const schedule::ElemRange& saved,
                         const schedule::ElemRange& own) const;
 
  private:
-  void check_boxes(const Rank& rank) const;
+  void check_slices(const Rank& rank) const;
   void check_covered(const schedule::Buffer& home) const;
 
   const model::Model& model_;

@@ -29,7 +29,7 @@ Run overlap(std::uint64_t first, std::uint64_t elems, std::uint64_t begin, std::
   return {from, from - first, to - from};
 }
 
-// Codes are the spec `codes`, scales the one behind it. Tensors begin at blocks' first elements.
+// Codes are the spec `codes`, scales the one after it. Tensors begin at blocks' first elements.
 void for_block8_parts(const Run& run, std::uint64_t begin, std::byte* data, std::size_t codes,
                       const StoredTensors::Part& part) {
   std::uint64_t done = 0;

@@ -4,7 +4,8 @@
 // A weight has its tensor's name; other state is "master.NAME", "remainder.NAME" (I16, split
 // master), "moment1.NAME", "moment2.NAME". 8-bit moments are two tensors: the codes (U8, of the
 // tensor's shape) and "moment1_scale.NAME" (F32, one for each 128 elements). Sums of whole tensors
-// are F32, of one dimension. A tensor-parallel rank's part of a tensor has its places in the whole one.
+// are F32, of one dimension. A tensor-parallel rank's part of a tensor has its places in the whole
+// one.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,6 @@
 // The configuration of a run: TOML file, `--set key=value` overrides, defaults, checks.
 //
-// One table (config_schema.cpp) names every key with its type, range, default and meaning; parsing,
+// One table (schema.cpp) names every key with its type, range, default and meaning; parsing,
 // overrides, suggestions for unknown keys, `--help-config` and the dumps all read that table.
 // A Config returned by load_config or parse_config is resolved: derived defaults (kv_heads, ffn,
 // max_seq, directories …) are filled in and the values agree with each other.
@@ -229,7 +229,7 @@ struct Config {
 // Reads `path` (at most 1 MiB), then applies `overrides` ("memory.device=64MiB") in order; the last
 // one of a key wins.
 Config load_config(const std::string& path, std::span<const std::string> overrides = {});
-// The same for a text at hand; `name` stands for the file in messages.
+// Reads a text at hand; `name` stands for the file in messages.
 Config parse_config(std::string_view text, const std::string& name,
                     std::span<const std::string> overrides = {});
 
@@ -239,8 +239,8 @@ std::string default_checkpoint_dir(const std::string& log_dir);
 // Refuses (InputError) values that are valid but that this version cannot run yet.
 void check_supported(const Config& config);
 
-// A setting that the ranks of parallel.* cannot run: its key, and a sentence that names what would be
-// right. Loading refuses it; the planner asks again, since it may choose train.accumulate.
+// A setting that the ranks of parallel.* cannot run: its key, and a sentence that names what would
+// be right. Loading refuses it; the planner asks again, since it may choose train.accumulate.
 struct RanksProblem {
   std::string key;
   std::string sentence;
@@ -250,8 +250,6 @@ std::optional<RanksProblem> ranks_problem(const Config& config);
 // The resolved configuration with every key; parse_config reads the TOML back to an equal Config.
 // Derived values that do not determine the result stand in comments, so that they follow overrides.
 std::string config_to_toml(const Config& config);
-// One object, a member per section, on one line.
-std::string config_to_json(const Config& config);
 // Every key with its type, range, default and meaning, for people.
 std::string config_help();
 
@@ -265,8 +263,8 @@ inline constexpr std::string_view kMatricesSetting = "optimizer.matrices";
 // often things are logged, train.steps under the constant schedule (under cosine it shapes the
 // learning rate), and the keys of loss scaling where none takes place.
 std::map<std::string, std::string> result_settings(const Config& config);
-// A durable commit has the parts of tensors that its ranks have, so its settings name the tensor and
-// context groups, too.
+// A durable commit has the parts of tensors that its ranks have, so its settings name the tensor
+// and context groups, too.
 inline constexpr std::array<const char*, 2> kGroupKeys{"parallel.tensor", "parallel.context"};
 std::map<std::string, std::string> durable_settings(const Config& config);
 

@@ -5,7 +5,7 @@
 
 namespace sluice::config {
 
-// kBytes: any file, a token per byte. kLlmc: llm.c's `.bin`. kMegatron: `.idx` beside `.bin`.
+// kBytes: any file, a token per byte. kLlmc: llm.c's `.bin`. kMegatron: `.idx` next to `.bin`.
 enum class DataFormat : std::uint8_t { kBytes, kLlmc, kMegatron };
 
 }  // namespace sluice::config

@@ -1,32 +1,11 @@
 // The resolved configuration and the list of keys as text, all read off the schema.
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "base/digest.hpp"
 #include "engine/config/resolve.hpp"
 #include "engine/config/schema.hpp"
 
-namespace sluice::model {
-
-// nlohmann::json finds this by argument-dependent lookup, so it lies beside its type.
-static void to_json(nlohmann::ordered_json& json, const ParameterGroup& group) {
-  json = {{"match", group.match}, {"lr_scale", group.lr_scale}};
-  if (group.weight_decay) json["weight_decay"] = *group.weight_decay;
-}
-
-}  // namespace sluice::model
-
 namespace sluice::config {
-namespace {
-
-// "memory.place" and "weight" of "memory.place.weight".
-std::pair<std::string, std::string> split_path(const std::string& path) {
-  const auto dot = path.rfind('.');
-  return {path.substr(0, dot), path.substr(dot + 1)};
-}
-
-}  // namespace
-
 // A derived value follows the keys that it is derived from when one of them is changed later, so it
 // stands in a comment. One that determines the result is pinned: with another value a run could not
 // go on.
@@ -50,21 +29,6 @@ std::string config_to_toml(const Config& config) {
             format_value(key, written_value(config, key)) + "\n";
   }
   return text;
-}
-
-std::string config_to_json(const Config& config) {
-  nlohmann::ordered_json document;
-  for (const ConfigKey& key : config_schema()) {
-    const auto [section, name] = split_path(key.path);
-    std::string pointer = "/" + section;
-    for (char& c : pointer) {
-      if (c == '.') c = '/';
-    }
-    auto& place = document[nlohmann::ordered_json::json_pointer(pointer + "/" + name)];
-    std::visit([&](const auto& value) { place = value; }, key.read(config));
-  }
-  // Paths need not be UTF-8: bytes that are not become U+FFFD rather than an exception.
-  return document.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
 std::string config_help() {
@@ -102,10 +66,10 @@ bool updates_logical_matrices(const Config& config) {
 
 namespace {
 
-// Delayed updates depend on the weights that a micro-batch reads: on the rule and on the place where
-// the pipeline drains. Under 2BW those are the weights of an update. Under PipeDream they follow the
-// passes of a pipeline: its ranks set how far a micro-batch runs ahead, and the number of pipelines
-// sets the micro-batches of each.
+// Delayed updates depend on the weights that a micro-batch reads: on the rule and on the place
+// where the pipeline drains. Under 2BW those are the weights of an update. Under PipeDream they
+// follow the passes of a pipeline: its ranks set how far a micro-batch runs ahead, and the number
+// of pipelines sets the micro-batches of each.
 void add_delays(const Config& config, std::map<std::string, std::string>& settings) {
   if (!config.parallel.delays_updates()) return;
   if (config.parallel.has_server_order()) {

@@ -80,8 +80,8 @@ void check_nesting(std::string_view text, const std::string& name) {
 }
 
 // The known key nearest to an unknown one: by the whole path, or by the last word where that is
-// nearer (a known word in the wrong section). Of several keys with that word the whole path decides.
-// Empty where none is near.
+// nearer (a known word in the wrong section). Of several keys with that word the whole path
+// decides. Empty where none is near.
 std::string nearest_key(std::string_view path) {
   path = path.substr(0, kMaxComparedBytes);
   const auto last_word = [](std::string_view text) {

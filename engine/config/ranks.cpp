@@ -1,4 +1,4 @@
-// Data-parallel ranks divide the micro-batches of a step evenly, and each rank folds whole subtrees
+// Data-parallel ranks divide the micro-batches of a step evenly, and each rank adds whole subtrees
 // of the groups' tree (docs/design/ranks.md). Tensor-parallel ranks divide heads and columns evenly
 // (docs/design/tensor.md).
 #include <bit>
@@ -10,8 +10,8 @@
 namespace sluice::config {
 namespace {
 
-// The largest number of groups up to `groups`, or else the least, that divides the micro-batches and
-// of which each rank folds a power of two.
+// The largest number of groups up to `groups`, or else the least, that divides the micro-batches
+// and of which each rank adds a power of two.
 std::int64_t foldable_groups(std::int64_t groups, std::int64_t ranks, std::int64_t accumulate) {
   if (accumulate % ranks != 0) return 1;
   std::int64_t next = ranks;

@@ -305,8 +305,8 @@ void check_pipeline(const Config& config, const ConfigOrigins& origins) {
   }
 }
 
-// Stages update by themselves, so nothing may depend on all of them; and a run is only ever saved and
-// evaluated where nothing is in flight.
+// Stages update by themselves, so nothing may depend on all of them; and a run is only ever saved
+// and evaluated where nothing is in flight.
 void check_delays(const Config& config, const ConfigOrigins& origins) {
   const auto& parallel = config.parallel;
   const std::string updates = "parallel.updates = " + text_of(parallel.updates);
@@ -413,8 +413,8 @@ void check_storage_engine(const Config& config, const ConfigOrigins& origins) {
                    "out");
 }
 
-// Bounds of a step have seconds of copies beside seconds of compute. A memory of 1 TB/s and a link of
-// 1 MB/s are a million apart, which the linear program (planner/linear_program.hpp) tells well.
+// Bounds of a step have seconds of copies next to seconds of compute. A memory of 1 TB/s and a link
+// of 1 MB/s are a million apart, which the linear program (planner/linear_program.hpp) tells well.
 void check_link(const Config& config, const ConfigOrigins& origins) {
   constexpr double kLeastBytesPerS = 1e6;
   const double bytes_per_s = config.memory.link_bandwidth_bytes_per_s;

@@ -26,8 +26,8 @@ class ConfigOrigins {
     const auto found = origins_.find(path);
     return found == origins_.end() ? file_ : found->second.text;
   }
-  // Whether a key was given later than another one. Those of a file are given at once, and before them
-  // those that were not given at all.
+  // Whether a key was given later than another one. Those of a file are given at once, and before
+  // them those that were not given at all.
   bool is_later(std::string_view path, std::string_view than) const {
     const auto order = [this](std::string_view key) {
       const auto found = origins_.find(key);
@@ -50,11 +50,11 @@ class ConfigOrigins {
 // disagree.
 void resolve_config(Config& config, const ConfigOrigins& origins);
 // Throws InputError for a given key that other values leave without a meaning, such as
-// optimizer.momentum beside adamw, unless a later override set those or it has its default.
+// optimizer.momentum with adamw, unless a later override set those or it has its default.
 void check_resting_keys(const Config& config, const ConfigOrigins& origins);
 
-// The configuration with all derived defaults derived once more from its other keys. train.accumulate
-// stays: it follows train.batch only where that is given.
+// The configuration with all derived defaults derived once more from its other keys.
+// train.accumulate stays: it follows train.batch only where that is given.
 Config derived_anew(const Config& config);
 
 }  // namespace sluice::config

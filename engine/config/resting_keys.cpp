@@ -1,11 +1,11 @@
-// Keys that have a meaning beside certain values of other keys alone: those of several ranks, of some
-// optimizer rules, of fp16.
+// Keys that have a meaning with certain values of other keys alone: those of several ranks, of
+// some optimizer rules, of fp16.
 //
 // A value that nothing takes would be taken for a setting that works, so it is refused where it
-// stands beside such values. A configuration may be run with other ones, by an override:
-// `--set parallel.pipeline=1` or `--set optimizer.name=adamw`. Its keys then rest. The configuration
-// that a run writes leaves resting keys at their defaults, since a resume reads them beside its own
-// mesh and rule.
+// stands with such values. A configuration may be run with other ones, by an override:
+// `--set parallel.pipeline=1` or `--set optimizer.name=adamw`. Its keys then rest. The
+// configuration that a run writes leaves resting keys at their defaults, since a resume reads them
+// with its own mesh and rule.
 //
 // parallel.zero is none of them: shards of one rank are whole, and a run that goes on with more
 // ranks keeps its stage.
@@ -20,13 +20,13 @@
 namespace sluice::config {
 namespace {
 
-// The key `path` rests where each of `others` has a value that gives it no meaning. A path may stand
-// in several rows.
+// The key `path` rests where each of `others` has a value that gives it no meaning. A path may
+// stand in several rows.
 struct RestingKey {
   const char* path;
   std::vector<const char*> others;
-  // Choices of the other key, the only one, beside which the key has a meaning. Empty: the others are
-  // counts of ranks, beside which it has one where any is above 1.
+  // Choices of the other key, the only one, with which the key has a meaning. Empty: the others
+  // are counts of ranks, with which it has one where any is above 1.
   std::vector<std::string> readers = {};
 
   bool counts_ranks() const { return readers.empty(); }

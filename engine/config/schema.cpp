@@ -453,9 +453,8 @@ void add_memory(Keys& keys) {
            "host device: modelled latency of a copy; 0: off", ConfigKind::kDuration));
 }
 
-void add_run(Keys& keys) {
+void add_parallel(Keys& keys) {
   const auto add = [&](ConfigKey key) { keys.push_back(std::move(key)); };
-  add(recompute_policy());
   add(integer("parallel.data", SLUICE_FIELD(parallel.data), 1, kMaxRanks, "data-parallel ranks"));
   add(integer("parallel.tensor", SLUICE_FIELD(parallel.tensor), 1, kMaxRanks,
               "ranks that have parts of each layer and compute each micro-batch together (docs/"
@@ -519,6 +518,10 @@ void add_run(Keys& keys) {
           "pipedream, pipedream-vsync, 2bw, and server_mode asp and rotating: steps between two "
           "points at which nothing is in flight and all weights have all updates"),
       "1; where it has a meaning: the largest divisor of train.steps up to 16"));
+}
+
+void add_run(Keys& keys) {
+  const auto add = [&](ConfigKey key) { keys.push_back(std::move(key)); };
   add(derived(text("checkpoint.dir", SLUICE_FIELD(checkpoint.dir),
                    "where checkpoints go; if set, each run has its own directory there"),
               "log.dir + \"/checkpoints\""));
@@ -547,6 +550,8 @@ const std::vector<ConfigKey>& config_schema() {
     add_train(all);
     add_optimizer(all);
     add_memory(all);
+    all.push_back(recompute_policy());
+    add_parallel(all);
     add_run(all);
     return all;
   }();

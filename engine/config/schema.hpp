@@ -35,9 +35,9 @@ enum class ConfigKind : std::uint8_t {
   kPlaces,
 };
 
-// kBool bool; kInteger and kBytes int64; the kinds "OrAuto" int64 or the string "auto"; kReal, kRate and
-// kDuration double; kText and kChoice string; kGroups parameter groups;
-// kPlaces a map of names to one of `choices`.
+// kBool bool; kInteger and kBytes int64; the kinds "OrAuto" int64 or the string "auto"; kReal,
+// kRate and kDuration double; kText and kChoice string; kGroups parameter groups; kPlaces a map of
+// names to one of `choices`.
 using ConfigValue = std::variant<bool, std::int64_t, double, std::string, std::vector<std::string>,
                                  std::vector<double>, std::vector<model::ParameterGroup>,
                                  std::map<std::string, std::string>>;
@@ -47,7 +47,8 @@ struct ConfigKey {
   ConfigKind kind = ConfigKind::kText;
   std::string doc;
   std::string derived_default;  // its text in the help, if the default is computed
-  // kChoice and kPlaces, in the enumerators' order. A choice "word:K" has a count from least to most.
+  // kChoice and kPlaces, in the enumerators' order. A choice "word:K" has a count from least to
+  // most.
   std::vector<std::string> choices;
   std::int64_t least = 0, most = 0;  // integers and bytes; kChoice with a count
   std::int64_t multiple_of = 1;      // kBytes
@@ -78,16 +79,16 @@ std::string_view without_quotes(std::string_view text);
 // Parses the text of a `--set` for this key; empty if it is no such value. Ranges are not checked.
 // It does not serve kGroups and kPlaces, which are written as TOML.
 std::optional<ConfigValue> value_from_text(const ConfigKey& key, std::string_view text);
-// Whether other values leave the key without a meaning: a key of several ranks beside one, a key of
-// another optimizer rule, a key of fp16 beside another precision.
+// Whether other values leave the key without a meaning: a key of several ranks with one, a key of
+// another optimizer rule, a key of fp16 with another precision.
 bool rests(const Config& config, const ConfigKey& key);
 // The key's value in a configuration as a run writes it: the default of a key that rests.
 ConfigValue written_value(const Config& config, const ConfigKey& key);
-// The configuration with the defaults of all keys that rest. Rank 0 plans with it, for the other ranks
-// read it as it is written.
+// The configuration with the defaults of all keys that rest. Rank 0 plans with it, for the other
+// ranks read it as it is written.
 Config rested(const Config& config);
-// The keys that have a meaning among several ranks alone, as "key=value". With them config_to_toml()
-// gives an equal Config on another mesh, too.
+// The keys that have a meaning among several ranks alone, as "key=value". With them
+// config_to_toml() gives an equal Config on another mesh, too.
 std::vector<std::string> mesh_settings(const Config& config);
 // Whether a value of the right type is in the key's range.
 bool in_range(const ConfigKey& key, const ConfigValue& value);

@@ -12,7 +12,7 @@ struct Unavailable {
   const char* path;
   const char* values;  // after the path, in a sentence
   bool (*asked)(const Config&);
-  const char* instead = "";  // behind the sentence
+  const char* instead = "";  // after the sentence
 };
 
 const std::vector<Unavailable>& unavailable() {

@@ -113,8 +113,8 @@ bool real_in_range(const ConfigKey& key, double value) {
   return low && high;
 }
 
-// Whether `text` is this choice. A choice that ends in ":K" stands for one with a count in the key's
-// range, and one that ends in ":FILE" for one with a path.
+// Whether `text` is this choice. A choice that ends in ":K" stands for one with a count in the
+// key's range, and one that ends in ":FILE" for one with a path.
 bool is_choice(const ConfigKey& key, std::string_view choice, std::string_view text) {
   constexpr std::string_view kFile = ":FILE";
   if (choice.ends_with(kFile)) {

@@ -158,10 +158,10 @@ void TokenStream::check_vocabulary(const File& file) const {
 }
 
 std::size_t TokenStream::file_of(std::uint64_t token) const {
-  const auto behind = std::upper_bound(
+  const auto after = std::upper_bound(
       files_.begin(), files_.end(), token,
       [](std::uint64_t value, const File& candidate) { return value < candidate.first_token; });
-  return static_cast<std::size_t>(behind - files_.begin()) - 1;
+  return static_cast<std::size_t>(after - files_.begin()) - 1;
 }
 
 TokenStream::Position TokenStream::position_of(std::uint64_t token) const {

@@ -163,8 +163,8 @@ void FrameworkAllocator::set_pressure_callback(PressureCallback callback) {
   pressure_.swap(replacement);
 }
 
-// To the CachingAllocator an arena is one block, whatever lives there. The two counts are read one after
-// the other, so other threads' calls in between may be in one of them alone.
+// To the CachingAllocator an arena is one block, whatever lives there. The two counts are read one
+// after the other, so other threads' calls in between may be in one of them alone.
 FrameworkAllocator::Statistics FrameworkAllocator::statistics() {
   Statistics result{.blocks = caching_.statistics()};
   if (!planning_) return result;

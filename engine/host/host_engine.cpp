@@ -32,8 +32,8 @@ std::uint64_t file_system_of(const std::string& path) {
   return facts.st_dev;
 }
 
-// State is striped evenly, so the fullest file system counts for all. Paths on one file system share
-// its bytes.
+// State is striped evenly, so the fullest file system counts for all. Paths on one file system
+// share its bytes.
 std::uint64_t free_storage_bytes(const std::vector<std::string>& paths) {
   std::map<std::uint64_t, std::uint64_t> paths_on;  // by file system
   for (const std::string& path : paths) ++paths_on[file_system_of(path)];

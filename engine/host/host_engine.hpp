@@ -66,7 +66,7 @@ class HostEngine {
   std::array<std::uint64_t, kTierCount> bytes_left() const;
   // A storage engine as the options say. Throws InputError.
   std::unique_ptr<offload::StorageEngine> make_storage() const;
-  // Of this engine's sessions and of the program.
+  // The log of this engine's sessions and of the program.
   TraceLog& trace() { return trace_; }
   // Replaces the file as a whole. Throws IoError.
   void write_trace(const std::string& path) const;

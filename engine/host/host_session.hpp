@@ -10,8 +10,8 @@
 // A session with a commit_path makes its state durable on demand: the state on storage is the
 // checkpoint (session_commits.hpp).
 //
-// An update or a write that fails halfway poisons the session, because some units have the new state and
-// others the old: every later call throws SessionPoisoned. One thread at a time.
+// An update or a write that fails halfway poisons the session, because some units have the new
+// state and others the old: every later call throws SessionPoisoned. One thread at a time.
 #pragma once
 
 #include <array>
@@ -79,7 +79,7 @@ class HostSession {
   // SessionStateError if a parameter has no gradient or the program updates some itself, and
   // GradientNotFinite.
   double update(const UpdateRequest& request);
-  // The same for a session with groups of OptimizerRule::kCaller. begin_update() starts it and
+  // Updates a session with groups of OptimizerRule::kCaller. begin_update() starts it and
   // returns; the program then calls next_part() and updates each part, until there is none: then
   // the update is made. No other call may come in between. Throws as update().
   void begin_update(const UpdateRequest& request);
@@ -101,7 +101,8 @@ class HostSession {
   void save(const std::string& path);
   void set_update_count(std::uint64_t updates);
   void load(const std::string& path);
-  // Makes the state durable as it lies. A failure poisons the session; the commit before stays whole.
+  // Makes the state durable as it lies. A failure poisons the session; the commit before stays
+  // whole.
   void commit();
 
   struct Statistics {

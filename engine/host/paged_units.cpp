@@ -28,7 +28,7 @@ using Budgets = std::array<std::uint64_t, kTierCount>;
 
 // Gives every part its offset in the tier that is chosen for it, and adds up.
 void lay_out(const std::vector<PagedUnit>& units, PagerPlan& plan) {
-  std::uint64_t pinned = 0, storage = 0, box = 0;
+  std::uint64_t pinned = 0, storage = 0, largest_bytes = 0;
   bool stores_weights = false;
   for (std::size_t unit = 0; unit < units.size(); ++unit) {
     std::uint64_t staged = 0;
@@ -46,11 +46,11 @@ void lay_out(const std::vector<PagedUnit>& units, PagerPlan& plan) {
       staged += round_up(bytes, kPinnedPageBytes);
       if (part == PagedPart::kWeight && bytes > 0) stores_weights = true;
     }
-    box = std::max(box, staged);
+    largest_bytes = std::max(largest_bytes, staged);
   }
   plan.staging_offset_bytes = round_up(pinned, kPinnedPageBytes);
-  plan.box_bytes = box;
-  plan.pieces_offset_bytes = plan.staging_offset_bytes + kStagingBoxes * box;
+  plan.staging_buffer_bytes = largest_bytes;
+  plan.pieces_offset_bytes = plan.staging_offset_bytes + kStagingBuffers * largest_bytes;
   plan.pinned_bytes =
       plan.pieces_offset_bytes + (stores_weights ? kPageInPieces * kPageInPieceBytes : 0);
   plan.storage_bytes = storage;

@@ -1,7 +1,8 @@
 // The units of a pager: tensors that are moved together, as bytes without a type.
 //
-// A unit has two parts. Its weights come to a window on the device for a pass; weights and optimizer
-// state come to pinned memory for an update. Each part rests in pinned memory or on storage.
+// A unit has two parts. Its weights come to a window on the device for a pass; weights and
+// optimizer state come to pinned memory for an update. Each part rests in pinned memory or on
+// storage.
 #pragma once
 
 #include <array>
@@ -40,16 +41,16 @@ struct PagedUnit {
 struct PartPlace {
   Tier tier = Tier::kPinned;
   std::uint64_t offset_bytes = 0;  // of its home, in its tier
-  std::uint64_t staged_bytes = 0;  // in the unit's staging box, if it rests on storage
+  std::uint64_t staged_bytes = 0;  // in the unit's staging buffer, if it rests on storage
 };
 
 struct PagerPlan {
   std::vector<std::array<PartPlace, kPagedPartCount>> places;  // by unit
   std::uint32_t slot_count = 0;
   std::uint64_t slot_bytes = 0;
-  // Pinned memory: homes, then the staging boxes, then the pieces on their way to windows.
+  // Pinned memory: homes, then the staging buffers, then the pieces on their way to windows.
   std::uint64_t staging_offset_bytes = 0;
-  std::uint64_t box_bytes = 0;  // of one staging box
+  std::uint64_t staging_buffer_bytes = 0;  // of one
   std::uint64_t pieces_offset_bytes = 0;
   std::uint64_t pinned_bytes = 0;
   std::uint64_t storage_bytes = 0;
@@ -68,9 +69,9 @@ struct PagerOptions {
   std::uint64_t window_bytes = 0;  // most device memory of windows; 0: the rest of the budget
 };
 
-// Staging boxes of an update: one unit is updated while the one before it is written and the next
-// one read in the other box.
-inline constexpr std::uint32_t kStagingBoxes = 2;
+// Staging buffers of an update: one unit is updated while the one before it is written and the next
+// one read in the other buffer.
+inline constexpr std::uint32_t kStagingBuffers = 2;
 // Weights go from storage to windows in so many pieces of so many bytes at once.
 inline constexpr std::uint64_t kPageInPieceBytes = std::uint64_t{1} << 20;
 inline constexpr std::uint32_t kPageInPieces = 2;

@@ -1,5 +1,5 @@
-// A session that commits notes one number of writes for all blocks of a home on storage. So a part of
-// such a home is never written alone: all of its blocks are read and written.
+// A session that commits notes one number of writes for all blocks of a home on storage. So a part
+// of such a home is never written alone: all of its blocks are read and written.
 #include "engine/host/parameter_state.hpp"
 
 #include <algorithm>

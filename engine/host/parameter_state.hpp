@@ -1,7 +1,8 @@
 // The state of single parameters of a sealed session, read and written by elements.
 //
-// State on storage comes and goes by whole blocks of 4,096 elements, so a window of them is read, and
-// written back where something has changed. 8-bit moments have codes and scales apart here, as in files.
+// State on storage comes and goes by whole norm blocks of 4,096 elements, so a window of them is
+// read, and written back where something has changed. 8-bit moments have codes and scales apart
+// here, as in files.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +27,8 @@ void store_masters(const kernels::OptimizerOptions& options, const std::byte* we
 // errors of storage.
 void read_parameter(SealedSession& session, const SessionParameter& parameter, KeptState state,
                     std::uint64_t first, std::uint64_t count, std::byte* into);
-// A weight that is written sets its master, window by window. changing: called before anything changes.
+// A weight that is written sets its master, window by window. changing: called before anything
+// changes.
 void write_parameter(SealedSession& session, const SessionParameter& parameter, KeptState state,
                      std::uint64_t first, std::uint64_t count, const std::byte* from,
                      const std::function<void()>& changing);

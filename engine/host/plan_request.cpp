@@ -1,5 +1,5 @@
-// A request's configuration becomes TOML text, so that it is checked as a person's file would be: one
-// line for each value, with the path of its members as a dotted key.
+// A request's configuration becomes TOML text, so that it is checked as a person's file would be:
+// one line for each value, with the path of its members as a dotted key.
 #include "engine/host/plan_request.hpp"
 
 #include <dlfcn.h>
@@ -71,8 +71,8 @@ void append_toml(const Json& value, const std::string& path, std::string& out) {
   out += path + " = " + value.dump() + '\n';
 }
 
-// Where a wheel, a build or an installation (lib, or lib/x86_64-linux-gnu) has the profiles, seen from
-// the library.
+// Where a wheel, a build or an installation (lib, or lib/x86_64-linux-gnu) has the profiles, seen
+// from the library.
 std::string profile_directory() {
   namespace fs = std::filesystem;
   Dl_info found{};

@@ -1,5 +1,5 @@
-// Plans for a host program that trains nothing here: a request as JSON in, the event of `sluice plan
-// --json` out. No device, driver or storage path is touched, and nothing is created.
+// Plans for a host program that trains nothing here: a request as JSON in, the event of `sluice
+// plan --json` out. No device, driver or storage path is touched, and nothing is created.
 #pragma once
 
 #include <optional>
@@ -15,7 +15,8 @@ struct PlanAnswer {
 };
 
 // request: {"config": {"model": {…}, "memory": {…}, …} or the path of a TOML file,
-//           "hardware": a profile's name or path, "world": ranks}; hardware and world may be absent.
+//           "hardware": a profile's name or path, "world": ranks}
+// hardware and world may be absent.
 // Without hardware the measured profile of this machine counts, or else the default one.
 // Throws InputError that names the member or key, and Unsupported.
 PlanAnswer answer_plan(const std::string& request);

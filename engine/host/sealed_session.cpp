@@ -110,8 +110,8 @@ double SealedSession::update(TraceRecorder* trace, std::uint32_t step) {
   return seconds;
 }
 
-// Without an update since the last commit the state is copied to the other slot first: the program may
-// have changed weights in their homes, and the committed ones must stay until the new record.
+// Without an update since the last commit the state is written to the other copy first: the program
+// may have changed weights in their homes, and the committed ones must stay until the new record.
 void SealedSession::commit(const SessionSpace& space, std::uint64_t updates) {
   SLUICE_CHECK(commits());
   leave_committed_state();
@@ -123,7 +123,7 @@ void SealedSession::commit(const SessionSpace& space, std::uint64_t updates) {
   memory_.commits->retire_others();
 }
 
-// A window is read from the one slot and written to the other.
+// A window is read from the one copy and written to the other.
 void SealedSession::leave_committed_state() {
   runtime::DurableState* const durable = memory_.durable.get();
   if (durable == nullptr || !durable->is_committed()) return;
@@ -135,17 +135,17 @@ void SealedSession::leave_committed_state() {
       const std::array<StateKind, 1> kinds{kind};
       store_.visit(kinds, unit, 0, model_.units[at].elems, runtime::StateStore::Access::kRead,
                    [&](std::uint64_t begin, std::uint64_t end, std::span<std::byte* const> data) {
-                     durable->switch_slot();
+                     durable->switch_copy();
                      store_.visit(
                          kinds, unit, begin, end, runtime::StateStore::Access::kWrite,
                          [&](std::uint64_t, std::uint64_t, std::span<std::byte* const> copy) {
-                           SLUICE_CHECK(copy[0] == data[0]);  // the one I/O window
+                           SLUICE_CHECK(copy[0] == data[0]);  // the one I/O buffer
                          });
-                     durable->switch_slot();
+                     durable->switch_copy();
                    });
     }
   }
-  durable->switch_slot();
+  durable->switch_copy();
 }
 
 std::vector<const schedule::Buffer*> SealedSession::homes() const {

@@ -1,7 +1,7 @@
 // All that a session holds once it is sealed: plan, memory, programs and their executor.
 //
 // The members stand in the order in which they need each other. A session that commits has in
-// addition a log and a state in two slots, and a program that saves.
+// addition a log and a state in two copies, and a program that saves.
 #pragma once
 
 #include <cstdint>
@@ -48,8 +48,8 @@ class SealedSession {
   bool commits() const { return memory_.commits != nullptr; }
   // Precondition: commits().
   void commit(const SessionSpace& space, std::uint64_t updates);
-  // Call before anything but an update changes state: the last commit must stay whole. Copies the state
-  // on storage if it is the committed one.
+  // Call before anything but an update changes state: the last commit must stay whole. Copies the
+  // state on storage if it is the committed one.
   void leave_committed_state();
   // A commit that was found in `directory`, which is locked meanwhile. Its homes are checked first;
   // then `begin` is called, and state changes. Returns the updates that it has.

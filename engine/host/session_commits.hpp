@@ -1,10 +1,10 @@
 // The commits of a session: the directory with its lock, the log, and the way back.
 //
-// All state of such a session has two slots on storage (runtime/durable_state.hpp), in files that stay
-// when the session ends. A commit flushes them and appends a record to the log in the directory. So
-// the state that a commit found is whole until the next one, whatever happens in between. The
-// directory has the commits of one session at a time: files of an earlier one go once this one has
-// committed.
+// All state of such a session has two copies on storage (runtime/durable_state.hpp), in files that
+// stay when the session ends. A commit flushes them and appends a record to the log in the
+// directory. So the state that a commit found is whole until the next one, whatever happens in
+// between. The directory has the commits of one session at a time: files of an earlier one go once
+// this one has committed.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,7 @@ class SessionCommits {
   offload::StateLog& log() { return *log_; }
   // The files that hold the state. They are removed with this object if nothing was committed.
   void watch(const offload::StripedSpace& space);
-  // Makes the record of a commit behind so many updates. fingerprint: of the parameters.
+  // Makes the record of a commit after so many updates. fingerprint: of the parameters.
   runtime::DurableState::Record record(std::uint64_t updates, const std::string& fingerprint,
                                        offload::TaggedSpace& storage);
   // A commit has ended: the files of earlier sessions go.
@@ -60,8 +60,8 @@ class SessionCommits {
 // sessions of equal ones.
 std::string parameter_fingerprint(const SessionSpace& space, const model::ParameterTable& table);
 
-// The newest commit in `directory` with data that verify. storage_paths: searched for files that have
-// moved. Throws InputError if there is none, or if the data of a newer one are not there.
+// The newest commit in `directory` with data that verify. storage_paths: searched for files that
+// have moved. Throws InputError if there is none, or if the data of a newer one are not there.
 checkpoint::DurableFound find_commit(const std::string& directory,
                                      const std::vector<std::string>& storage_paths);
 

@@ -41,8 +41,8 @@ schedule::StepModel make_state_model(const model::ParameterSpace& space,
                                      const model::ParameterTable& table,
                                      const kernels::StateKernels& kernels);
 
-// budgets: the bytes that are left of each tier. log_bytes: of a session that commits, whose state has
-// room twice on storage; 0: of another. Throws Refused.
+// budgets: the bytes that are left of each tier. log_bytes: of a session that commits, whose state
+// has room twice on storage; 0: of another. Throws Refused.
 SessionPlan plan_session(const schedule::StepModel& model,
                          const std::array<std::uint64_t, kTierCount>& budgets_bytes,
                          StatePlace place, std::uint64_t log_bytes = 0);

@@ -26,7 +26,7 @@ void StateRunner::run_on_host(const runtime::Program& program,
 }
 
 // The unit is one piece. Tags of state from storage are checked before the program sees it, and
-// made behind its update.
+// made after its update.
 void StateRunner::hand_over(const runtime::Program& program,
                             const schedule::Instruction& instruction,
                             const kernels::HostUpdate& how) {

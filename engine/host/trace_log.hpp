@@ -1,5 +1,5 @@
-// The trace of a host program: what sessions do, and the program's own spans, counters and marks. The
-// format of files is that of a run directory's trace.json (base/trace.hpp).
+// The trace of a host program: what sessions do, and the program's own spans, counters and marks.
+// The format of files is that of a run directory's trace.json (base/trace.hpp).
 //
 // It holds the last events alone, so a program may record for days. Names are kept with each event,
 // because a program may make up new ones for ever. Thread-safe.

@@ -45,14 +45,14 @@ UnitHomes::UnitHomes(HostEngine& engine, const std::vector<PagedUnit>& units, co
   }
 }
 
-// Storage engines end their requests before they go; until then the boxes must live.
+// Storage engines end their requests before they go; until then the staging buffers must live.
 UnitHomes::~UnitHomes() {
   MutexLock lock(mutex_);
-  for (Box& box : boxes_) box.next = kNone;
+  for (StagingBuffer& buffer : buffers_) buffer.next = kNone;
   static_cast<void>(changed_.wait_until(
       lock, Deadline::after_seconds(deadline_seconds_), [this]() SLUICE_REQUIRES(mutex_) {
-        return std::all_of(boxes_.begin(), boxes_.end(),
-                           [](const Box& box) { return box.in_flight == 0; });
+        return std::all_of(buffers_.begin(), buffers_.end(),
+                           [](const StagingBuffer& buffer) { return buffer.in_flight == 0; });
       }));
 }
 
@@ -76,7 +76,8 @@ std::byte* UnitHomes::home(std::uint32_t unit, PagedPart part) const {
 
 std::byte* UnitHomes::staged(std::uint32_t unit, PagedPart part) const {
   if (std::byte* const resting = home(unit, part)) return resting;
-  return pinned_.at(plan_.staging_offset_bytes + (unit % kStagingBoxes) * plan_.box_bytes +
+  return pinned_.at(plan_.staging_offset_bytes +
+                    (unit % kStagingBuffers) * plan_.staging_buffer_bytes +
                     plan_.place(unit, part).staged_bytes);
 }
 
@@ -116,19 +117,20 @@ void UnitHomes::check_writes() {
   }
 }
 
-void UnitHomes::wait_for(MutexLock& lock, const Box& box) {
-  const bool done = changed_.wait_until(
-      lock, Deadline::after_seconds(deadline_seconds_),
-      [&box]() SLUICE_REQUIRES(mutex_) { return box.in_flight == 0 && box.next == kNone; });
+void UnitHomes::wait_for(MutexLock& lock, const StagingBuffer& buffer) {
+  const bool done = changed_.wait_until(lock, Deadline::after_seconds(deadline_seconds_),
+                                        [&buffer]() SLUICE_REQUIRES(mutex_) {
+                                          return buffer.in_flight == 0 && buffer.next == kNone;
+                                        });
   if (!done) throw TimeoutError("the storage of a unit that is staged");
 }
 
-// The box is the unit's from now on; submit() follows, without the lock.
-void UnitHomes::claim(Box& box, std::uint32_t unit, bool writes) {
-  box.unit = unit;
-  box.is_writing = writes;
-  box.error = nullptr;
-  box.in_flight = static_cast<std::uint32_t>(
+// The buffer is the unit's from now on; submit() follows, without the lock.
+void UnitHomes::claim(StagingBuffer& buffer, std::uint32_t unit, bool writes) {
+  buffer.unit = unit;
+  buffer.is_writing = writes;
+  buffer.error = nullptr;
+  buffer.in_flight = static_cast<std::uint32_t>(
       std::count_if(kPagedParts.begin(), kPagedParts.end(),
                     [&](PagedPart part) { return rests_on_storage(unit, part); }));
 }
@@ -152,12 +154,12 @@ void UnitHomes::end_transfer(std::uint32_t unit, const std::exception_ptr& error
   std::uint32_t next = kNone;
   {
     const MutexLock lock(mutex_);
-    Box& box = box_of(unit);
-    if (error && box.is_writing && !write_error_) write_error_ = error;
-    if (error && !box.is_writing) box.error = error;
-    if (--box.in_flight == 0 && box.next != kNone) {
-      next = std::exchange(box.next, kNone);
-      claim(box, next, /*writes=*/false);
+    StagingBuffer& buffer = buffer_of(unit);
+    if (error && buffer.is_writing && !write_error_) write_error_ = error;
+    if (error && !buffer.is_writing) buffer.error = error;
+    if (--buffer.in_flight == 0 && buffer.next != kNone) {
+      next = std::exchange(buffer.next, kNone);
+      claim(buffer, next, /*writes=*/false);
     }
     // Under the lock: the destructor waits for this, and then the condition goes.
     changed_.notify_all();
@@ -169,24 +171,24 @@ void UnitHomes::stage(std::uint32_t unit, std::optional<std::uint32_t> next) {
   MutexLock lock(mutex_);
   check_writes();
   if (is_stored(unit)) {
-    Box& box = box_of(unit);
-    wait_for(lock, box);
+    StagingBuffer& buffer = buffer_of(unit);
+    wait_for(lock, buffer);
     check_writes();
-    if (box.unit != unit) {
-      claim(box, unit, /*writes=*/false);
+    if (buffer.unit != unit) {
+      claim(buffer, unit, /*writes=*/false);
       lock.unlock();
       submit(unit, /*writes=*/false);
       lock.lock();
-      wait_for(lock, box);
+      wait_for(lock, buffer);
     }
-    if (box.error) {
-      box.unit = kNone;
-      std::rethrow_exception(std::exchange(box.error, nullptr));
+    if (buffer.error) {
+      buffer.unit = kNone;
+      std::rethrow_exception(std::exchange(buffer.error, nullptr));
     }
   }
   if (!next || !is_stored(*next)) return;
-  Box& other = box_of(*next);
-  if (&other == &box_of(unit) || other.unit == *next) return;
+  StagingBuffer& other = buffer_of(*next);
+  if (&other == &buffer_of(unit) || other.unit == *next) return;
   if (other.in_flight > 0) {
     other.next = *next;
     return;
@@ -200,16 +202,16 @@ void UnitHomes::unstage(std::uint32_t unit) {
   MutexLock lock(mutex_);
   check_writes();
   if (!is_stored(unit)) return;
-  Box& box = box_of(unit);
-  SLUICE_CHECK(box.unit == unit && box.in_flight == 0);
-  claim(box, unit, /*writes=*/true);
+  StagingBuffer& buffer = buffer_of(unit);
+  SLUICE_CHECK(buffer.unit == unit && buffer.in_flight == 0);
+  claim(buffer, unit, /*writes=*/true);
   lock.unlock();
   submit(unit, /*writes=*/true);
 }
 
 void UnitHomes::settle() {
   MutexLock lock(mutex_);
-  for (const Box& box : boxes_) wait_for(lock, box);
+  for (const StagingBuffer& buffer : buffers_) wait_for(lock, buffer);
   check_writes();
 }
 

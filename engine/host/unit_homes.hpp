@@ -1,13 +1,13 @@
 // The bytes of a pager's units where they rest, and their way into pinned memory and back.
 //
 // A part that rests in pinned memory is used there. One that rests on storage has a place in a
-// staging box: unit u in box u modulo two, so its address never changes. stage() brings a unit's
-// parts; unstage() begins to write them and returns. Reads and writes of one box are a chain:
+// staging buffer: unit u in buffer u modulo two, so its address never changes. stage() brings a
+// unit's parts; unstage() begins to write them and returns. Transfers of a buffer form a chain:
 //
 //   idle ── stage ──> reading ──> holds unit u ── unstage ──> writing ──> (the next read) ──> …
 //
-// A box keeps its contents until another unit needs it, so repeated reads of a unit cost one
-// transfer. A write that fails leaves a unit without true bytes: every later call that touches
+// A staging buffer keeps its contents until another unit needs it, so repeated reads of a unit cost
+// one transfer. A write that fails leaves a unit without true bytes: every later call that touches
 // storage throws.
 //
 // Threads: one at a time, but page_in() may run on another thread while nothing is staged.
@@ -42,11 +42,11 @@ class UnitHomes {
 
   // Null if the part rests on storage.
   std::byte* home(std::uint32_t unit, PagedPart part) const;
-  // Its home, or its place in the staging box.
+  // Its home, or its place in the staging buffer.
   std::byte* staged(std::uint32_t unit, PagedPart part) const;
 
   // Waits until the unit's parts are staged, and begins to read those of `next`. Throws IoError,
-  // IntegrityError, TimeoutError, and SessionPoisoned behind a failed write.
+  // IntegrityError, TimeoutError, and SessionPoisoned after a failed write.
   void stage(std::uint32_t unit, std::optional<std::uint32_t> next);
   // The staged bytes are the unit's from now on. Returns before they are written.
   void unstage(std::uint32_t unit);
@@ -63,18 +63,20 @@ class UnitHomes {
 
  private:
   static constexpr std::uint32_t kNone = UINT32_MAX;
-  struct Box {
+  struct StagingBuffer {
     std::uint32_t unit = kNone;   // whose bytes it holds, or is about to
     std::uint32_t next = kNone;   // to be read once the write is done
     std::uint32_t in_flight = 0;  // transfers
     bool is_writing = false;
     std::exception_ptr error;  // of a read
   };
-  Box& box_of(std::uint32_t unit) SLUICE_REQUIRES(mutex_) { return boxes_[unit % kStagingBoxes]; }
+  StagingBuffer& buffer_of(std::uint32_t unit) SLUICE_REQUIRES(mutex_) {
+    return buffers_[unit % kStagingBuffers];
+  }
   bool is_stored(std::uint32_t unit) const;
-  void wait_for(MutexLock& lock, const Box& box) SLUICE_REQUIRES(mutex_);
+  void wait_for(MutexLock& lock, const StagingBuffer& buffer) SLUICE_REQUIRES(mutex_);
   void check_writes() SLUICE_REQUIRES(mutex_);
-  void claim(Box& box, std::uint32_t unit, bool writes) SLUICE_REQUIRES(mutex_);
+  void claim(StagingBuffer& buffer, std::uint32_t unit, bool writes) SLUICE_REQUIRES(mutex_);
   void submit(std::uint32_t unit, bool writes) SLUICE_EXCLUDES(mutex_);
   void end_transfer(std::uint32_t unit, const std::exception_ptr& error) SLUICE_EXCLUDES(mutex_);
   std::uint64_t stored_bytes(std::uint32_t unit, PagedPart part) const;
@@ -89,7 +91,7 @@ class UnitHomes {
   std::vector<std::array<offload::TaggedSpace::RangeId, kPagedPartCount>> ranges_;
   Mutex mutex_;
   CondVar changed_;
-  std::array<Box, kStagingBoxes> boxes_ SLUICE_GUARDED_BY(mutex_);
+  std::array<StagingBuffer, kStagingBuffers> buffers_ SLUICE_GUARDED_BY(mutex_);
   std::exception_ptr write_error_ SLUICE_GUARDED_BY(mutex_);
 };
 

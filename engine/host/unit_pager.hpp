@@ -1,11 +1,11 @@
 // Weights and optimizer state of a host program's model, moved by units: weights to windows on the
 // device for a pass, weights and state to pinned memory for the program's own update.
 //
-// Life: units and tensors are added; seal() plans, takes all memory and fills it. A pass begins with
-// begin_pass(). The program then acquires each unit before it computes with the unit's weights, and
-// releases it behind that. A unit has one address for life, so whatever keeps views of a weight, as
-// autograd does, sees the same bytes whenever the unit is acquired again. An update stages and
-// unstages unit after unit.
+// Life: units and tensors are added; seal() plans, takes all memory and fills it. A pass begins
+// with begin_pass(). The program then acquires each unit before it computes with the unit's
+// weights, and releases it after that. A unit has one address for life, so whatever keeps views of
+// a weight, as autograd does, sees the same bytes whenever the unit is acquired again. An update
+// stages and unstages unit after unit.
 //
 // A unit that is not in its window is fetched on demand. Once two passes in a row were alike, units
 // are fetched ahead, as far as memory reaches; a unit of the farthest next use makes room. Another
@@ -57,7 +57,7 @@ class UnitPager {
   void release(std::uint32_t unit, void* native_stream);
 
   // Staged tensors may be changed; unstage() makes the changes last. next: the unit that the
-  // program stages behind this one.
+  // program stages after this one.
   void stage(std::uint32_t unit, std::optional<std::uint32_t> next);
   void unstage(std::uint32_t unit);
   // Waits until all changes are at home.

@@ -61,7 +61,7 @@ class UnitWindows {
  private:
   static constexpr std::uint32_t kNone = UINT32_MAX;
   struct Slot {
-    allocator::Reservation charge;  // destroyed behind the block
+    allocator::Reservation charge;  // destroyed after the block
     device::PhysicalBlock block;
     std::uint32_t owner = kNone;   // the unit that claims it
     std::uint32_t former = kNone;  // the last owner that has written it

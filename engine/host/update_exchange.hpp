@@ -1,8 +1,8 @@
 // The hand-over between an update's pass and a host program that updates some tensors itself.
 //
 // The pass runs on threads of the executor. At each unit of the program's own it offers the unit's
-// tensors, which then lie in pinned memory, and waits. The program takes them one at a time. When it
-// asks for the tensor behind a unit's last one, the unit goes back to the pass, which writes its
+// tensors, which then lie in pinned memory, and waits. The program takes them one at a time. When
+// it asks for the tensor after a unit's last one, the unit goes back to the pass, which writes its
 // state home and offers the next. Meanwhile other lanes read the units to come.
 //
 // Thread-safe: one thread of the pass, one of the program.

@@ -2,8 +2,9 @@
 //
 // A cycle is the list of uses from one begin_cycle() to the next: in training, a forward and a
 // backward pass. Two equal cycles in a row make the plan, which predicts later cycles. A cycle that
-// deviates follows the plan as far as it can: a skipped use moves on, an unknown one is passed over.
-// A cycle that is a beginning of the plan (an evaluation before a training step) leaves it alone.
+// deviates follows the plan as far as it can: a skipped use moves on, an unknown one is passed
+// over. A cycle that is a beginning of the plan (an evaluation before a training step) leaves it
+// alone.
 //
 // Not thread-safe.
 #pragma once
@@ -24,8 +25,8 @@ class UseRecord {
   // A use of the unit begins.
   void note_use(std::uint32_t unit);
 
-  // Number of uses between now and the planned next use of the unit in this cycle; 0: it is the next
-  // one. kNever: the plan knows of none, or there is no plan.
+  // Number of uses between now and the planned next use of the unit in this cycle; 0: it is the
+  // next one. kNever: the plan knows of none, or there is no plan.
   std::uint64_t next_use(std::uint32_t unit) const;
   // The planned rest of the cycle.
   std::span<const std::uint32_t> upcoming() const;

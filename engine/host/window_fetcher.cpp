@@ -90,8 +90,8 @@ void WindowFetcher::begin_pass() {
   look_ahead();
 }
 
-// Planned units by the distance of their next use, and unplanned ones before them, the longest unused
-// first.
+// Planned units by the distance of their next use, and unplanned ones before them, the longest
+// unused first.
 std::uint64_t WindowFetcher::eviction_rank(std::uint32_t unit) const {
   const Unit& state = units_[unit];
   if (state.phase != Phase::kHere || state.holds > 0) return UnitWindows::kKeep;
@@ -261,7 +261,7 @@ void WindowFetcher::run() {
   }
 }
 
-// Returns the number of pages that were mapped. A slot is written behind the last use of its former
+// Returns the number of pages that were mapped. A slot is written after the last use of its former
 // owners, and nobody uses addresses that lead elsewhere from now on.
 std::uint64_t WindowFetcher::fetch(std::uint32_t unit, const std::vector<std::uint32_t>& former) {
   const auto deadline = [this] { return Deadline::after_seconds(engine_.options().deadline_s); };

@@ -1,10 +1,10 @@
 // The windows of a pager in use: which units are held, which are here, and the thread that fetches
 // the others. UnitPager says what these words promise.
 //
-//   away ── acquire or look-ahead ──> queued ──> fetching ──> here ── another needs the room ──> away
+//   away ── acquire or look-ahead ──> queued ──> fetching ──> here ── room is needed ──> away
 //
-// Fetches run in the order of the queue. A unit that is acquired goes to its front. Thread-safe, but
-// for one program at a time.
+// Fetches run in the order of the queue. A unit that is acquired goes to its front. Thread-safe,
+// but for one program at a time.
 #pragma once
 
 #include <array>
@@ -37,7 +37,7 @@ class WindowFetcher {
   void begin_pass();
   void acquire(std::uint32_t unit, void* native_stream);
   void release(std::uint32_t unit, void* native_stream);
-  // Drops what is queued and waits for a fetch under way: behind it, homes may be written.
+  // Drops what is queued and waits for a fetch under way: after it, homes may be written.
   void quiesce();
 
   struct Counters {
@@ -61,7 +61,7 @@ class WindowFetcher {
   // Thread-safe, and made at set-up.
   struct Events {
     std::unique_ptr<device::Event> fetched;   // on the stream of copies
-    std::unique_ptr<device::Event> released;  // on the program's, behind all releases of the unit
+    std::unique_ptr<device::Event> released;  // on the program's, after all releases of the unit
   };
   bool has_window(std::uint32_t unit) const { return windows_.slots_of(unit) > 0; }
   bool is_fetching() const SLUICE_REQUIRES(mutex_);
@@ -77,7 +77,7 @@ class WindowFetcher {
   std::uint64_t fetch(std::uint32_t unit, const std::vector<std::uint32_t>& former);
 
   struct Streams {
-    // Of the thread that fetches.
+    // The stream of the thread that fetches.
     std::unique_ptr<device::Stream> copies;
     std::array<std::unique_ptr<device::Event>, kPageInPieces> piece_copied;
     std::unordered_map<void*, std::unique_ptr<device::Stream>> of_program;  // by native handle

@@ -1,4 +1,5 @@
-// The regions that a transformer block's passes cut their buffers into, and the parts that ranks exchange.
+// The regions that a transformer block's passes cut their buffers into, and the parts that ranks
+// exchange.
 #include "engine/model/block_layer.hpp"
 
 namespace sluice::model {

@@ -1,4 +1,4 @@
-// The forward pass of a transformer block, and what of it a recomputation makes again.
+// The forward pass of a transformer block, and what a recomputation repeats of it.
 #include "base/error.hpp"
 #include "engine/model/block_layer.hpp"
 
@@ -24,8 +24,8 @@ void BlockLayer::forward(kernels::Kernels& kernels, const BatchShape& whole,
 void BlockLayer::recompute(kernels::Kernels& kernels, const BatchShape& whole,
                            const PassBuffers& at) const {
   const BatchShape batch = share_.own_batch(whole);
-  // With its output, a recompute is the forward pass. Only the last segment has the output; one that
-  // ends before it stands before the sum that the output is made of.
+  // With its output, a recompute is the forward pass. Only the last segment has the output; one
+  // that ends before it stands before the sum that the output is made of.
   const bool makes_output = at.output != nullptr || at.segments.end == place_of(kEnd);
   if (makes_output) return forward(kernels, whole, at);
   make_parts(kernels, batch, at, cut_saved(batch, at.saved), at.remade);

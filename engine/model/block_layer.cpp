@@ -29,7 +29,7 @@ std::vector<schedule::SavedPart> BlockLayer::saves(const BatchShape& whole,
     made({kMlpHidden}, MadeBy::kElementwise, mask_of({kMlpUp}));
     return saved;
   }
-  // GPT-2's product makes both. Its activation can be made again alone only if it is that of the
+  // GPT-2's product makes both. Its activation can be recomputed alone only if it is that of the
   // rounded product.
   made({kMlpUp, kMlpHidden}, MadeBy::kProduct, mask_of({kNormed2}));
   if (kernels.gelu_reads_rounded(batch.dtype)) {

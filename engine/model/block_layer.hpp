@@ -5,17 +5,17 @@
 //
 // A rank of a tensor group has some heads and some columns of the MLP. The qkv and up products are
 // column-parallel, those of output and down row-parallel. So a pass has two sums over the ranks:
-// forward behind the row-parallel products, backward behind the gradients of the column-parallel
-// ones' inputs. The weight gradients need no other rank, but for those of key/value heads that several
-// ranks hold: these are added among them.
+// forward after the row-parallel products, backward after the gradients of the column-parallel
+// ones' inputs. The weight gradients need no other rank, but for those of key/value heads that
+// several ranks hold: these are added among them.
 //
-// A rank that has only its part of the rows gathers all of them in front of each product, and gets its
-// part of each sum. It gathers the norms' outputs once more for the weight gradients, and adds the
-// gradients of the norms' weights with the other ranks.
+// A rank that has only its part of the rows gathers all of them in front of each product, and gets
+// its part of each sum. It gathers the norms' outputs once more for the weight gradients, and adds
+// the gradients of the norms' weights with the other ranks.
 //
 // A rank of a context group has all weights and a part of each sequence. For attention the ranks
-// exchange rows of some heads for heads of their rows, and back, or pass keys and values round a ring
-// (ring_attention.hpp); gradients are summed over them.
+// exchange rows of some heads for heads of their rows, and back, or pass keys and values round a
+// ring (ring_attention.hpp); gradients are summed over them.
 //
 // Its sources: the tensors (block_plan), the buffers and the cuts of its passes (block_buffers,
 // block_segments), and the passes (block_forward, block_backward).
@@ -71,8 +71,8 @@ class BlockLayer final : public Layer {
     kEndBackward
   };
   enum WeightSegment : std::int32_t { kInputs, kProducts };
-  // Ranks that pass keys round a ring have segments for its hops. The last part of a forward pass ends
-  // in kHeads, and the first part of a backward pass begins behind the hop that follows
+  // Ranks that pass keys round a ring have segments for its hops. The last part of a forward pass
+  // ends in kHeads, and the first part of a backward pass begins after the hop that follows
   // kAttentionBackward.
   std::int32_t hops() const {
     return share_.passes_keys() ? static_cast<std::int32_t>(share_.contexts) - 1 : 0;
@@ -106,14 +106,15 @@ class BlockLayer final : public Layer {
     std::byte *normed1, *normed2, *attention;
     std::uint64_t normed1_begin, normed2_begin;
   };
-  // In a forward pass's workspace behind the product: qkv or attention's output of the rank's rows, if
-  // heads are exchanged, or the ring's.
+  // In a forward pass's workspace after the product: qkv or attention's output of the rank's rows,
+  // if heads are exchanged, or the ring's.
   struct Rows {
     std::byte *rows, *scratch;
     RingAttention::Forward ring;
   };
   Rows take_rows(const BatchShape& batch, Region& workspace) const;
-  // In BackwardInput's workspace: the gradient of SwiGLU's or of attention's output, and the ring's.
+  // In BackwardInput's workspace: the gradient of SwiGLU's or of attention's output, and the
+  // ring's.
   struct Gradients {
     std::byte *wide, *scratch;
     RingAttention::Backward ring;
@@ -125,10 +126,10 @@ class BlockLayer final : public Layer {
   std::vector<schedule::SavedPart> declared_parts(const BatchShape& batch) const;
 
   // All cuts but those of the norms' gradients are of [rows, hidden] elements. Outputs of the
-  // row-parallel products and inputs of the column-parallel ones lie at the start of the workspace, the
-  // gradients of these in the context. context: with a null base.
+  // row-parallel products and inputs of the column-parallel ones lie at the start of the workspace,
+  // the gradients of these in the context. context: with a null base.
   schedule::UnitSegments declared_segments(const BatchShape& batch, const Context& context) const;
-  // The hops of the ring, behind the segments that make what they pass on.
+  // The hops of the ring, after the segments that make what they pass on.
   void add_hops(const BatchShape& batch, schedule::UnitSegments& segments) const;
   static std::uint64_t saved_begin(const std::vector<schedule::SavedPart>& parts, BlockPart part) {
     std::uint64_t begin = 0;
@@ -145,13 +146,14 @@ class BlockLayer final : public Layer {
   void make_parts(kernels::Kernels& kernels, const BatchShape& batch, const PassBuffers& at,
                   const Saved& saved, schedule::PartMask wanted) const;
 
-  // The parts from qkv to the product of the residual, which stays in `projected`. Gathered rows lie
-  // there before.
+  // The parts from qkv to the product of the residual, which stays in `projected`. Gathered rows
+  // lie there before.
   void make_attention(kernels::Kernels& kernels, const BatchShape& batch, const PassBuffers& at,
                       const Saved& saved, schedule::PartMask wanted, std::byte* projected,
                       const Rows& room) const;
 
-  // Attention of the rank's rows, a part behind each hop; that to its own keys comes before the first.
+  // Attention of the rank's rows, a part after each hop; that to its own keys comes before the
+  // first.
   void pass_keys(kernels::Kernels& kernels, const BatchShape& batch, const PassBuffers& at,
                  const Saved& saved, schedule::PartMask wanted, const Rows& room) const;
   void pass_keys_backward(kernels::Kernels& kernels, const BatchShape& batch, const PassBuffers& at,
@@ -159,8 +161,8 @@ class BlockLayer final : public Layer {
 
   // Heads of each section of a row: q, k and v, or attention's output.
   std::vector<std::int64_t> qkv_heads() const { return {heads_, kv_heads_, kv_heads_}; }
-  // All heads of the rank's rows, from or to the parts that the context ranks exchange: part r has the
-  // heads of rank r.
+  // All heads of the rank's rows, from or to the parts that the context ranks exchange: part r has
+  // the heads of rank r.
   void to_heads(kernels::Kernels& kernels, const BatchShape& batch,
                 const std::vector<std::int64_t>& sections, const std::byte* rows,
                 std::byte* parts) const;
@@ -264,7 +266,7 @@ class BlockLayer final : public Layer {
   const std::byte* bias(const PassBuffers& at, std::size_t index, DType dtype) const {
     return shape_.is_llama() ? nullptr : tensor(at.weights, index, dtype);
   }
-  // The bias behind a sum over the ranks, which one of them adds.
+  // The bias after a sum over the ranks, which one of them adds.
   const std::byte* summed_bias(const PassBuffers& at, std::size_t index,
                                const BatchShape& batch) const {
     return share_.is_first() ? bias(at, index, batch.dtype) : nullptr;

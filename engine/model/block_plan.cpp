@@ -37,7 +37,7 @@ BlockPlan plan_block(const ModelShape& shape, std::int64_t index, const TensorSh
     plan.tensors.push_back({prefix + name, {size}, init, 0.0f, false});
     return plan.tensors.size() - 1;
   };
-  // Matrices first: the short vectors then pack densely behind them.
+  // Matrices first: the short vectors then pack densely after them.
   const std::int64_t kv_rows = shape.kv_heads * shape.head_dim();
   const std::vector<std::int64_t> up_runs =
       shape.is_llama() ? std::vector{shape.ffn, shape.ffn} : std::vector{shape.ffn};

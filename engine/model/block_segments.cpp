@@ -104,7 +104,7 @@ std::vector<schedule::Cut> BlockLayer::copy_sums(const BatchShape& batch) const 
   if (!shape_.is_llama()) tensors.push_back(index_.qkv_bias);
   for (const std::size_t index : tensors) {
     const PlacedTensor& qkv = layout().tensors()[index];
-    const TensorBox& queries = qkv.spec.boxes.front();
+    const TensorSlice& queries = qkv.spec.slices.front();
     const auto first = static_cast<std::uint64_t>(queries.rows * queries.cols);
     schedule::Cut sum{schedule::CutKind::kSum, schedule::CutValue::kGradient,
                       (qkv.first_elem + first) * dtype_bytes(batch.dtype), qkv.spec.elems() - first,

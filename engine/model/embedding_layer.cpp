@@ -1,8 +1,8 @@
 // Token embedding, with learned positions for GPT-2.
 //
-// A rank of a tensor group holds a run of the tokens. It writes zeros for all others, so that the sum
-// over the ranks has every row; the first rank adds the positions. A rank that keeps only its part of the
-// rows makes all of them first, and gathers their gradients.
+// A rank of a tensor group holds a run of the tokens. It writes zeros for all others, so that the
+// sum over the ranks has every row; the first rank adds the positions. A rank that keeps only its
+// part of the rows makes all of them first, and gathers their gradients.
 #include <algorithm>
 
 #include "base/error.hpp"
@@ -142,7 +142,7 @@ class EmbeddingLayer final : public Layer {
   std::uint64_t row_bytes(const BatchShape& batch, std::int64_t rows) const {
     return static_cast<std::uint64_t>(rows * shape_.hidden) * dtype_bytes(batch.dtype);
   }
-  // Of one sequence's runs of rows, each position's gradient is that of its row.
+  // In one sequence's runs of rows, each position's gradient is that of its row.
   void copy_position_gradients(kernels::Kernels& kernels, const BatchShape& batch,
                                const std::byte* grad_output, std::byte* grad_weights) const {
     kernels.zero(positions(batch, grad_weights, 0), row_bytes(batch, shape_.max_seq));

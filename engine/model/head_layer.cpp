@@ -1,11 +1,11 @@
 // Final norm, language-model head and softmax cross-entropy.
 //
 // A rank of a tensor group has the logits of its run of tokens, and never gathers the others'. The
-// ranks take the maximum of each row, then sum its exponentials and its target's logit, rows elements
-// each. Every rank then knows the loss, and adds its part of the gradient of the normed input.
-// Logits are made again for that part, as they are for the weight gradient. A rank that has only its
-// part of the rows gathers the normed input of all. A rank with a part of each sequence has all logits of
-// its rows, and adds its loss.
+// ranks take the maximum of each row, then sum its exponentials and its target's logit, rows
+// elements each. Every rank then knows the loss, and adds its part of the gradient of the normed
+// input. Logits are recomputed for that part, as they are for the weight gradient. A rank that has
+// only its part of the rows gathers the normed input of all. A rank with a part of each sequence
+// has all logits of its rows, and adds its loss.
 #include <algorithm>
 
 #include "engine/model/constants.hpp"
@@ -115,7 +115,7 @@ class HeadLayer final : public Layer {
  private:
   // The segments of a forward pass and of the loss.
   enum Segment : std::int32_t { kNorm, kLogits, kExponentials, kGradient, kEnd };
-  // And of BackwardWeight.
+  // The segments of BackwardWeight.
   enum WeightSegment : std::int32_t { kInput, kProducts };
 
   struct Saved {
@@ -143,8 +143,8 @@ class HeadLayer final : public Layer {
   }
 
   // The rank's maximum of each row and that of all ranks, the sum of exponentials, and the target's
-  // logit: fp32 [rows] each, in front of the head's own workspace. Of cut rows also the normed input of
-  // all rows and its gradient.
+  // logit: fp32 [rows] each, in front of the head's own workspace. Of cut rows also the normed
+  // input of all rows and its gradient.
   struct Statistics {
     std::byte *own_max, *max, *sum, *target, *normed, *normed_grad;
     // In the workspace.
@@ -271,8 +271,8 @@ class HeadLayer final : public Layer {
     return {batch.rows(), shape_.hidden, share_.tokens(shape_.vocab), batch.dtype,
             share_.first_token(shape_.vocab)};
   }
-  // All ranks have the same memory. Products with fewer tokens may need more of it, as their library
-  // chooses.
+  // All ranks have the same memory. Products with fewer tokens may need more of it, as their
+  // library chooses.
   std::uint64_t head_workspace_bytes(const kernels::Kernels& kernels,
                                      const BatchShape& batch) const {
     kernels::HeadShape shape = largest_shape(batch);

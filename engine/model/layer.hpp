@@ -7,9 +7,9 @@
 // `backward_weight` computes the parameter gradients from them.
 //
 // A layer is one of the ranks of a tensor group, most often of one rank, and holds its part of each
-// tensor (tensor_share.hpp). Its passes consist of segments; what a cut between two of them declares
-// must be summed over the ranks before the later one runs. With one rank a part is the whole, so the
-// segments run behind each other (docs/design/tensor.md).
+// tensor (tensor_share.hpp). Its passes consist of segments; what a cut between two of them
+// declares must be summed over the ranks before the later one runs. With one rank a part is the
+// whole, so the segments run after each other (docs/design/tensor.md).
 //
 // rows = micro_batch * seq; activations are [rows, hidden], row-major, of `dtype`.
 #pragma once
@@ -109,9 +109,10 @@ class Layer {
 
   virtual void forward(kernels::Kernels& kernels, const BatchShape& shape,
                        const PassBuffers& at) const = 0;
-  // Makes the parts `at.remade` of the saved region again, with the bits that forward gave them.
+  // Recomputes the parts `at.remade` of the saved region, with the bits that forward gave them.
   // `at` holds the weights, the input and the parts that they are made from. Runs no operation that
-  // makes none of these parts. If all parts are to be made, at.output may be given too. Layers that cannot be recomputed throw InternalError.
+  // makes none of these parts. If all parts are to be made, at.output may be given too. Layers that
+  // cannot be recomputed throw InternalError.
   virtual void recompute(kernels::Kernels& kernels, const BatchShape& shape,
                          const PassBuffers& at) const;
   // For the head: forward, loss and the gradient of the normed input. Others throw InternalError.

@@ -36,8 +36,8 @@ struct Unit {
 // Whether each of so many ranks of a tensor group can have a part of every tensor.
 bool can_share(const ModelShape& shape, std::int64_t ranks);
 
-// Its units as a ParameterSpace are those of units(), in the same order. The units of the ranks of a
-// tensor group have equal element spaces.
+// Its units as a ParameterSpace are those of units(), in the same order. The units of the ranks of
+// a tensor group have equal element spaces.
 class Model : public ParameterSpace {
  public:
   // Precondition: the shape passed the configuration's checks. share: of the rank that holds it.

@@ -85,16 +85,17 @@ UnitLayout whole_layout(const UnitLayout& layout) {
   return UnitLayout(std::move(specs));
 }
 
-// A segment for each box of a part. first_key of `part` is that of the whole tensor.
-void add_boxes(std::vector<kernels::ParameterSegment>& segments, const TensorSpec& spec,
-               const kernels::ParameterSegment& part) {
+// A segment for each slice of a part. first_key of `part` is that of the whole tensor.
+void add_slices(std::vector<kernels::ParameterSegment>& segments, const TensorSpec& spec,
+                const kernels::ParameterSegment& part) {
   const auto whole_cols = static_cast<std::int64_t>(spec.whole_elems()) / spec.whole_shape.front();
   kernels::ParameterSegment segment = part;
-  for (const TensorBox& box : spec.boxes) {
-    segment.end = segment.begin + box.rows * box.cols;
-    segment.first_key = part.first_key + static_cast<std::uint64_t>(box.row * whole_cols + box.col);
+  for (const TensorSlice& slice : spec.slices) {
+    segment.end = segment.begin + slice.rows * slice.cols;
+    segment.first_key =
+        part.first_key + static_cast<std::uint64_t>(slice.row * whole_cols + slice.col);
     segment.runs = {};
-    if (box.cols < whole_cols) segment.runs = {box.cols, whole_cols - box.cols, 0};
+    if (slice.cols < whole_cols) segment.runs = {slice.cols, whole_cols - slice.cols, 0};
     segments.push_back(segment);
     segment.begin = segment.end;
   }
@@ -155,7 +156,7 @@ void ParameterTable::add_tensor(UnitTable& unit, const PlacedTensor& tensor,
   const kernels::StateLayout sums = kernels::state_layout(unit.options, StateKind::kMoment2);
   if (sums.extent != kernels::StateExtent::kPerTensor) {
     if (tensor.spec.is_part()) {
-      add_boxes(unit.segments, tensor.spec, segment);
+      add_slices(unit.segments, tensor.spec, segment);
     } else {
       unit.segments.push_back(segment);
     }

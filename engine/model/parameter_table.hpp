@@ -6,8 +6,8 @@
 // are in PyTorch, although one product computes all three. Each gets a segment with its own shape
 // and sums. Elementwise rules see the stored tensors. Files and names keep the stored tensors too.
 //
-// Keys count the elements of the whole model, also where a rank has parts of tensors: each box of a
-// part is a segment with the keys that its elements have on a rank alone.
+// Keys count the elements of the whole model, also where a rank has parts of tensors: each slice of
+// a part is a segment with the keys that its elements have on a rank alone.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ namespace sluice::model {
 class ParameterTable {
  public:
   // How sums of whole tensors lie in a unit: side by side, or so that shards may break between
-  // tensors. A shard begins at a whole block of 4,096 elements, as blocks are tagged.
+  // tensors. A shard begins at a whole norm block of 4,096 elements, as blocks are tagged.
   enum class SumLayout : std::uint8_t { kDense, kForShards };
   // weight_decay applies to matrices and embeddings; vectors have none. Throws InputError that
   // names a group without a matching tensor, or a tensor that 8-bit moments cannot represent.

@@ -1,5 +1,6 @@
-// The parts between two hops (ring_attention.hpp has the outline). Keys and values of all heads lie in rows
-// of their own, so that a hop is one contiguous value; the sums of their gradients lie alike.
+// The parts between two hops (ring_attention.hpp has the outline). Keys and values of all heads lie
+// in rows of their own, so that a hop is one contiguous value; the sums of their gradients lie
+// alike.
 #include "engine/model/ring_attention.hpp"
 
 #include <algorithm>

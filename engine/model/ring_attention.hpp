@@ -1,15 +1,16 @@
-// Attention of a context group whose ranks pass keys and values round a ring (Liu et al., "Ring attention
-// with blockwise transformers for near-infinite context", 2023).
+// Attention of a context group whose ranks pass keys and values round a ring (Liu et al., "Ring
+// attention with blockwise transformers for near-infinite context", 2023).
 //
-// A rank has two chunks of the sequence: of 2c chunks those of number r and 2c - 1 - r. So of another
-// rank's keys, in chunks s and 2c - 1 - s, all its queries see the first chunk if s < r, and the
-// queries of its second chunk see both if s > r: a rectangle of equal size either way, without a mask
-// inside. Its own keys are a causal square, because the rows of both chunks are in ascending order.
+// A rank has two chunks of the sequence: of 2c chunks those of number r and 2c - 1 - r. So of
+// another rank's keys, in chunks s and 2c - 1 - s, all its queries see the first chunk if s < r,
+// and the queries of its second chunk see both if s > r: a rectangle of equal size either way,
+// without a mask inside. Its own keys are a causal square, because the rows of both chunks are in
+// ascending order.
 //
-// Hop k brings the keys of rank r - k. Outputs are merged in fp32 by their log-sum-exp. The gradients of
-// keys travel behind the keys: a rank adds its terms to them in fp32 and passes them on, and the
-// last hop brings them home, where the rank's own terms are added. So the order of every sum is that
-// of the ranks from the key's own one on.
+// Hop k brings the keys of rank r - k. Outputs are merged in fp32 by their log-sum-exp. The
+// gradients of keys travel after the keys: a rank adds its terms to them in fp32 and passes them
+// on, and the last hop brings them home, where the rank's own terms are added. So the order of
+// every sum is that of the ranks from the key's own one on.
 //
 // Each part runs between two hops, which are cuts of the pass (tensor_share.hpp).
 #pragma once
@@ -27,7 +28,8 @@ class RingAttention {
 
   std::int64_t hops() const { return ranks_ - 1; }
 
-  // In the workspace of a pass: the keys and values that are here, and sums. Offsets are in the region.
+  // In the workspace of a pass: the keys and values that are here, and sums. Offsets are in the
+  // region.
   struct Forward {
     std::byte* kv = nullptr;
     float* out = nullptr;
@@ -42,21 +44,21 @@ class RingAttention {
   Backward take_backward(Region& region) const;
   std::uint64_t scratch_bytes(const kernels::Kernels& kernels) const;
 
-  // The cuts of hop k, in 1 to hops(), before the part of that number; backward also one of the gradients
-  // behind the last part, as hop hops() + 1.
+  // The cuts of hop k, in 1 to hops(), before the part of that number; backward also one of the
+  // gradients after the last part, as hop hops() + 1.
   std::vector<schedule::Cut> forward_cuts(const Forward& room, schedule::PartMask parts) const;
   std::vector<schedule::Cut> backward_cuts(const Backward& room, std::int64_t hop) const;
 
   // Rotates the rank's rows by their positions.
   void rope(kernels::Kernels& kernels, float base, bool inverse, std::byte* qkv) const;
 
-  // Attends to the keys that hop k has brought, 0 for the rank's own, in this order. The last part rounds
-  // to `out`.
+  // Attends to the keys that hop k has brought, 0 for the rank's own, in this order. The last part
+  // rounds to `out`.
   void forward(kernels::Kernels& kernels, std::int64_t hop, const std::byte* qkv,
                const Forward& room, float* log_sum_exp, std::byte* out, std::byte* scratch) const;
-  // The gradients' terms of the keys that hop k has brought, 1 to hops(); then hops() + 1 for those of
-  // the rank's own keys, which writes dqkv and leaves nothing in dout. start_backward() stands before
-  // the first hop.
+  // The gradients' terms of the keys that hop k has brought, 1 to hops(); then hops() + 1 for those
+  // of the rank's own keys, which writes dqkv and leaves nothing in dout. start_backward() stands
+  // before the first hop.
   struct BackwardInputs {
     std::byte* dout;
     const std::byte *qkv, *out;

@@ -1,12 +1,12 @@
-// The part of each layer that one rank of a tensor group holds (Shoeybi et al., "Megatron-LM: training
-// multi-billion parameter language models using model parallelism", 2019).
+// The part of each layer that one rank of a tensor group holds (Shoeybi et al., "Megatron-LM:
+// training multi-billion parameter language models using model parallelism", 2019).
 //
 // Column-parallel matrices are cut by rows of the stored [out, in] weight, so that a rank computes
 // some of the outputs; row-parallel ones by columns, so that a rank adds its part to every output.
 // Attention is cut by heads, and each rank has the key/value heads that its query heads use. The
-// vocabulary is cut into runs of tokens that differ by one at most. Norms, the biases behind a sum
-// and positions are on every rank, with the same bits. With `sequence` a rank computes norms and sums of
-// its own rows of each micro-batch, and all rows are gathered for the products.
+// vocabulary is cut into runs of tokens that differ by one at most. Norms, the biases after a sum
+// and positions are on every rank, with the same bits. With `sequence` a rank computes norms and
+// sums of its own rows of each micro-batch, and all rows are gathered for the products.
 #pragma once
 
 #include <algorithm>
@@ -28,12 +28,12 @@ struct TensorShare {
   // activation recomputation in large transformer models", 2022). The ranks divide the rows.
   bool sequence = false;
 
-  // Groups of such ranks with a part of each sequence: number `context_rank` of `contexts` (Jacobs et al.,
-  // "DeepSpeed Ulysses", 2023).
+  // Groups of such ranks with a part of each sequence: number `context_rank` of `contexts` (Jacobs
+  // et al., "DeepSpeed Ulysses", 2023).
   std::int64_t contexts = 1;
   std::int64_t context_rank = 0;
-  // These pass keys and values round a ring (Liu et al., 2023) and do not exchange heads. Each has a chunk
-  // from the front and one from the back, so that all see as many keys.
+  // These pass keys and values round a ring (Liu et al., 2023) and do not exchange heads. Each has
+  // a chunk from the front and one from the back, so that all see as many keys.
   bool ring = false;
 
   bool is_whole() const { return ranks == 1; }
@@ -84,7 +84,8 @@ struct TensorShare {
              schedule::CutRanks::kContext}};
   }
   // Key/value heads: a rank has those of its query heads. Where there are more ranks than heads,
-  // neighbours hold copies of one. Precondition of all three: one of both numbers divides the other.
+  // neighbours hold copies of one. Precondition of all three: one of both numbers divides the
+  // other.
   std::int64_t kv_part(std::int64_t kv_heads) const {
     return std::max<std::int64_t>(kv_heads / ranks, 1);
   }
@@ -93,7 +94,7 @@ struct TensorShare {
   std::int64_t sharers(std::int64_t kv_heads) const {
     return std::max<std::int64_t>(ranks / kv_heads, 1);
   }
-  // A vector behind a sum over the ranks is added by the first of them.
+  // A vector after a sum over the ranks is added by the first of them.
   bool is_first() const { return rank == 0; }
   // The tokens of a vocabulary: the first of them, and their number.
   std::int64_t first_token(std::int64_t vocab) const {
@@ -107,9 +108,9 @@ struct TensorShare {
   bool operator==(const TensorShare&) const = default;
 };
 
-// The part of a whole tensor that lies in these boxes; the spec as it is if the share is the whole.
-// Logical matrices (matrix_rows) have one box each.
-TensorSpec take_boxes(TensorSpec whole, const TensorShare& share, std::vector<TensorBox> boxes);
+// The part of a whole tensor that lies in these slices; the spec as it is if the share is the
+// whole. Logical matrices (matrix_rows) have one slice each.
+TensorSpec take_slices(TensorSpec whole, const TensorShare& share, std::vector<TensorSlice> slices);
 // The rank's part of each of these runs of rows. Precondition: the ranks divide each of them.
 TensorSpec take_rows(TensorSpec whole, const TensorShare& share,
                      const std::vector<std::int64_t>& runs);

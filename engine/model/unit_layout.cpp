@@ -35,13 +35,13 @@ TensorSpec::WholeRun TensorSpec::run_at(std::uint64_t elem) const {
   if (!is_part()) return {elem, elems() - elem};
   const std::uint64_t whole_cols = whole_elems() / static_cast<std::uint64_t>(whole_shape.front());
   std::uint64_t begin = 0;
-  for (const TensorBox& box : boxes) {
-    const auto cols = static_cast<std::uint64_t>(box.cols);
-    const std::uint64_t size = static_cast<std::uint64_t>(box.rows) * cols;
+  for (const TensorSlice& slice : slices) {
+    const auto cols = static_cast<std::uint64_t>(slice.cols);
+    const std::uint64_t size = static_cast<std::uint64_t>(slice.rows) * cols;
     if (elem < begin + size) {
       const std::uint64_t row = (elem - begin) / cols, col = (elem - begin) % cols;
-      const std::uint64_t first = (static_cast<std::uint64_t>(box.row) + row) * whole_cols +
-                                  static_cast<std::uint64_t>(box.col) + col;
+      const std::uint64_t first = (static_cast<std::uint64_t>(slice.row) + row) * whole_cols +
+                                  static_cast<std::uint64_t>(slice.col) + col;
       // Rows of full width follow each other in the whole, too.
       return {first, cols == whole_cols ? begin + size - elem : cols - col};
     }
@@ -55,20 +55,20 @@ TensorSpec::PartRun TensorSpec::part_run_at(std::uint64_t whole_elem) const {
   if (!is_part()) return {true, whole_elem, elems() - whole_elem};
   const std::uint64_t whole_cols = whole_elems() / static_cast<std::uint64_t>(whole_shape.front());
   const std::uint64_t row = whole_elem / whole_cols, col = whole_elem % whole_cols;
-  std::uint64_t begin = 0;  // of the box, in the part
+  std::uint64_t begin = 0;  // of the slice, in the part
   std::uint64_t next = whole_elems();
-  for (const TensorBox& box : boxes) {
-    const auto first_row = static_cast<std::uint64_t>(box.row);
-    const auto rows = static_cast<std::uint64_t>(box.rows);
-    const auto first_col = static_cast<std::uint64_t>(box.col);
-    const auto cols = static_cast<std::uint64_t>(box.cols);
+  for (const TensorSlice& slice : slices) {
+    const auto first_row = static_cast<std::uint64_t>(slice.row);
+    const auto rows = static_cast<std::uint64_t>(slice.rows);
+    const auto first_col = static_cast<std::uint64_t>(slice.col);
+    const auto cols = static_cast<std::uint64_t>(slice.cols);
     const bool in_rows = first_row <= row && row < first_row + rows;
     if (in_rows && first_col <= col && col < first_col + cols) {
       const std::uint64_t first = begin + (row - first_row) * cols + (col - first_col);
       return {true, first,
               cols == whole_cols ? begin + rows * cols - first : first_col + cols - col};
     }
-    // The box's first element behind the one that is asked for.
+    // The slice's first element after the one that is asked for.
     if (row < first_row) next = std::min(next, first_row * whole_cols + first_col);
     if (in_rows && col < first_col) next = std::min(next, row * whole_cols + first_col);
     if (in_rows && col >= first_col && row + 1 < first_row + rows) {

@@ -18,11 +18,11 @@ namespace sluice::model {
 
 enum class Init : std::uint8_t { kNormal, kZeros, kOnes };
 
-// A box of a whole tensor: rows [row, row + rows) and columns [col, col + cols). The first dimension
-// counts rows, all others together count columns.
-struct TensorBox {
+// A slice of a whole tensor: rows [row, row + rows) and columns [col, col + cols). The first
+// dimension counts rows, all others together count columns.
+struct TensorSlice {
   std::int64_t row = 0, rows = 0, col = 0, cols = 0;
-  bool operator==(const TensorBox&) const = default;
+  bool operator==(const TensorSlice&) const = default;
 };
 
 struct TensorSpec {
@@ -35,13 +35,13 @@ struct TensorSpec {
   // Rows of each logical matrix, where the tensor holds several one above the other: q, k and v, or
   // gate and up. They sum to the tensor's rows. Empty: the tensor is one matrix.
   std::vector<std::int64_t> matrix_rows = {};
-  // A part of a tensor, as a tensor-parallel rank holds it: the shape of the whole, and the boxes
+  // A part of a tensor, as a tensor-parallel rank holds it: the shape of the whole, and the slices
   // that lie in the part, one above the other and of equal width. Names, initial values and files
   // are those of the whole. Empty: this is a whole tensor.
   std::vector<std::int64_t> whole_shape = {};
-  std::vector<TensorBox> boxes = {};
-  // Elements that the unit keeps for it, so that parts of unequal size lie alike on all ranks. Those
-  // behind the part are a gap. 0: as many as it has.
+  std::vector<TensorSlice> slices = {};
+  // Elements that the unit keeps for it, so that parts of unequal size lie alike on all ranks.
+  // Those after the part are a gap. 0: as many as it has.
   std::uint64_t reserved_elems = 0;
   // The last elements that are copies of another rank's part. That rank counts them in the norm and
   // brings them to files.
@@ -49,7 +49,7 @@ struct TensorSpec {
 
   std::uint64_t elems() const;
   std::uint64_t own_elems() const { return elems() - copied_elems; }
-  bool is_part() const { return !boxes.empty(); }
+  bool is_part() const { return !slices.empty(); }
   // The shape of the tensor that it is a part of, or its own.
   const std::vector<std::int64_t>& file_shape() const { return is_part() ? whole_shape : shape; }
   std::uint64_t whole_elems() const;
@@ -62,8 +62,8 @@ struct TensorSpec {
   };
   WholeRun run_at(std::uint64_t elem) const;
   // The inverse: whether the part has an element of the whole tensor, its position in the part, and
-  // the number of elements of the whole from it on that follow each other in both. If the part lacks
-  // it: how many from it on the part lacks, too.
+  // the number of elements of the whole from it on that follow each other in both. If the part
+  // lacks it: how many from it on the part lacks, too.
   struct PartRun {
     bool held = false;
     std::uint64_t first = 0;
@@ -77,8 +77,8 @@ struct PlacedTensor {
   std::uint64_t first_elem = 0;
 };
 
-// Elements [begin, end) of the unit; at most kLawBlockElems of one tensor. A block without elements of
-// the rank's own is empty.
+// Elements [begin, end) of the unit; at most kLawBlockElems of one tensor. A block without elements
+// of the rank's own is empty.
 struct NormBlock {
   std::uint64_t begin = 0;
   std::uint64_t end = 0;

@@ -22,9 +22,9 @@ using schedule::ElemRange;
 using schedule::TensorBorder;
 
 // Where each rank's run of tensors begins, as indices of borders, and where the last one ends.
-// held_blocks: those that each rank has of earlier units. Dynamic programming over ranks and borders:
-// least[b] is the least sum of the squares of the blocks that the ranks so far hold, if their runs
-// end at border b. Of equally good ways the first ranks get more.
+// held_blocks: those that each rank has of earlier units. Dynamic programming over ranks and
+// borders: least[b] is the least sum of the squares of the blocks that the ranks so far hold, if
+// their runs end at border b. Of equally good ways the first ranks get more.
 std::vector<std::size_t> divide_tensors(const std::vector<TensorBorder>& borders,
                                         const std::vector<std::uint64_t>& held_blocks) {
   constexpr std::uint64_t kNone = std::numeric_limits<std::uint64_t>::max();

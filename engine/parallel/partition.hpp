@@ -18,7 +18,7 @@ std::vector<schedule::ElemRange> partition_blocks(std::uint64_t elems, std::int3
 // blocks, and no rank holds more than rank 0. The shards of a tied use are those of its tensor.
 schedule::RankView make_rank_view(const schedule::StepModel& model, std::int32_t rank,
                                   std::int32_t ranks, std::int32_t zero_stage);
-// The same of a world in which rank 0 is a server: it owns all of every unit.
+// The view of a rank in a world in which rank 0 is a server: it owns all of every unit.
 schedule::RankView make_server_view(const schedule::StepModel& model, std::int32_t rank,
                                     std::int32_t ranks);
 

@@ -1,6 +1,6 @@
-// A worker takes the weights that the server has just made of its own gradient, and computes its next
-// micro-batch with them, while the server goes on with gradients of others. So a micro-batch reads the
-// version behind its rank's last arrival, and lacks all updates since.
+// A worker takes the weights that the server has just made of its own gradient, and computes its
+// next micro-batch with them, while the server goes on with gradients of others. So a micro-batch
+// reads the version after its rank's last arrival, and lacks all updates since.
 #include "engine/parallel/server_order.hpp"
 
 #include <utility>

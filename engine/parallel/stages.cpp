@@ -68,8 +68,8 @@ Cut least_most(const StageBytes& costs, const StageBytes& bytes, std::uint64_t m
                    [](std::uint64_t cost, std::uint64_t rest) { return std::max(cost, rest); });
 }
 
-// The same, and the other runs as even as possible. Costs are squared in steps of 2^-26 of their
-// sum, so that the squares add up exactly.
+// A cut of least_most() with the other runs as even as possible. Costs are squared in steps of
+// 2^-26 of their sum, so that the squares add up exactly.
 Cut balanced_cut(const StageBytes& costs, const StageBytes& bytes, std::uint64_t most_bytes) {
   const Cut first = least_most(costs, bytes, most_bytes);
   if (first.ranges.empty()) return first;

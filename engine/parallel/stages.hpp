@@ -14,11 +14,11 @@ using StageBytes = std::vector<std::vector<std::uint64_t>>;
 
 // Cuts units of these costs into `stages` runs of at least one unit, so that the most expensive run
 // costs as little as possible and the others are as even as possible (least sum of squares). Among
-// equal cuts, later runs begin as early as possible: early stages have more micro-batches in flight.
-// Precondition: there are as many units as stages, or more.
+// equal cuts, later runs begin as early as possible: early stages have more micro-batches in
+// flight. Precondition: there are as many units as stages, or more.
 std::vector<schedule::UnitRange> cut_stages(const std::vector<std::uint64_t>& unit_costs,
                                             std::int32_t stages);
-// The same, of the cuts in which no run takes more than `most_bytes`; nothing if there is none.
+// The best of the cuts in which no run takes more than `most_bytes`; nothing if there is none.
 std::optional<std::vector<schedule::UnitRange>> cut_stages_within(
     const std::vector<std::uint64_t>& unit_costs, const StageBytes& bytes,
     std::uint64_t most_bytes);

@@ -217,7 +217,7 @@ std::vector<std::size_t> paths_without_room(const config::Config& config,
   std::vector<std::size_t> paths;
   const offload::StripeLayout even = offload::StripeLayout::even(layout.paths());
   for (const StorageRoom& room : storage_rooms(config)) {
-    // The room for checkpoints and weights beside the state was checked for even shares.
+    // The room for checkpoints and weights next to the state was checked for even shares.
     const bool beside_results =
         room.paths.size() < layout.paths() &&
         (lies_on(room.device, config.checkpoint.dir) || lies_on(room.device, config.log.dir));

@@ -55,7 +55,7 @@ std::vector<std::size_t> paths_without_room(const config::Config& config,
 void check_storage_paths(const config::Config& config, std::uint64_t needed_bytes);
 // log.dir and checkpoint.dir: directories that can be written (or made). Throws InputError.
 void check_run_directories(const config::Config& config);
-// Room for one checkpoint and the final weights, beside the storage tier where they share a file
+// Room for one checkpoint and the final weights, next to the storage tier where they share a file
 // system: a run must not end at its first save. Throws InputError with needed and available bytes.
 void check_checkpoint_room(const config::Config& config, std::uint64_t checkpoint_bytes,
                            std::uint64_t storage_bytes);

@@ -52,7 +52,7 @@ std::uint64_t log_bytes(const config::Config& config, const schedule::StepModel&
   paths.push_back(config.checkpoint.dir);
   // Homes of shards have a line more.
   const std::size_t lines = ranks_of(model) == 1 ? 1 : 2;
-  // A block has at most 14 boxes of parts of tensors, each in a shorter line than a home.
+  // A block has at most 14 slices of tensors, each in a shorter line than a home.
   const std::size_t boxes = config.parallel.tensor == 1 ? 0 : 14;
   return offload::StateLog::file_bytes(
       runtime::state_record_bytes(model.units.size() * (lines * kStateKindCount + boxes),
@@ -132,7 +132,7 @@ Plan finish_plan(Compiled compiled, const schedule::StepModel& step, const model
   return plan;
 }
 
-// The other verbs of the run beside its steps, and the files that they write.
+// The phases of the run other than its steps, and the files that they write.
 void add_verbs(Plan& plan, const config::Config& config, const model::Model& model) {
   const model::ParameterTable table = parameter_table(config, model);
   const DType weight = table.options().weight;
@@ -242,7 +242,7 @@ std::shared_ptr<const Plan> plan_of(const PlannedRun& run, const PlannedWorld& w
   return plan;
 }
 
-// The figures of the job, beside those of rank 0.
+// The figures of the job, in addition to those of rank 0.
 void add_world(Plan& plan, PlannedWorld world, const PlannedRun& run) {
   if (world.is_simulated()) {
     plan.critical_path = std::move(world.path);
@@ -334,7 +334,7 @@ bool all_fit(const std::vector<RankFigures>& ranks, const TierBytes& budgets) {
 }
 
 // The fastest plan of all cuts into stages. If none fits, the refusal that misses the fewest bytes.
-// others: gives the ranks whose needs a trial looks at beside that of rank 0.
+// others: gives the ranks whose needs a trial looks at in addition to that of rank 0.
 std::variant<Plan, Refusal> plan_pipeline(const config::Config& config, schedule::StepModel step,
                                           const model::Model& model,
                                           const HardwareProfile& hardware, CostModel& costs,

@@ -74,8 +74,8 @@ struct Plan {
   bool speculates() const { return options.update == schedule::UpdatePlacement::kSpeculative; }
   runtime::MemoryNeed need;
   TierBytes peak_bytes{};  // what the ledger will be charged
-  VerbPeaks verb_peaks{};  // what each verb has in use of it
-  // Sizes of the files that one checkpoint and the export write, beside the tiers.
+  VerbPeaks verb_peaks{};  // what each phase has in use of it
+  // Sizes of the files that one checkpoint and the export write, apart from the tiers.
   std::uint64_t checkpoint_file_bytes = 0;  // 0 in a durable run
   std::uint64_t export_file_bytes = 0;
   schedule::LinkBytes step_bytes;        // moved by the training schedule, with all its updates

@@ -1,6 +1,6 @@
-// Steps take what their packed schedules say. The other verbs visit homes between steps
-// (runtime/state_store.hpp): homes in pinned memory in place, all others through the I/O window.
-// The window lies in the memory of the steps' staging, right behind the persistent buffers.
+// Steps take what their packed schedules say. The other phases visit homes between steps
+// (runtime/state_store.hpp): homes in pinned memory in place, all others through the I/O buffer.
+// The window lies in the memory of the steps' staging, right after the persistent buffers.
 #include "engine/planner/verb_needs.hpp"
 
 #include <algorithm>

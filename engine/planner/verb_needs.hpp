@@ -1,13 +1,13 @@
-// The memory that each verb of a run takes of the memory that the run holds.
+// The memory that each phase of a run takes of the memory that the run holds.
 //
-// A run obtains all its memory once, the most that any verb takes, and holds it to its end. So no
-// verb can fail for memory later on. A verb's need tells which of them a budget is spent for.
+// A run obtains all its memory once, the most that any phase takes, and holds it to its end. So no
+// phase can fail for memory later on. A phase's need tells which of them a budget is spent for.
 //
 //   device   slots and arena up to the last place in use
-//   pinned   homes, staging, and the I/O window where state passes through it
+//   pinned   homes, staging, and the I/O buffer where state passes through it
 //   storage  homes and spilled activations; a durable run's log
 //
-// Homes are in use in every verb. Reading and writing of state goes through pinned memory in
+// Homes are in use in every phase. Reading and writing of state goes through pinned memory in
 // pieces; buffers on the heap are at most kMostHeapBytes, whatever the model.
 #pragma once
 
@@ -42,7 +42,7 @@ constexpr std::string_view verb_name(Verb verb) {
   return kNames[static_cast<std::size_t>(verb)];
 }
 
-// The verb that runs steps of this kind.
+// The phase that runs steps of this kind.
 constexpr Verb verb_of(schedule::StepKind kind) {
   switch (kind) {
     case schedule::StepKind::kEvaluation:
@@ -59,11 +59,11 @@ constexpr Verb verb_of(schedule::StepKind kind) {
   return Verb::kTrain;
 }
 
-// By verb.
+// By phase.
 using VerbPeaks = std::array<TierBytes, kVerbCount>;
 
 // whole: the need of the run. converts: the export also makes the directory for transformers. view and
-// pipeline: of the rank; it gathers shards, and the state of other stages, through the I/O window.
+// pipeline: of the rank; it gathers shards, and the state of other stages, through the I/O buffer.
 VerbPeaks verb_peaks(const schedule::StepSchedules& schedules, const schedule::StepOptions& options,
                      const runtime::MemoryNeed& whole, bool converts,
                      const schedule::RankView& view, const schedule::StageView& pipeline);

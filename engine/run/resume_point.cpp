@@ -41,17 +41,17 @@ ResumePoint find_resume_point(const config::Config& config) {
     const bool newer = passed.step > step;
     // A record that cannot be read was cut short as it was written, and then it is no commit, or it
     // was damaged since, and then nothing can be had from it.
-    const bool beside = point.durable && point.durable->log == passed.log;
+    const bool same_log = point.durable && point.durable->log == passed.log;
     log(LogLevel::kWarning, "commit passed over: " + passed.why +
-                                (newer    ? "; '" + passed.log + "' stays, with its data"
-                                 : beside ? "; if one of them was a later commit, it is lost"
-                                          : ""));
+                                (newer      ? "; '" + passed.log + "' stays, with its data"
+                                 : same_log ? "; if one of them was a later commit, it is lost"
+                                            : ""));
     if (newer) point.passed_over_logs.push_back(passed.log);
   }
   return point;
 }
 
-// Lines: the step, and then each path behind a letter. d: a checkpoint's directory; l: a log of a
+// Lines: the step, and then each path after a letter. d: a checkpoint's directory; l: a log of a
 // commit; p: a log that is passed over.
 std::string resume_point_text(const ResumePoint& point) {
   std::string text = std::to_string(point.manifest().step);

@@ -62,8 +62,8 @@ class RunFiles {
 
   // Makes the storage paths. InputError.
   void make_storage(const config::Config& config);
-  // Writes config.toml and opens events.jsonl; a new run becomes LOGDIR/latest. Of another rank than
-  // the first: opens its events.
+  // Writes config.toml and opens events.jsonl; a new run becomes LOGDIR/latest. Of another rank
+  // than the first: opens its events.
   void begin(const config::Config& given);
 
   // Appends a line to events.jsonl. RunFileError.

@@ -1,6 +1,6 @@
 // A communicator makes at most one transfer to each peer at once. A Gather of many small parts (the
-// partials of the norm, one range for each unit) therefore takes several rounds. Sender and receiver
-// count the parts of a pair alike, so both sides have equally many rounds for it.
+// partials of the norm, one range for each unit) therefore takes several rounds. Sender and
+// receiver count the parts of a pair alike, so both sides have equally many rounds for it.
 //
 // Through pinned memory a round takes several pieces. A part is as long on both sides, so a pair of
 // ranks has equally many pieces, too. Each peer has a place in the staging memory for what it is
@@ -28,7 +28,7 @@
 namespace sluice::runtime {
 namespace {
 
-// The places of lanes send and receive, behind those of the collectives.
+// The places of lanes send and receive, after those of the collectives.
 constexpr std::uint64_t kStagePlaces = 2;
 constexpr std::chrono::microseconds kPollPause{20};
 

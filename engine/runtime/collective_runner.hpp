@@ -1,19 +1,19 @@
 // Carries out the collectives and messages of a schedule.
 //
-// Each use of a Gather or an AllToAll names the other rank, so the runner knows nothing of shards: it
-// moves the parts that the lists name, each as one transfer. A part that stays on this rank is
+// Each use of a Gather or an AllToAll names the other rank, so the runner knows nothing of shards:
+// it moves the parts that the lists name, each as one transfer. A part that stays on this rank is
 // copied. The members of a group that is smaller than the world exchange within the world's group:
 // two ranks meet in one order in all groups that they share, as validate() proves.
 //
-// An AllReduce names no ranks: the parts of the group's members are even. A part goes to its owner, who
-// folds all of them by the tree of law 2 and sends the result back, so every member has the same bits.
-// A scatter ends before that, and a gather is no more than that.
+// An AllReduce names no ranks: the parts of the group's members are even. A part goes to its owner,
+// who adds all of them by the tree of law 2 and sends the result back, so every member has the
+// same bits. A scatter ends before that, and a gather is no more than that.
 //
 // The groups of the host cannot read a GPU's memory. A part that lies there passes through pinned
 // memory, in pieces: a copy down, the exchange, and a copy up. With a group of the GPUs themselves
 // the collectives of such parts go through that one, and need no pinned memory. Both ends of a part
-// lie in the same kind of memory (validate), so both ranks take the same way. Values that cross cuts
-// always pass through pinned memory (StagedCut).
+// lie in the same kind of memory (validate), so both ranks take the same way. Values that cross
+// cuts always pass through pinned memory (StagedCut).
 #pragma once
 
 #include <cstddef>
@@ -34,7 +34,7 @@ namespace sluice::runtime {
 struct LaneGroups {
   collectives::Communicator& comm;
   collectives::Communicator& inner;
-  // Of lanes send and receive, which use it at the same time.
+  // The group of lanes send and receive, which use it at the same time.
   collectives::Communicator& messages;
 };
 
@@ -58,17 +58,17 @@ class CollectiveRunner {
   // The lanes' places follow each other: inner, comm, send, receive.
   static std::uint64_t staging_bytes(int comm_ranks, int inner_ranks, bool has_stages);
 
-  // A group of the GPUs, on the stream of the lane comm, with the ranks of the world. From now on it
-  // carries the collectives of device memory. It must outlive the runner.
+  // A group of the GPUs, on the stream of the lane comm, with the ranks of the world. From now on
+  // it carries the collectives of device memory. It must outlive the runner.
   void use_gpu_group(collectives::Communicator& group) { gpu_group_ = &group; }
   bool runs_on_gpu() const { return gpu_.has_value(); }
 
   // Makes all transfers of the instruction on the calling thread. Throws CommunicationError and
   // TimeoutError. One call at a time for each lane.
   void run(const Program& program, const schedule::Instruction& instruction);
-  // The same on a GPU, behind the work that the stream holds. Called by the stream's thread, outside
-  // Stream::launch. On return all transfers are done, and the last copies up are queued. Also throws
-  // the stream's error.
+  // Runs the instruction on a GPU, after the work that the stream holds. Called by the stream's
+  // thread, outside Stream::launch. On return all transfers are done, and the last copies up are
+  // queued. Also throws the stream's error.
   void run_on_gpu(const Program& program, const schedule::Instruction& instruction,
                   device::Stream& stream);
   void abort(const std::string& why) noexcept {

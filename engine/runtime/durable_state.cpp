@@ -1,8 +1,8 @@
 // A commit has three steps in a fixed order: flush the data of all homes, write one record with the
 // place and digest of each home, flush the record. Only then does the record count. Until the next
-// commit nothing writes to the slot that the record names, so a crash at any moment leaves one
-// whole state. The slot of a piece follows from the pass: state that the pass makes goes to the
-// other slot once the current one is committed.
+// commit nothing writes to the copy that the record names, so a crash at any moment leaves one
+// whole state. The copy of a piece follows from the pass: state that the pass makes goes to the
+// other copy once the current one is committed.
 #include "engine/runtime/durable_state.hpp"
 
 #include <algorithm>
@@ -60,13 +60,13 @@ void DurableState::end() {
   schedule_ = nullptr;
 }
 
-std::uint32_t DurableState::slot_of(const Place& place, bool made) const {
+std::uint32_t DurableState::copy_of(const Place& place, bool made) const {
   if (place.buffer->versions == 1) return 0;
   return made ? made_ : current_;
 }
 
 SavedHome DurableState::describe(const schedule::Buffer& home) {
-  const offload::TaggedSpace::RangeId id = memory_.storage_ranges(home)[slot_of(home)];
+  const offload::TaggedSpace::RangeId id = memory_.storage_ranges(home)[copy_of(home)];
   const offload::TaggedSpace::Range& range = memory_.storage().range(id);
   const std::span<const offload::BlockTag> tags = memory_.storage().tags(id);
   SavedHome saved{home.kind,

@@ -1,10 +1,10 @@
-// The two slots of a durable run's state on storage, and the work of a Commit.
+// The two copies of a durable run's state on storage, and the work of a Commit.
 //
-// State on storage has two slots (state_save.cpp). `current` holds the newest state; `committed` is
-// the slot of the log's newest record, and nothing writes there. A step that makes new state reads
-// the old state from `current`. It writes the new state in place, or to the other slot if `current`
-// is committed or becomes so in this step. Log copies are saved to the slot of the state that they
-// belong to.
+// State on storage has two copies (state_save.cpp). `current` holds the newest state; `committed`
+// is the copy of the log's newest record, and nothing writes there. A step that makes new state
+// reads the old state from `current`. It writes the new state in place, or to the other copy if
+// `current` is committed or becomes so in this step. Log copies are saved to the copy of the state
+// that they belong to.
 //
 // A commit records for every home one digest of its blocks' tags (offload/tagged_space.hpp), so
 // that recovery detects torn and stale data. Threads: one at a time: between steps the caller's, in
@@ -62,19 +62,20 @@ class DurableState {
   void begin(const schedule::Schedule& schedule, Record record);
   void end();
 
-  // Returns the slot of `place` in this pass: for the state that the pass makes if `made`, else for
+  // Returns the copy of `place` in this pass: for the state that the pass makes if `made`, else for
   // the state that it finds.
-  std::uint32_t slot_of(const Place& place, bool made) const;
-  // Returns the slot of a home between passes.
-  std::uint32_t slot_of(const schedule::Buffer& home) const {
+  std::uint32_t copy_of(const Place& place, bool made) const;
+  // Returns the copy of a home between passes.
+  std::uint32_t copy_of(const schedule::Buffer& home) const {
     return home.versions == 1 ? 0 : current_;
   }
 
-  // Between passes: whether the newest state lies in the committed slot, where nothing may be written.
+  // Between passes: whether the newest state lies in the committed copy, where nothing may be
+  // written.
   bool is_committed() const { return committed_ == current_; }
-  // Between passes: the newest state is that of the other slot from here on. The caller has copied all
-  // state on storage there, or is about to.
-  void switch_slot() { current_ = 1 - current_; }
+  // Between passes: the newest state is that of the other copy from here on. The caller has copied
+  // all state on storage there, or is about to.
+  void switch_copy() { current_ = 1 - current_; }
 
   // All writes so far have ended: makes them durable, then the record that names them. Throws
   // IoError; then the record before stays the newest.
@@ -90,7 +91,7 @@ class DurableState {
   std::optional<std::uint32_t> committed_;
   // The schedule of the running pass.
   const schedule::Schedule* schedule_ = nullptr;
-  std::uint32_t made_ = 0;  // the slot of the state that the pass makes
+  std::uint32_t made_ = 0;  // the copy of the state that the pass makes
   Record record_;
 };
 

@@ -1,10 +1,10 @@
 // Runs a Program: one thread per lane, in lane order, across lanes as `deps` say.
 //
-// Lanes compute, h2d, d2h, comm, inner, send and receive are streams of the device: their threads only queue,
-// and order among themselves by events. The optimizer lane works on its own thread. The storage lanes submit to the
-// storage engine and keep several transfers in flight; their completions are published in lane
-// order. A failure anywhere stops every lane; run() returns only when all queues are empty, and
-// then throws the failure.
+// Lanes compute, h2d, d2h, comm, inner, send and receive are streams of the device: their threads
+// only queue, and order among themselves by events. The optimizer lane works on its own thread. The
+// storage lanes submit to the storage engine and keep several transfers in flight; their
+// completions are published in lane order. A failure anywhere stops every lane; run() returns only
+// when all queues are empty, and then throws the failure.
 #pragma once
 
 #include <exception>

@@ -35,7 +35,7 @@ offload::TaggedSpace::RangeId storage_range(const Program& program,
                                             const schedule::Instruction& transfer,
                                             const Place& place, const DurableState* durable) {
   if (durable == nullptr) return place.storage_ranges[0];
-  return place.storage_ranges[durable->slot_of(place, program.of_made_state(transfer.id))];
+  return place.storage_ranges[durable->copy_of(place, program.of_made_state(transfer.id))];
 }
 
 }  // namespace sluice::runtime

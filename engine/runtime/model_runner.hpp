@@ -21,8 +21,8 @@ namespace sluice::runtime {
 class ModelRunner final : public OperationRunner {
  public:
   // device_kernels run inside the compute stream; host_kernels on the optimizer lane's thread.
-  // parameters: of the model. microbatches: of each update of the step; losses are means over all of
-  // their tokens. groups: of the step's ranks. gpu: the way of their messages on a GPU.
+  // parameters: of the model. microbatches: of each update of the step; losses are means over all
+  // of their tokens. groups: of the step's ranks. gpu: the way of their messages on a GPU.
   ModelRunner(const model::Model& model, const model::BatchShape& batch, std::int32_t microbatches,
               const model::ParameterTable& parameters, kernels::Kernels& device_kernels,
               kernels::Kernels& host_kernels, const LaneGroups& groups,

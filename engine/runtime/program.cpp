@@ -2,8 +2,8 @@
 // the windows, turns every use into an address or a range of storage, and splits the list into
 // lanes. Then it derives facts that the lanes need and the schedule implies: storage writes that
 // must wait for an earlier write of the same bytes, homes that already hold the new state at some
-// point of the list, storage transfers beside a host update, and the order in which transfers are
-// needed. Each derivation is one walk over the list, forwards or backwards.
+// point of the list, storage transfers in parallel with a host update, and the order in which
+// transfers are needed. Each derivation is one walk over the list, forwards or backwards.
 #include "engine/runtime/program.hpp"
 
 #include <algorithm>
@@ -70,7 +70,7 @@ std::vector<Place> Program::resolve(const schedule::Uses& uses, RunMemory& memor
     place.buffer = &buffer;
     place.bytes = use.bytes == 0 ? buffer.bytes : use.bytes;
     if (buffer.tier == Tier::kStorage) {
-      std::optional<RunMemory::SlotRanges>& ranges = storage_ranges_[use.buffer];
+      std::optional<RunMemory::CopyRanges>& ranges = storage_ranges_[use.buffer];
       if (!ranges) ranges = memory.storage_ranges(where);
       place.storage_ranges = *ranges;
       place.range_offset = use.offset_bytes;
@@ -189,7 +189,7 @@ void Program::find_update_transfers() {
     if (instruction.op == schedule::Op::kRelease) continue;
     if (is_host_update(instruction.id)) note_reads_for(instruction.id, before, last);
     if (instruction.op == schedule::Op::kStorageWrite)
-      note_write_behind_update(instruction.id, before);
+      note_write_after_update(instruction.id, before);
     note_uses(before, instruction.id);
   }
 }
@@ -219,7 +219,7 @@ void Program::note_reads_for(schedule::InstructionId update, const UsersByBuffer
   }
 }
 
-void Program::note_write_behind_update(schedule::InstructionId write, const UsersByBuffer& before) {
+void Program::note_write_after_update(schedule::InstructionId write, const UsersByBuffer& before) {
   const Place& from = reads_[write].front();
   const schedule::InstructionId update = before[from.buffer->id];
   if (!is_host_update(update) || !of_piece(from)) return;
@@ -228,7 +228,7 @@ void Program::note_write_behind_update(schedule::InstructionId write, const User
   tagged_in_update_[write] = true;
 }
 
-// Walks the list backwards, since an instruction stands behind all that it waits for. A Release or
+// Walks the list backwards, since an instruction stands after all that it waits for. A Release or
 // a transfer passes on the time at which it is needed itself. A storage lane retires in order, so
 // earlier transfers in it are needed no later.
 void Program::find_needed_by() {
@@ -237,13 +237,13 @@ void Program::find_needed_by() {
   const auto need = [&](schedule::InstructionId id, std::uint64_t by) {
     needed_by_[id] = std::min(needed_by_[id], by);
   };
-  std::array<std::uint64_t, schedule::kLaneCount> behind{};
-  behind.fill(instructions.size() + 1);
+  std::array<std::uint64_t, schedule::kLaneCount> after{};
+  after.fill(instructions.size() + 1);
   for (auto at = instructions.rbegin(); at != instructions.rend(); ++at) {
     const bool stored =
         at->lane == schedule::Lane::kStorageRead || at->lane == schedule::Lane::kStorageWrite;
     if (stored) {
-      std::uint64_t& next = behind[static_cast<std::size_t>(at->lane)];
+      std::uint64_t& next = after[static_cast<std::size_t>(at->lane)];
       need(at->id, next);
       next = needed_by_[at->id];
     }

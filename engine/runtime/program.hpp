@@ -18,12 +18,12 @@ constexpr bool is_device_lane(schedule::Lane lane) {
          lane == schedule::Lane::kReceive;
 }
 
-// A resolved Use. On storage: data null; a part of a range of the tagged space, by slot.
+// A resolved Use. On storage: data null; a part of a range of the tagged space, by copy.
 struct Place {
   std::byte* data = nullptr;
-  RunMemory::SlotRanges storage_ranges{};
+  RunMemory::CopyRanges storage_ranges{};
   std::uint64_t range_offset = 0;    // bytes from the range's begin
-  std::uint64_t storage_offset = 0;  // and from that of the space, slot 0
+  std::uint64_t storage_offset = 0;  // and from that of the space, copy 0
   std::uint64_t bytes = 0;
   const schedule::Buffer* buffer = nullptr;
 };
@@ -82,14 +82,14 @@ class Program {
   using UsersByBuffer = std::vector<schedule::InstructionId>;
   void note_reads_for(schedule::InstructionId update, const UsersByBuffer& before,
                       const UsersByBuffer& last);
-  void note_write_behind_update(schedule::InstructionId write, const UsersByBuffer& before);
+  void note_write_after_update(schedule::InstructionId write, const UsersByBuffer& before);
   void find_needed_by();
 
   const schedule::Schedule& schedule_;
   std::array<std::vector<schedule::InstructionId>, schedule::kLaneCount> lanes_;
   std::vector<schedule::BufferId> lies_in_;  // by buffer: the buffer with its place
   std::vector<std::byte*> addresses_;        // by buffer
-  std::vector<std::optional<RunMemory::SlotRanges>> storage_ranges_;  // by buffer
+  std::vector<std::optional<RunMemory::CopyRanges>> storage_ranges_;  // by buffer
   std::vector<std::vector<Place>> reads_;
   std::vector<std::vector<Place>> writes_;
   std::vector<bool> awaited_;

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::uint64_t kPinnedPageBytes = 4096;
 
-// The same content has the same key in every run. Kind, unit and micro-batch make the key.
+// A content has one key in all runs. Kind, unit and micro-batch make the key.
 std::uint64_t content_key(const schedule::Buffer& buffer) {
   const auto field = [](std::int32_t value) {
     return static_cast<std::uint64_t>(std::int64_t{value} + 1);
@@ -92,7 +92,7 @@ std::uint64_t persistent_pinned_bytes(const schedule::Schedule& schedule) {
 }
 
 MemoryNeed memory_need(std::span<const schedule::Schedule* const> schedules,
-                       std::uint64_t io_window_bytes) {
+                       std::uint64_t io_buffer_bytes) {
   MemoryNeed need;
   for (const schedule::Schedule* schedule : schedules) {
     need.slot_count = std::max(need.slot_count, schedule->slot_count);
@@ -101,7 +101,7 @@ MemoryNeed memory_need(std::span<const schedule::Schedule* const> schedules,
     need.shares_device = schedule->shares_device;
     need.device_arena_bytes = std::max(need.device_arena_bytes, schedule->device_arena_bytes);
     need.pinned_bytes = std::max({need.pinned_bytes, schedule->pinned_arena_bytes,
-                                  persistent_pinned_bytes(*schedule) + io_window_bytes});
+                                  persistent_pinned_bytes(*schedule) + io_buffer_bytes});
     need.storage_bytes = std::max(need.storage_bytes, schedule->peak_bytes[2]);
   }
   return need;
@@ -136,25 +136,26 @@ RunMemory::RunMemory(device::Device& device, allocator::Ledger& ledger,
   if (need.storage_bytes > 0) engine->register_memory(pinned_.data(), pinned_.bytes());
 }
 
-RunMemory::SlotRanges RunMemory::storage_ranges(const schedule::Buffer& buffer) {
+RunMemory::CopyRanges RunMemory::storage_ranges(const schedule::Buffer& buffer) {
   include_place(handed_out_, buffer);
-  SlotRanges ranges{};
-  for (std::uint64_t slot = 0; slot < ranges.size(); ++slot) {
-    if (slot >= static_cast<std::uint64_t>(buffer.versions)) {
-      ranges[slot] = ranges[0];
+  CopyRanges ranges{};
+  for (std::uint64_t copy = 0; copy < ranges.size(); ++copy) {
+    if (copy >= static_cast<std::uint64_t>(buffer.versions)) {
+      ranges[copy] = ranges[0];
       continue;
     }
-    // Other versions of the same content are other content: of a slot, or in a shadow's place.
+    // Other versions of the same content are other content: of another copy, or in a shadow's
+    // place.
     const std::uint64_t shadow = buffer.shadow_of == schedule::kNoId ? 0 : 2;
-    ranges[slot] =
-        storage_.add_range({content_name(buffer), content_key(buffer) | (slot + shadow) << 60,
-                            buffer.offset_bytes + slot * version_stride_bytes(buffer), buffer.bytes,
+    ranges[copy] =
+        storage_.add_range({content_name(buffer), content_key(buffer) | (copy + shadow) << 60,
+                            buffer.offset_bytes + copy * version_stride_bytes(buffer), buffer.bytes,
                             tagged_bytes(buffer)});
   }
   return ranges;
 }
 
-std::span<std::byte> RunMemory::io_window(std::uint64_t persistent_pinned_bytes,
+std::span<std::byte> RunMemory::io_buffer(std::uint64_t persistent_pinned_bytes,
                                           std::uint64_t bytes) {
   SLUICE_CHECK(persistent_pinned_bytes + bytes <= pinned_bytes_);
   handed_out_.pinned_bytes = std::max(handed_out_.pinned_bytes, persistent_pinned_bytes + bytes);

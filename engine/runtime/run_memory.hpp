@@ -20,7 +20,7 @@
 
 namespace sluice::runtime {
 
-// Memory that a run holds beside its schedules' own, all the time.
+// Memory that a run holds apart from its schedules' own, all the time.
 struct FixedNeed {
   std::uint64_t log_bytes = 0;  // storage: of a durable run's commits
   std::uint64_t staging_bytes =
@@ -44,10 +44,10 @@ struct MemoryNeed {
 };
 
 // All share the device, or none does (InternalError). Also covers the window through which state is
-// filled and saved between steps: `io_window_bytes` of pinned memory, shared with the steps'
+// filled and saved between steps: `io_buffer_bytes` of pinned memory, shared with the steps'
 // staging.
 MemoryNeed memory_need(std::span<const schedule::Schedule* const> schedules,
-                       std::uint64_t io_window_bytes);
+                       std::uint64_t io_buffer_bytes);
 
 // The need of the schedule's persistent buffers alone, which are in use between steps too.
 MemoryNeed resting_need(const schedule::Schedule& schedule);
@@ -63,19 +63,19 @@ class RunMemory {
   // Address of a device or pinned buffer; windows are mapped on first request (set-up only).
   std::byte* address(const schedule::Buffer& buffer);
   offload::TaggedSpace& storage() { return storage_; }
-  // Returns the tagged range of each slot of a storage buffer. Both are equal if the buffer has one
+  // Returns the tagged range of each copy of a storage buffer. Both are equal if the buffer has one
   // version. Adds new ranges during set-up only.
-  using SlotRanges = std::array<offload::TaggedSpace::RangeId, 2>;
-  SlotRanges storage_ranges(const schedule::Buffer& buffer);
+  using CopyRanges = std::array<offload::TaggedSpace::RangeId, 2>;
+  CopyRanges storage_ranges(const schedule::Buffer& buffer);
   // Pinned memory for set-up and checkpoints, only between steps. Shares bytes with staging, so it
-  // starts behind the persistent pinned buffers. Precondition: the arena has so many bytes there.
-  std::span<std::byte> io_window(std::uint64_t persistent_pinned_bytes, std::uint64_t bytes);
+  // starts after the persistent pinned buffers. Precondition: the arena has so many bytes there.
+  std::span<std::byte> io_buffer(std::uint64_t persistent_pinned_bytes, std::uint64_t bytes);
   std::uint64_t pinned_bytes() const { return pinned_bytes_; }  // of the need
   // Empty if the need has none.
   std::span<std::byte> staging() { return {staging_.data(), staging_.bytes()}; }
 
   // The ends of all places that were handed out since the last call, in each memory: addresses,
-  // ranges of storage, and parts of the I/O window.
+  // ranges of storage, and parts of the I/O buffer.
   MemoryNeed take_handed_out();
 
  private:

@@ -63,7 +63,7 @@ class RunProgress {
   template <typename Predicate>
   void await_until(Predicate predicate, const std::string& what) SLUICE_EXCLUDES(mutex_);
 
-  // The same after the pass has failed; gives up at the deadline.
+  // Waits after the pass has failed; gives up at the deadline.
   template <typename Predicate>
   void await_after_failure(Predicate predicate) SLUICE_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);

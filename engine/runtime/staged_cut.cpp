@@ -2,7 +2,7 @@
 // to, so they make equally many messages, of equal sizes.
 //
 // The wait for the copies down of a piece is also the wait for the copies up of the piece before,
-// whose places the next messages take. A copy down to a place stands behind the copy up from it on
+// whose places the next messages take. A copy down to a place stands after the copy up from it on
 // the same stream.
 #include "engine/runtime/staged_cut.hpp"
 

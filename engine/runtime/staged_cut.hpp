@@ -1,6 +1,6 @@
 // Values that cross a cut between the ranks of a group (schedule::CutKind), where they lie in a
-// GPU's memory: they pass through pinned memory in pieces, and the host adds them there. So the sums
-// have the order, and the bits, of those in the host's memory.
+// GPU's memory: they pass through pinned memory in pieces, and the host adds them there. So the
+// sums have the order, and the bits, of those in the host's memory.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,8 @@ void combine_parts(schedule::CutKind kind, std::span<const void* const> parts, D
 
 class StagedCut {
  public:
-  // The means of a cut. members: of the group, as ranks of `messages`. staging: staging_bytes(members).
+  // The means of a cut. members: of the group, as ranks of `messages`. staging:
+  // staging_bytes(members).
   struct Way {
     collectives::Communicator& messages;
     device::Stream& stream;

@@ -18,7 +18,7 @@ namespace sluice::runtime {
 
 // kHandOver: the awaited instruction had ended, or the pass had begun, but the next instruction had
 // not begun. Threads wake in this time.
-// kUpdatePass: an update that is a pass of its own, beside this one (a drain, a redo).
+// kUpdatePass: an update that is a pass of its own, apart from this one (a drain, a redo).
 // kUnexplained: time that no instruction accounts for.
 enum class StallCause : std::uint8_t {
   kUpload,

@@ -15,8 +15,8 @@ namespace sluice::runtime {
 
 // The numbers of one step that the schedule leaves open.
 struct StepScalars {
-  // By update, for those of a pass that makes several (schedule::Instruction::update). Empty: `update`
-  // is the only one.
+  // By update, for those of a pass that makes several (schedule::Instruction::update). Empty:
+  // `update` is the only one.
   std::vector<kernels::UpdateScalars> updates = {};
   // For the pass's own update, and for the pending one of the step before, if the pass makes one
   // (Program::of_pending_update). The clip factor sets grad_scale.
@@ -73,7 +73,7 @@ class StateOperations {
                       const kernels::HostUpdate& how) const;
   static void copy_found(kernels::StateKernels& kernels, const std::vector<Place>& reads,
                          const std::vector<Place>& writes, std::int32_t unit);
-  // Of the update that the instruction makes.
+  // The scalars of the update that the instruction makes.
   const kernels::UpdateScalars& scalars_of(const Program& program,
                                            const schedule::Instruction& instruction) const;
   static void keep_weight(kernels::StateKernels& kernels, const Place* master, const Place& weight);

@@ -25,7 +25,7 @@ StateStore::StateStore(device::Device& device, RunMemory& memory,
     }
     const auto kind = static_cast<std::size_t>(buffer.kind);
     if (buffer.shadow_of == schedule::kNoId) homes_[unit][kind] = &buffer;
-    shadows_[unit][kind] = &buffer;  // which comes behind its home
+    shadows_[unit][kind] = &buffer;  // which comes after its home
   }
 }
 
@@ -48,8 +48,8 @@ void StateStore::move(const schedule::Buffer& home, std::uint64_t begin, std::ui
   if (home.tier == Tier::kStorage) {
     const offload::StorageOp op =
         access == Access::kRead ? offload::StorageOp::kRead : offload::StorageOp::kWrite;
-    const std::size_t slot = durable_ == nullptr ? 0 : durable_->slot_of(home);
-    memory_.storage().transfer(op, memory_.storage_ranges(home)[slot], offset, window, bytes);
+    const std::size_t copy = durable_ == nullptr ? 0 : durable_->copy_of(home);
+    memory_.storage().transfer(op, memory_.storage_ranges(home)[copy], offset, window, bytes);
     return;
   }
   std::byte* device = memory_.address(home) + offset;
@@ -76,7 +76,7 @@ void StateStore::visit(std::span<const StateKind> kinds, std::int32_t unit, std:
       if (at->tier == Tier::kPinned) {
         data[i] = memory_.address(*at) + bytes_of(at->dtype, cursor - at->first_elem);
       } else {
-        data[i] = memory_.io_window(window_offset_, kWindowBytes).data() + i * kWindowElems * 4;
+        data[i] = memory_.io_buffer(window_offset_, kWindowBytes).data() + i * kWindowElems * 4;
         if (access != Access::kWrite) move(*at, cursor, piece_end, data[i], Access::kRead);
       }
     }
@@ -90,8 +90,8 @@ void StateStore::visit(std::span<const StateKind> kinds, std::int32_t unit, std:
 }
 
 // The bytes that each rank of the world brings of elements [begin, end): the ranks of the unit's
-// stage bring their shards, or the first of them all; of a tensor group the first one. Sums of whole
-// tensors have a numbering and shards of their own.
+// stage bring their shards, or the first of them all; of a tensor group the first one. Sums of
+// whole tensors have a numbering and shards of their own.
 std::vector<std::uint64_t> StateStore::part_bytes(StateKind kind,
                                                   const kernels::StateLayout& layout,
                                                   std::int32_t unit, std::uint64_t begin,
@@ -121,8 +121,8 @@ std::vector<std::uint64_t> StateStore::part_bytes(StateKind kind,
 }
 
 bool StateStore::brings(StateKind kind, std::int32_t unit) const {
-  // The last stage has a copy of a tied table, which the first stage brings. Ranks with other parts of
-  // the sequences have copies of all parts.
+  // The last stage has a copy of a tied table, which the first stage brings. Ranks with other parts
+  // of the sequences have copies of all parts.
   const bool has_unit = sharing_.pipeline.owns(unit) && sharing_.view.tensor.context() == 0;
   return has_unit && (is_sharded(kind) || sharing_.view.rank == 0);
 }
@@ -150,7 +150,7 @@ void StateStore::visit_whole(StateKind kind, const kernels::StateLayout& layout,
   if (!is_sharded(kind) && sharing_.pipeline.is_alone()) {
     return visit(kinds, unit, begin, end, Access::kRead, visitor);
   }
-  std::byte* const own = memory_.io_window(window_offset_, kWindowBytes).data();
+  std::byte* const own = memory_.io_buffer(window_offset_, kWindowBytes).data();
   std::byte* const whole = own + kWindowElems * sizeof(float);
   for (std::uint64_t cursor = begin; cursor < end; cursor += kWindowElems) {
     const std::uint64_t piece_end = std::min(cursor + kWindowElems, end);

@@ -1,10 +1,10 @@
 // Model state between steps: filled at the start, read for checkpoints, in place where it can be.
 //
 // Homes in pinned memory are visited where they lie; those on the device and on storage go through
-// the pinned I/O window, a piece at a time, so no more than the window is ever held. Not for use
-// while a schedule runs. A rank among others has homes of its own ranges (schedule/rank_view.hpp) of its
-// own stages' units, and only these are visited. Movement here is counted by the device and the storage engine like any
-// other.
+// the pinned I/O buffer, a piece at a time, so no more than the buffer is ever held. Not for use
+// while a schedule runs. A rank among others has homes of its own ranges (schedule/rank_view.hpp)
+// of its own stages' units, and only these are visited. Movement here is counted by the device and
+// the storage engine like any other.
 #pragma once
 
 #include <array>
@@ -25,7 +25,7 @@ namespace sluice::runtime {
 
 class StateStore {
  public:
-  // The I/O window holds one piece of every kind of state at once.
+  // The I/O buffer holds one piece of every kind of state at once.
   static constexpr std::uint64_t kWindowElems = 65536;
   static constexpr std::uint64_t kWindowBytes = kWindowElems * (4 + 4 + 4 + 4);
 
@@ -58,19 +58,19 @@ class StateStore {
   schedule::ElemRange range(StateKind kind, std::int32_t unit) const;
 
   // Calls visitor for consecutive ranges that cover elements [begin, end) of the unit, as far as
-  // this rank has them, with all `kinds` side by side: their homes have equal ranges. begin and end:
-  // multiples of 4,096 or the home's end. State of whole tensors is visited alone: its elements are
-  // its own.
-  // kWrite: the visitor's result goes to the home, all of it. kUpdate: the visitor changes some of the
-  // elements that the home has. On storage each write of a block counts as one version, and a commit
-  // wants one version of all blocks of a home. Throws IoError, IntegrityError, DeviceError,
+  // this rank has them, with all `kinds` side by side: their homes have equal ranges. begin and
+  // end: multiples of 4,096 or the home's end. State of whole tensors is visited alone: its
+  // elements are its own.
+  // kWrite: the visitor's result goes to the home, all of it. kUpdate: the visitor changes some of
+  // the elements that the home has. On storage each write of a block counts as one version, and a
+  // commit wants one version of all blocks of a home. Throws IoError, IntegrityError, DeviceError,
   // TimeoutError.
   void visit(std::span<const StateKind> kinds, std::int32_t unit, std::uint64_t begin,
              std::uint64_t end, Access access, const Visitor& visitor);
 
   // Reads elements [begin, end) of one kind in pieces, of which every rank gets all of each. All
-  // ranks call it with the same arguments. layout: of the kind. Where homes are whole it is visit().
-  // Throws CommunicationError too.
+  // ranks call it with the same arguments. layout: of the kind. Where homes are whole it is
+  // visit(). Throws CommunicationError too.
   void visit_whole(StateKind kind, const kernels::StateLayout& layout, std::int32_t unit,
                    std::uint64_t begin, std::uint64_t end, const Visitor& visitor);
 

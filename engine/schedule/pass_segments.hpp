@@ -1,10 +1,10 @@
 // A unit's pass as segments with cuts between them: plain data.
 //
-// A segment is a part of a pass that needs nothing of other ranks. Behind it values may cross to the
-// ranks of a tensor group, which hold parts of the same unit: each *cut* declares one such value. A
-// rank without others runs all segments of a pass as one instruction. Among several each segment
-// is an instruction, and each cut a collective on the lane `inner`, so that the planner, the
-// simulator and the checks see it.
+// A segment is a part of a pass that needs nothing of other ranks. After it values may cross to
+// the ranks of a tensor group, which hold parts of the same unit: each *cut*, a synchronisation
+// point, declares one such value. A rank without others runs all segments of a pass as one
+// instruction. Among several each segment is an instruction, and each cut a collective on the lane
+// `inner`, so that the planner, the simulator and the checks see it.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +16,11 @@
 
 namespace sluice::schedule {
 
-// The operation on the ranks' values at a cut, in place. kSum and kMax make one of them, elementwise, which
-// every rank gets with the same bits. kScatter makes the sum, too, but each rank gets its own even part of
-// it; kGather gives every rank the parts of all. kExchange
-// sends each part to the rank of its number, and puts what comes from that rank into its place. kRing
-// sends all of it to the next rank of the group, and puts that of the previous one into its place.
+// The operation on the ranks' values at a cut, in place. kSum and kMax make one of them,
+// elementwise, which every rank gets with the same bits. kScatter makes the sum, too, but each rank
+// gets its own even part of it; kGather gives every rank the parts of all. kExchange sends each
+// part to the rank of its number, and puts what comes from that rank into its place. kRing sends
+// all of it to the next rank of the group, and puts that of the previous one into its place.
 enum class CutKind : std::uint8_t { kSum, kMax, kScatter, kGather, kExchange, kRing };
 
 // Whether parts go to their owner, who adds them, and whether the owner's part goes to all others.
@@ -73,7 +73,7 @@ struct Cut {
   bool operator==(const Cut&) const = default;
 };
 
-// The cuts behind each segment. A pass has at least one segment.
+// The cuts after each segment. A pass has at least one segment.
 using PassSegments = std::vector<std::vector<Cut>>;
 
 struct UnitSegments {

@@ -3,36 +3,22 @@
 // Parts lie one after another in the unit's saved region, each at a multiple of 256 bytes. Backward
 // has two halves, and most parts serve only one of them. So each part may wait in a tier of its
 // own, come back when its half begins, and be released when its half ends. Or it does not wait at
-// all: the unit's backward visit makes it again from other parts or from the unit's input.
+// all: the unit's backward visit recomputes it from other parts or from the unit's input.
 #pragma once
 
-#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace sluice::schedule {
 
 // The halves of backward that read a part.
 enum class SavedFor : std::uint8_t { kBoth, kBackwardInput, kBackwardWeight };
-inline constexpr std::size_t kSavedForCount = 3;
-constexpr std::string_view saved_for_name(SavedFor used_by) {
-  constexpr std::array<std::string_view, kSavedForCount> names{"both", "backward_input",
-                                                               "backward_weight"};
-  return names[static_cast<std::size_t>(used_by)];
-}
 
 // The kind of operation that makes a part. It tells cheap parts from dear ones.
 enum class MadeBy : std::uint8_t { kWholePass, kElementwise, kAttention, kProduct };
-inline constexpr std::size_t kMadeByCount = 4;
-constexpr std::string_view made_by_name(MadeBy made_by) {
-  constexpr std::array<std::string_view, kMadeByCount> names{"whole_pass", "elementwise",
-                                                             "attention", "product"};
-  return names[static_cast<std::size_t>(made_by)];
-}
 
 // A set of a unit's parts: bit p stands for the part at index p. The last bit is the unit's input.
 using PartMask = std::uint32_t;
@@ -47,7 +33,7 @@ struct SavedPart {
   std::uint64_t bytes = 0;  // of one micro-batch; a multiple of 256
   SavedFor used_by = SavedFor::kBoth;
   // The operation that makes the part, the parts that it reads, and other parts that it makes too.
-  // kWholePass: the part is made again only together with all others of the unit.
+  // kWholePass: the part is recomputed only together with all others of the unit.
   MadeBy made_by = MadeBy::kWholePass;
   PartMask made_from = 0;
   PartMask made_with = 0;
@@ -77,7 +63,7 @@ inline PartMask sources_of(const std::vector<SavedPart>& parts, PartMask mask) {
   return sources & ~mask;
 }
 
-// Whether the parts of `mask` can be made again while the others are kept.
+// Whether the parts of `mask` can be recomputed while the others are kept.
 inline bool can_be_remade(const std::vector<SavedPart>& parts, PartMask mask) {
   if (mask == all_parts(parts)) return true;
   if ((mask & ~all_parts(parts)) != 0) return false;

@@ -6,23 +6,18 @@ namespace sluice::schedule {
 namespace {
 
 constexpr std::array<std::string_view, kOpCount> kOpNames{
-    "Forward",         "Recompute",   "BackwardInput", "BackwardWeight", "Loss",
-    "External",        "Gather",      "ReduceScatter", "AllReduce",      "AllToAll",
-    "SendForward",     "RecvForward", "SendBackward",  "RecvBackward",   "Upload",
-    "Download",        "StorageRead", "StorageWrite",  "Commit",         "SpillActivation",
-    "FetchActivation", "Encode",      "Decode",        "AccumulateGrad", "FoldGrad",
-    "RoundGrad",       "GradNorm",    "ClipFactor",    "OptimizerStep",  "Release",
-    "Barrier"};
+    "Forward",         "Recompute",      "BackwardInput", "BackwardWeight", "Loss",
+    "External",        "Gather",         "ReduceScatter", "AllReduce",      "AllToAll",
+    "SendForward",     "RecvForward",    "SendBackward",  "RecvBackward",   "Upload",
+    "Download",        "StorageRead",    "StorageWrite",  "Commit",         "SpillActivation",
+    "FetchActivation", "AccumulateGrad", "FoldGrad",      "RoundGrad",      "GradNorm",
+    "ClipFactor",      "OptimizerStep",  "Release"};
 constexpr std::array<std::string_view, kLaneCount> kLaneNames{
     "compute", "h2d",     "d2h",          "comm",          "inner",
     "send",    "receive", "storage_read", "storage_write", "optimizer"};
-constexpr std::array<std::string_view, kDimensionCount> kDimensionNames{"data", "tensor", "context",
-                                                                        "pipeline", "expert"};
 constexpr std::array<std::string_view, kBufferRoleCount> kRoleNames{
     "state",          "tokens",    "activation", "saved",        "grad_out",
     "weight_context", "workspace", "loss",       "norm_partial", "scalar"};
-constexpr std::array<std::string_view, kGuardCount> kGuardNames{"none", "gradients_finite",
-                                                                "clip_accepted", "expert_used"};
 
 }  // namespace
 
@@ -106,12 +101,6 @@ std::string_view lane_name(Lane lane) {
 }
 std::string_view role_name(BufferRole role) {
   return kRoleNames[static_cast<std::size_t>(role)];
-}
-std::string_view dimension_name(Dimension dimension) {
-  return kDimensionNames[static_cast<std::size_t>(dimension)];
-}
-std::string_view guard_name(Guard guard) {
-  return kGuardNames[static_cast<std::size_t>(guard)];
 }
 
 LinkBytes& LinkBytes::operator+=(const LinkBytes& more) {

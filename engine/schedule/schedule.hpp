@@ -48,31 +48,28 @@ enum class Op : std::uint8_t {
   kCommit,
   kSpillActivation,
   kFetchActivation,
-  kEncode,
-  kDecode,
   // optimizer
   kAccumulateGrad,
   kFoldGrad,    // adds the accumulator of a tied use into its tensor's
   kRoundGrad,   // rounds a complete fp32 sum once, to the gradients' dtype
   kGradNorm,    // fp64 partial sums of squares of one chunk
-  kClipFactor,  // folds all partials in tensor order into the step's scalar
+  kClipFactor,  // adds all partials in tensor order to the step's scalar
   kOptimizerStep,
   // control
   kRelease,
-  kBarrier,
 };
-inline constexpr std::size_t kOpCount = 31;
+inline constexpr std::size_t kOpCount = 28;
 std::string_view op_name(Op op);
 
 // Collectives and messages have four lanes, so that neither kind waits behind another: comm
 // (between data-parallel ranks), inner (inside a tensor or context group), send and receive
 // (between pipeline stages).
 //
-// Compute, copy, message and optimizer lanes run one instruction at a time. The two storage lanes are
-// pipelined: their instructions start in list order and *retire* (count as done for `deps`) in list
-// order, but several may be in flight. An instruction that must wait for an earlier one of its own
-// storage lane has an explicit dep. A Release waits for such a dep only to retire (retires_behind),
-// and the lane goes on meanwhile.
+// Compute, copy, message and optimizer lanes run one instruction at a time. The two storage lanes
+// are pipelined: their instructions start in list order and *retire* (count as done for `deps`) in
+// list order, but several may be in flight. An instruction that must wait for an earlier one of its
+// own storage lane has an explicit dep. A Release waits for such a dep only to retire
+// (retires_behind), and the lane goes on meanwhile.
 enum class Lane : std::uint8_t {
   kCompute,
   kH2D,
@@ -141,7 +138,7 @@ struct Buffer {
   // it is read and written only together with the whole unit.
   bool per_tensor = false;
   // Number of versions that its place holds. A durable run's state on storage has two
-  // (state_save.cpp): a step that commits finds it in one slot and leaves it in the other.
+  // (state_save.cpp): a step that commits finds it in one copy and leaves it in the other.
   std::int32_t versions = 1;
   // The copy on storage of a durable run's home that lies in another tier. It is no home itself,
   // and only a Commit reads it.
@@ -157,6 +154,8 @@ struct Buffer {
   // Filled by the placement pass. Arena buffers and homes: bytes from the tier's base.
   std::uint64_t offset_bytes = 0;
   std::vector<std::uint32_t> slots;  // windows: slot numbers in order
+
+  bool operator==(const Buffer&) const = default;
 };
 
 // Pinned and storage places start at multiples of this, since O_DIRECT asks it of memory and files.
@@ -179,9 +178,9 @@ struct ElemRange {
   bool operator==(const ElemRange&) const = default;
 };
 
-// A place in a unit at which one tensor ends and the next begins, for rules that need whole tensors:
-// the next one's first element, and that of its sums in the numbering of per_tensor state. Small
-// tensors that share a block of 4,096 elements have no border between them.
+// A place in a unit at which one tensor ends and the next begins, for rules that need whole
+// tensors: the next one's first element, and that of its sums in the numbering of per_tensor state.
+// Small tensors that share a norm block of 4,096 elements have no border between them.
 struct TensorBorder {
   std::uint64_t elem = 0;
   std::uint64_t sum = 0;
@@ -201,6 +200,8 @@ struct Use {
   std::int32_t peer = -1;
   std::uint64_t offset_bytes = 0;
   std::uint64_t bytes = 0;
+
+  bool operator==(const Use&) const = default;
 };
 
 // Most instructions move one buffer to another, and wait for few others.
@@ -209,17 +210,12 @@ using Deps = InlineVector<InstructionId, 4>;
 
 // The elements of its unit (per_tensor: its own) that a use of model state covers.
 ElemRange elems_of(const Buffer& buffer, const Use& use);
-// And the use of a range of elements. Precondition: whole groups of the dtype, inside the buffer.
+// The use of a range of elements. Precondition: whole groups of the dtype, inside the buffer.
 Use use_of(const Buffer& buffer, ElemRange range);
-
-// A run-time scalar that decides whether an instruction takes effect.
-enum class Guard : std::uint8_t { kNone, kGradientsFinite, kClipAccepted, kExpertUsed };
-inline constexpr std::size_t kGuardCount = 4;
-std::string_view guard_name(Guard guard);
 
 struct Instruction {
   InstructionId id = kNoId;
-  Op op = Op::kBarrier;
+  Op op = Op::kRelease;
   Lane lane = Lane::kCompute;
   std::int32_t rank = 0;
   std::int32_t unit = -1;
@@ -233,14 +229,15 @@ struct Instruction {
   DType reduced = DType::kU8;
   Uses reads;
   Uses writes;
-  Deps deps;  // of other lanes (or earlier in this one: implied)
-  Guard guard = Guard::kNone;
+  Deps deps;                // of other lanes (or earlier in this one: implied)
   std::int32_t peer = -1;   // sends and receives: the other rank of the world
   std::int32_t group = -1;  // collectives: index into Schedule::groups
   std::int32_t tag = -1;
   // Bytes that cross the lane's link; of a collective those that its rank sends.
   std::uint64_t bytes = 0;
   double cost_s = 0.0;  // alone on the machine; the simulator shares cores and links
+
+  bool operator==(const Instruction&) const = default;
 };
 
 // Whether lane order alone makes `later` done after `earlier`, so that its lane need not stop for
@@ -257,12 +254,11 @@ struct Residency {
   std::int32_t chunk = -1;
   BufferId home = kNoId;
   std::int32_t version = 0;
+  bool operator==(const Residency&) const = default;
 };
 
 // The mesh dimension that a group's ranks differ in.
 enum class Dimension : std::uint8_t { kData, kTensor, kContext, kPipeline, kExpert };
-inline constexpr std::size_t kDimensionCount = 5;
-std::string_view dimension_name(Dimension dimension);
 
 // The ranks of one collective, by number in the world, ascending.
 struct Group {
@@ -297,14 +293,14 @@ struct Schedule {
   // The state that its Commit makes durable, with its place on storage: all state as at entry.
   // Empty: the schedule commits nothing.
   std::vector<Residency> commit;
-  // The parts of each unit's saved region, in a schedule that makes some of them again. A unit
+  // The parts of each unit's saved region, in a schedule that recomputes some of them. A unit
   // without an entry has one unnamed part.
   std::vector<std::vector<SavedPart>> saved_parts;
   // The segments of each unit's passes with their cuts, where ranks compute a micro-batch together.
-  // Reductions stand behind each pass as its cuts say. Empty: there are none.
+  // Reductions stand after each pass as its cuts say. Empty: there are none.
   std::vector<UnitSegments> segments;
-  // Groups of micro-batches are folded in the order of a ring of ranks, which begins at another rank
-  // for each shard, and not by the balanced tree.
+  // Accumulation groups are added in the order of a ring of ranks, which begins at another
+  // rank for each shard, and not by the balanced tree.
   bool folds_in_ring = false;
   // Empty: the schedule makes one update, and all passes read the state that it finds.
   DelayedUpdates delayed;
@@ -320,6 +316,8 @@ struct Schedule {
   // The device arena lies over the slots: byte `b` of it is byte b % slot_bytes of slot
   // b / slot_bytes, as far as there are slots. Else each has memory of its own.
   bool shares_device = false;
+
+  bool operator==(const Schedule&) const = default;
 };
 
 // The ranks of the world that the schedule is a part of.
@@ -375,12 +373,5 @@ struct MessageBytes {
   bool operator==(const MessageBytes&) const = default;
 };
 std::array<MessageBytes, kLaneCount> message_bytes(const Schedule& schedule, std::int32_t rank);
-
-std::string schedule_to_json(const Schedule& schedule);
-// Throws InputError naming the first thing that is wrong.
-Schedule schedule_from_json(std::string_view text);
-// The compute order in torch pipelining's CSV: one row per rank, cells "0F0,0I0,0W0" (unit, op,
-// micro-batch).
-std::string schedule_to_csv(const Schedule& schedule);
 
 }  // namespace sluice::schedule

@@ -2,9 +2,9 @@
 //
 // Reads each saved home from its own storage files, verifies its tags, and writes the elements that
 // this rank holds. Ranks of the earlier run may have had other ranges of a unit, or other parts of
-// its tensors: each home that has some of this rank's elements is read and verified whole. A home is
-// joined from all of them piece by piece, so that each of its blocks is written exactly once and has
-// the one version that the next commit expects.
+// its tensors: each home that has some of this rank's elements is read and verified whole. A home
+// is joined from all of them piece by piece, so that each of its blocks is written exactly once and
+// has the one version that the next commit expects.
 #pragma once
 
 #include <vector>

@@ -175,7 +175,7 @@ Session::Session(const config::Config& config, const model::Model& model, const 
 
 std::span<std::byte> Session::export_piece() {
   const std::uint64_t homes_end = runtime::persistent_pinned_bytes(plan_.training());
-  return memory_.io_window(homes_end,
+  return memory_.io_buffer(homes_end,
                            checkpoint::export_piece_bytes(memory_.pinned_bytes() - homes_end));
 }
 
@@ -206,8 +206,8 @@ const schedule::Buffer& Session::host_buffer(schedule::BufferRole role,
   throw InternalError("the schedule has no such buffer");
 }
 
-// A rank has buffers for the tokens and losses of its own micro-batches only, and only if its stages
-// read tokens or have the head.
+// A rank has buffers for the tokens and losses of its own micro-batches only, and only if its
+// stages read tokens or have the head.
 std::vector<std::int64_t> Session::own_microbatches(schedule::BufferRole role) const {
   std::vector<std::int64_t> own;
   for (const schedule::Buffer& buffer : plan_.training().buffers) {
@@ -236,12 +236,12 @@ runtime::DurableState::Record Session::record_of(const checkpoint::CheckpointMan
         manifest, {storage.run(), files_->log_path(), offload::file_id(files_->log_path()),
                    storage.space().file_paths(), storage.space().bytes(), homes,
                    storage.space().shares(), static_cast<std::uint32_t>(ranks_.data.size()),
-                   checkpoint::boxes_of(state_.space(), checkpoint::units_of(homes))});
+                   checkpoint::slices_of(state_.space(), checkpoint::units_of(homes))});
   };
 }
 
-// Runs one program. In a durable run the state log learns the slots that the pass reads and writes,
-// and at a commit the record to store.
+// Runs one program. In a durable run the state log learns the copies that the pass reads and
+// writes, and at a commit the record to store.
 runtime::RunStatistics Session::pass(schedule::StepKind kind,
                                      const checkpoint::CheckpointManifest* commits,
                                      TraceRecorder* trace, std::uint32_t step) {
@@ -290,13 +290,13 @@ void Session::load(const checkpoint::SavedParts& parts) {
 }
 
 const runtime::Program& Session::program(schedule::StepKind kind) const {
-  return programs_[static_cast<std::size_t>(kind)]->get(carried_.flipped);
+  return programs_[static_cast<std::size_t>(kind)]->get(deferred_.flipped);
 }
 
 // A step that commits has drained before, so no update is pending at its entry.
 schedule::StepKind Session::step_kind(bool commits) const {
   if (commits) return schedule::StepKind::kSaving;
-  const bool first = plan_.carries_updates() && !carried_.pending;
+  const bool first = plan_.carries_updates() && !deferred_.pending;
   return first ? schedule::StepKind::kFirst : schedule::StepKind::kTraining;
 }
 
@@ -310,7 +310,7 @@ runtime::StepScalars Session::scalars_of(std::int64_t step, std::span<const doub
   }
   scalars.update = scalars.updates.front();
   if (lrs.size() == 1) scalars.updates.clear();
-  scalars.pending_update = carried_.pending.value_or(scalars.update);
+  scalars.pending_update = deferred_.pending.value_or(scalars.update);
   scalars.clip = config_.train.clip;
   scalars.loss_scale = loss_scaler_.scale();
   scalars.skip_overflow = batch().dtype == DType::kF16;
@@ -323,7 +323,7 @@ StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& 
   return train_steps(step, std::span(&lr, 1), fill, trace, commits).front();
 }
 
-// A step with carried updates makes the pending ones of the step before, with that step's scalars.
+// A step with deferred updates makes the pending ones of the step before, with that step's scalars.
 // Afterwards its own are pending in their place.
 std::vector<StepOutcome> Session::train_steps(std::int64_t step, std::span<const double> lrs,
                                               const FillTokens& fill, TraceRecorder* trace,
@@ -342,7 +342,7 @@ std::vector<StepOutcome> Session::train_steps(std::int64_t step, std::span<const
   runner_.set_scalars(scalars);
   const runtime::RunStatistics statistics =
       pass(step_kind(commits != nullptr), commits, trace, static_cast<std::uint32_t>(step + 1));
-  if (plan_.carries_updates()) carried_.pending = scalars.update;
+  if (plan_.carries_updates()) deferred_.pending = scalars.update;
   std::vector<StepOutcome> outcomes(lrs.size());
   note_updates(outcomes);
   StepOutcome& outcome = outcomes.back();
@@ -384,8 +384,8 @@ void Session::note_updates(std::vector<StepOutcome>& outcomes) {
 }
 
 // Ranks exchange the losses of their micro-batches, so that each adds all of them in the step's
-// order. In a pipeline only the ranks with the head have losses. The ranks of a tensor group have the
-// same ones, and the first of them brings them.
+// order. In a pipeline only the ranks with the head have losses. The ranks of a tensor group have
+// the same ones, and the first of them brings them.
 std::vector<double> Session::losses_of_microbatches() {
   const auto ranks = static_cast<std::size_t>(ranks_.control.size());
   const auto total = static_cast<std::size_t>(plan_.updates()) * plan_.options.microbatches;
@@ -427,7 +427,7 @@ std::size_t Session::first_head_rank() const {
       schedule::world_rank(first, plan_.pipeline.rank_of(units - 1), 0));
 }
 
-// A speculative step has made its update beside the state that it found. The update stands, or is
+// A speculative step has made its update next to the state that it found. The update stands, or is
 // made once more with the clip factor, or (after an overflow) is dropped.
 void Session::settle(StepOutcome& outcome, const runtime::StepScalars& scalars) {
   if (outcome.overflow) return;
@@ -436,18 +436,18 @@ void Session::settle(StepOutcome& outcome, const runtime::StepScalars& scalars) 
     runner_.set_scalars(scalars);
     outcome.redo_seconds = pass(schedule::StepKind::kRedo, nullptr).seconds;
   }
-  carried_.flipped = !carried_.flipped;
+  deferred_.flipped = !deferred_.flipped;
   store_.flip();
 }
 
 // Runs the drain schedule with the scalars that the pending step left.
 double Session::drain() {
-  if (!carried_.pending) return 0;
+  if (!deferred_.pending) return 0;
   runtime::StepScalars scalars;
-  scalars.update = *carried_.pending;
+  scalars.update = *deferred_.pending;
   runner_.set_scalars(scalars);
   const runtime::RunStatistics statistics = pass(schedule::StepKind::kDrain, nullptr);
-  carried_.pending.reset();
+  deferred_.pending.reset();
   return statistics.seconds;
 }
 

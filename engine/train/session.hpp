@@ -83,9 +83,9 @@ class Session {
   StepOutcome train_step(std::int64_t step, double lr, const FillTokens& fill,
                          TraceRecorder* trace = nullptr,
                          const checkpoint::CheckpointManifest* commits = nullptr);
-  // The steps `step`, `step` + 1, ... that one pass makes, one for each learning rate: as many as the
-  // plan has updates. Micro-batches count on from step to step. Time and bytes are shared evenly
-  // among the outcomes.
+  // The steps `step`, `step` + 1, ... that one pass makes, one for each learning rate: as many as
+  // the plan has updates. Micro-batches count on from step to step. Time and bytes are shared
+  // evenly among the outcomes.
   std::vector<StepOutcome> train_steps(std::int64_t step, std::span<const double> lrs,
                                        const FillTokens& fill, TraceRecorder* trace = nullptr,
                                        const checkpoint::CheckpointManifest* commits = nullptr);
@@ -95,9 +95,9 @@ class Session {
   // Durable runs only: makes the state durable as it is now. Precondition: a step since the last
   // commit. Returns the bytes that this moved. Drains.
   schedule::LinkBytes commit(const checkpoint::CheckpointManifest& manifest);
-  // Mean loss of one evaluation batch; each data-parallel rank has one of its own, and the ranks of its
-  // pipeline have the same. Only the rank with the model's head knows the loss; the others return 0.
-  // All ranks call it. Drains.
+  // Mean loss of one evaluation batch; each data-parallel rank has one of its own, and the ranks of
+  // its pipeline have the same. Only the rank with the model's head knows the loss; the others
+  // return 0. All ranks call it. Drains.
   double evaluate(const FillTokens& fill);
   // Drains.
   checkpoint::ModelState& state() {
@@ -105,11 +105,12 @@ class Session {
     return state_;
   }
 
-  // The first rank of the world that has the model's head; the first ranks of its data-parallel ranks'
-  // tensor groups follow it.
+  // The first rank of the world that has the model's head; the first ranks of its data-parallel
+  // ranks' tensor groups follow it.
   std::size_t first_head_rank() const;
 
-  // Loads the state of an earlier durable run, which SavedParts::check() has accepted. Throws IoError.
+  // Loads the state of an earlier durable run, which SavedParts::check() has accepted. Throws
+  // IoError.
   void load(const checkpoint::SavedParts& parts);
   // Homes of state in all tiers, in the schedule's order.
   static std::vector<const schedule::Buffer*> homes(const schedule::Schedule& schedule);
@@ -135,9 +136,9 @@ class Session {
   collectives::ByteCounts message_bytes() const {
     return gpu_group_ ? ranks_.data.bytes() + gpu_group_->bytes() : ranks_.data.bytes();
   }
-  // And between stages.
+  // The bytes between stages.
   collectives::ByteCounts stage_message_bytes() const { return ranks_.messages.bytes(); }
-  // And in its tensor group.
+  // The bytes in the rank's tensor group.
   collectives::ByteCounts inner_message_bytes() const { return ranks_.inner.bytes(); }
   offload::TagCounters tag_counters() { return memory_.storage().counters(); }
   // Driver, pinned and file-space allocations so far: constant once training has begun (law 9).
@@ -147,7 +148,8 @@ class Session {
   std::string storage_engine_name() const { return storage_ ? storage_->name() : "none"; }
 
  private:
-  // The micro-batches of which this rank has host buffers of the role, in the numbering of the step.
+  // The micro-batches of which this rank has host buffers of the role, in the numbering of the
+  // step.
   std::vector<std::int64_t> own_microbatches(schedule::BufferRole role) const;
   std::vector<double> losses_of_microbatches();
   runtime::StepScalars scalars_of(std::int64_t step, std::span<const double> lrs);
@@ -212,11 +214,11 @@ class Session {
   runtime::StateStore store_;
   checkpoint::ModelState state_;
   // From one step to the next.
-  struct Carried {
+  struct Deferred {
     std::optional<kernels::UpdateScalars> pending;  // the update that the next forward pass makes
     bool flipped = false;                           // the state is in the shadows of its homes
   };
-  Carried carried_;
+  Deferred deferred_;
   VerbUse use_;
 };
 

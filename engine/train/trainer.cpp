@@ -149,14 +149,14 @@ bool Trainer::stop_asked() {
   const int signal =
       context_.options.stop_signal == nullptr ? 0 : context_.options.stop_signal->load();
   if (context_.world.alone()) return signal != 0;
-  const World::StopVote vote = context_.world.vote_on_stop({signal, faults_.untold});
+  const World::StopVote vote = context_.world.vote_on_stop({signal, faults_.unreported});
   if (!vote.fault.empty()) throw StopAgreed(vote.fault);
   return vote.signal != 0;
 }
 
 void Trainer::agree_on_files() {
   if (context_.world.alone()) return;
-  const World::StopVote vote = context_.world.vote_on_stop({0, faults_.untold});
+  const World::StopVote vote = context_.world.vote_on_stop({0, faults_.unreported});
   if (!vote.fault.empty()) throw StopAgreed(vote.fault);
 }
 
@@ -165,7 +165,7 @@ void Trainer::write_files(const std::function<void()>& write) {
   try {
     write();
   } catch (const run::RunFileError& error) {
-    if (faults_.untold.empty()) faults_.untold = error.what();
+    if (faults_.unreported.empty()) faults_.unreported = error.what();
   }
 }
 
@@ -266,7 +266,7 @@ void Trainer::report(const StepOutcome& outcome, double lr, std::int64_t last, b
   report.overflow = outcome.overflow;
   const bool logged = context_.config.log.every > 0 && (step_ % context_.config.log.every == 0 ||
                                                         step_ == last || step_ == first_step_ + 1);
-  // The traced step's event is always there: the report shows its stalls beside the trace.
+  // The traced step's event is always there: the report shows its stalls next to the trace.
   if (logged || report.overflow || outcome.stalls) {
     RunEvent event{{"event", "step"},
                    {"step", report.step},

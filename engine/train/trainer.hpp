@@ -37,10 +37,10 @@ class Trainer {
  public:
   // Takes all memory of the run.
   explicit Trainer(const TrainingContext& context);
+  // Gives the ranks' GPUs a group of their own (Session::connect_gpus).
+  void connect_gpus(const Session::MakeGpuGroup& make) { session_.connect_gpus(make); }
   // Steps report their share of this rate; none: the device's rate was never measured. Call before
   // run().
-  // As Session's.
-  void connect_gpus(const Session::MakeGpuGroup& make) { session_.connect_gpus(make); }
   void set_peak_flops(std::optional<double> flops_per_s) { rate_.peak_flops = flops_per_s; }
   // State from where a run ended, or from the seed. Throws IoError.
   void start(const std::optional<run::ResumePoint>& found);
@@ -61,7 +61,7 @@ class Trainer {
   }
   // Whether all ranks stop now: one has a signal, or a fault of its files. They agree on it.
   bool stop_asked();
-  // Behind the last files of the run, which no step follows: throws StopAgreed on all ranks if one
+  // After the last files of the run, which no step follows: throws StopAgreed on all ranks if one
   // of them could not write its own.
   void agree_on_files();
   // Runs `write`, which writes files of this rank. If it fails, all ranks save at the next
@@ -109,7 +109,7 @@ class Trainer {
     double flops_per_token = 0;
     std::optional<double> peak_flops = std::nullopt;
   };
-  // Of this process, not of the processes from which it resumed.
+  // Sums of this process, without the processes from which it resumed.
   struct Totals {
     schedule::LinkBytes moved;
     schedule::LinkBytes between_steps;  // of these: drains, evaluations and commits of their own
@@ -120,7 +120,7 @@ class Trainer {
   // Faults of this rank's files.
   struct FileFaults {
     bool of_events = false;  // events.jsonl takes no more
-    std::string untold;      // until the ranks agree to stop
+    std::string unreported;  // until the ranks agree to stop
   };
   // The newest step whose gradients overflowed.
   struct Overflow {

@@ -58,16 +58,16 @@ using StepObserver = std::function<void(const StepReport&)>;
 // weights.safetensors.
 // Throws InputError before anything was touched, run::NoState if the run to be resumed holds no
 // state that verifies, and Error for a fault at run time.
-// Among ranks, every rank calls it with the same configuration. The first rank plans, owns the run's
-// directory, emits the events and observes; the others write their events and traces in rank-R
-// beneath it. All errors but NoState are JobErrors then.
+// Among ranks, every rank calls it with the same configuration. The first rank plans, owns the
+// run's directory, emits the events and observes; the others write their events and traces in
+// rank-R beneath it. All errors but NoState are JobErrors then.
 TrainingEnd train(const config::Config& config, const TrainingOptions& options,
                   const EventSink& events, const StepObserver& observe);
 
 // Resumes the newest run of `path` (a run's directory or a log.dir) with a state that verifies. It
 // calls resume(run), and again with the run before if that throws run::NoState. If no run has such
-// a state, it throws the reason of the newest run. launch: only runs that it made or resumed; empty:
-// all. Among ranks, all call it.
+// a state, it throws the reason of the newest run. launch: only runs that it made or resumed;
+// empty: all. Among ranks, all call it.
 TrainingEnd resume_newest(const std::string& path,
                           const std::function<TrainingEnd(const std::string& run)>& resume,
                           World* world = nullptr, const std::string& launch = {});

@@ -9,8 +9,8 @@
 namespace sluice::train {
 namespace {
 
-// The deadline of a meeting at the start. A rank may plan, or verify a checkpoint, while the others wait; the
-// control plane finds one that is gone.
+// The deadline of a meeting at the start. A rank may plan, or verify a checkpoint, while the others
+// wait; the control plane finds one that is gone.
 constexpr double kStartSeconds = 3600;
 
 // The outcome of a part of the start on one rank, as it travels: empty, or three lines.
@@ -61,7 +61,7 @@ World::World(const WorldOptions& options) : options_(options) {
     plane_ = std::make_unique<collectives::ControlPlane>(options_.place, "", options_.control);
   } catch (const collectives::RanksDisagree& error) {
     throw JobError(error.what(), error.exit_status(), std::string(error.code()),
-                   error.is_told_elsewhere());
+                   error.is_already_reported());
   }
 }
 
@@ -146,7 +146,7 @@ std::string World::gpu_group_obstacle() const {
   return options_.gpu_group_obstacle();
 }
 
-// The plane aborts the group of the host with the first cause, and the group of the GPUs looks at
+// The plane aborts the group of the host with the root cause, and the group of the GPUs looks at
 // that one while it waits.
 std::unique_ptr<collectives::Communicator> World::connect_gpus(const std::string& gpu,
                                                                device::Device& device,
@@ -192,7 +192,7 @@ JobError World::explain(const std::exception& error, const std::string& when) {
   const std::string code(known != nullptr ? known->code() : "fault");
   const std::optional<std::string> operation = operation_of(error);
   // A fault on which the ranks have agreed names its rank already.
-  const auto told_by = [&](int rank) {
+  const auto reported_by = [&](int rank) {
     for (int named = 0; named < size(); ++named) {
       if (own.starts_with(describe(named) + ": ")) return own;
     }
@@ -200,13 +200,13 @@ JobError World::explain(const std::exception& error, const std::string& when) {
   };
   // A broken call follows from some rank's fault, which its own rank or rank 0 reports.
   const collectives::FirstCause cause =
-      operation ? plane_->find_cause(own) : plane_->abort(told_by(rank()));
+      operation ? plane_->find_cause(own) : plane_->abort(reported_by(rank()));
   if (cause.rank == rank()) return {own, 3, code, false};
-  // The same fault on every rank, such as gradients that are not finite, is printed once.
-  const bool is_told = cause.text == told_by(cause.rank);
+  // A fault that every rank has, such as gradients that are not finite, is printed once.
+  const bool is_reported = cause.text == reported_by(cause.rank);
   std::string text = cause.text;
   if (operation) text += "; " + describe(rank()) + " waited for it in " + *operation + when;
-  return {text, 3, code, is_told};
+  return {text, 3, code, is_reported};
 }
 
 }  // namespace sluice::train

@@ -1,13 +1,13 @@
 // The ranks of a training job, as one of them sees it: the control plane, and the groups that its
 // session uses.
 //
-// Before the first step the ranks agree. agree() runs a part of the start on every rank; if it fails
-// on one of them, all throw the same error, and one rank prints it. From then on a fault ends the
-// job. explain() makes a sentence of it that names the rank at fault and the operation that this
-// rank could not finish.
+// Before the first step the ranks agree. agree() runs a part of the start on every rank; if it
+// fails on one of them, all throw the same error, and one rank prints it. From then on a fault ends
+// the job. explain() makes a sentence of it that names the rank at fault and the operation that
+// this rank could not finish.
 //
-// A process without other ranks is alone in its world: nothing is exchanged, and errors pass as they
-// are. One thread uses a World.
+// A process without other ranks is alone in its world: nothing is exchanged, and errors pass as
+// they are. One thread uses a World.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ struct WorldOptions {
   std::function<std::unique_ptr<collectives::Communicator>(
       const collectives::RendezvousPlace& place, const collectives::MessageExchange& exchange)>
       make_group;
-  // The same for the memory of GPUs (collectives/nccl): why this process can make no such group,
+  // For the memory of GPUs (collectives/nccl): why this process can make no such group,
   // empty if it can, and the group. Null: there is no transport for GPUs.
   std::function<std::string()> gpu_group_obstacle;
   std::function<std::unique_ptr<collectives::Communicator>(const collectives::NcclOptions& options)>
@@ -43,17 +43,20 @@ struct WorldOptions {
 // An error that all ranks of a job know.
 class JobError : public Error {
  public:
-  JobError(const std::string& what, int status, std::string code, bool is_told_elsewhere)
-      : Error(what), status_(status), code_(std::move(code)), told_elsewhere_(is_told_elsewhere) {}
+  JobError(const std::string& what, int status, std::string code, bool is_already_reported)
+      : Error(what),
+        status_(status),
+        code_(std::move(code)),
+        already_reported_(is_already_reported) {}
   int exit_status() const noexcept override { return status_; }
   std::string_view code() const noexcept override { return code_; }
   // Another rank prints it.
-  bool is_told_elsewhere() const noexcept { return told_elsewhere_; }
+  bool is_already_reported() const noexcept { return already_reported_; }
 
  private:
   int status_;
   std::string code_;
-  bool told_elsewhere_;
+  bool already_reported_;
 };
 
 class World {
@@ -79,8 +82,9 @@ class World {
   // Runs `body` on each rank. Throws JobError on all ranks if it threw on one, and run::NoState if
   // it threw that. body may not gather.
   void agree(const std::string& name, const std::function<void()>& body);
-  // Facts that must be equal on all ranks, with a name for a sentence ("the program", "train.lr =").
-  // Throws JobError that names the first fact that differs and the rank. advice: the right way, for the sentence.
+  // Facts that must be equal on all ranks, with a name for a sentence ("the program", "train.lr
+  // ="). Throws JobError that names the first fact that differs and the rank. advice: the right
+  // way, for the sentence.
   using Facts = std::vector<std::pair<std::string, std::string>>;
   void check_equal(const std::string& name, const Facts& facts, const std::string& advice);
 

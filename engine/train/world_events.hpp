@@ -14,9 +14,9 @@ namespace sluice::train {
 std::string host_name();
 std::string usable_processors();
 
-// Adds the bytes that the rank sent and received to "bytes_moved", by mesh dimension: "data" for all
-// collectives, "pipeline" for the messages between stages, "tensor" or "context" for
-// a group that computes micro-batches together, or "inner" for both.
+// Adds the bytes that the rank sent and received to "bytes_moved", by mesh dimension: "data" for
+// all collectives, "pipeline" for the messages between stages, "tensor" or "context" for a group
+// that computes micro-batches together, or "inner" for both.
 struct MessageCounts {
   collectives::ByteCounts data;
   std::optional<collectives::ByteCounts> stages;  // of a pipeline

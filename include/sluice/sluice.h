@@ -15,13 +15,13 @@
  *     so a setting that a library does not know is never ignored. Structs that are filled begin
  *     with struct_size too: the caller's. The library fills the members that it knows and sets the
  *     rest to zero. No struct has padding that the compiler adds.
- *  4. Units, groups, parameters and paged tensors are numbers, each kind a struct of its own, passed
- *     by value.
+ *  4. Units, groups, parameters and paged tensors are numbers, each kind a struct of its own,
+ *     passed by value.
  *  5. Enumerations are int32_t, and numbers are never reused. Text is UTF-8 and is copied in.
  *  6. Threads: [any] from any thread at once. Other calls: one thread at a time for each handle; a
  *     second thread gets SLUICE_E_BUSY, never a race.
- *  7. [waits]: the call may block for a device, a disk or another thread. Every wait has a deadline:
- *     SLUICE_E_TIMEOUT names the awaited thing. No other call waits.
+ *  7. [waits]: the call may block for a device, a disk or another thread. Every wait has a
+ *     deadline: SLUICE_E_TIMEOUT names the awaited thing. No other call waits.
  *  8. A stream is {device type as in DLPack, device number, native handle}. On CUDA, calls queue
  *     work and order it by events. On the CPU, the work of a stream is the work of the calling
  *     thread.
@@ -32,9 +32,9 @@
  * 11. After fork() the child's calls return SLUICE_E_FORKED and its destroys do nothing. A process
  *     is such a child if its parent had made an engine, until it calls exec(). Pinned memory does
  *     not exist in it.
- * 12. Binary interface: symbols of version SLUICE_1. Until version 1.0 it may change with each minor
- *     version: build against the header of the library that you load. From 1.0 on, a program that
- *     was built keeps working with every 1.x.
+ * 12. Binary interface: symbols of version SLUICE_1. Until version 1.0 it may change with each
+ *     minor version: build against the header of the library that you load. From 1.0 on, a program
+ *     that was built keeps working with every 1.x.
  * 13. Sizes are uint64_t and say bytes, elems or ns. */
 #ifndef SLUICE_SLUICE_H
 #define SLUICE_SLUICE_H
@@ -80,7 +80,7 @@ typedef struct sluice_error_info {
   uint32_t struct_size;
   sluice_status status;
   int32_t system_errno; /* 0: none */
-  /* Of SLUICE_E_MEMORY and SLUICE_E_REFUSED: the tier that lacks room (SLUICE_TIER_*; -1: none),
+  /* With SLUICE_E_MEMORY and SLUICE_E_REFUSED: the tier that lacks room (SLUICE_TIER_*; -1: none),
    * the bytes that were asked of it or that the plan nearest to fitting needs, and the bytes
    * there. */
   int32_t tier;
@@ -223,8 +223,8 @@ typedef struct sluice_allocator_stats {
   uint64_t allocations, frees;
   uint64_t planned_allocations; /* of these, answered from the arena of a plan */
   uint64_t remapped_pages;      /* pages that moved, in place of growth */
-  /* Of an allocator with planned 1: the present arena (0: there is no plan), allocations that came
-   * otherwise than planned and took memory beside it, and the steps that had such calls. */
+  /* With planned 1: the present arena (0: there is no plan), allocations that came
+   * otherwise than planned and took memory outside it, and the steps that had such calls. */
   uint64_t arena_bytes, fallback_allocations, diverged_steps;
 } sluice_allocator_stats;
 #define SLUICE_ALLOCATOR_STATS_INIT \
@@ -442,8 +442,8 @@ enum {
   SLUICE_KIND_MASTER = 2, /* fp32; with split_master the SLUICE_DTYPE_I16 remainder */
   SLUICE_KIND_MOMENT1 = 3,
   SLUICE_KIND_MOMENT2 = 4,
-  /* Of SLUICE_DTYPE_BLOCK8 moments, an fp32 for each 128 elements of the parameter, the last for
-   * the rest. */
+  /* Scales of SLUICE_DTYPE_BLOCK8 moments: an fp32 for each 128 elements of the parameter, the last
+   * for the rest. */
   SLUICE_KIND_MOMENT1_SCALE = 5,
   SLUICE_KIND_MOMENT2_SCALE = 6
 };
@@ -489,7 +489,7 @@ typedef struct sluice_session_stats {
 SLUICE_API sluice_status sluice_session_get_stats(sluice_session* session,
                                                   sluice_session_stats* out);
 
-/* ---- Pager: weights in windows on the device, state in pinned memory, a unit at a time --------- */
+/* ---- Pager: weights in windows on the device, state in pinned memory, a unit at a time ------- */
 
 /* Weights and optimizer state of a model that is larger than the device, for a program that
  * computes and updates by itself. Tensors are bytes without a type. Those of a unit move together.

@@ -19,8 +19,8 @@ enum class CudaLibraries { kInstalled, kNone };
 struct CudaKernelOptions {
   int ordinal = 0;  // index of the GPU, as in CudaDeviceOptions
   CudaLibraries libraries = CudaLibraries::kInstalled;
-  // Gradients of scores in a slice of cuDNN's backward pass; 0: what training uses. Others serve the
-  // bench that compares slices.
+  // Gradients of scores in a slice of cuDNN's backward pass; 0: what training uses. Others serve
+  // the bench that compares slices.
   std::uint64_t attention_score_bytes = 0;
 };
 

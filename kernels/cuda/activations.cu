@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kThreads)
     rope_kernel(T* qkv, RopeShape shape, double base, bool inverse) {
   float* const cosines = dynamic_shared<float>();
   float* const sines = cosines + shape.half;
-  const std::int64_t position = blockIdx.x;  // behind the first
+  const std::int64_t position = blockIdx.x;  // after the first
   for (std::int64_t i = threadIdx.x; i < shape.half; i += blockDim.x) {
     const double exponent = -static_cast<double>(i) / static_cast<double>(shape.half);
     const double angle = static_cast<double>(shape.first_position + position) * pow(base, exponent);
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(kThreads)
       for (int e = 0; e < kElems; ++e) {
         const float x = load_float(a.values[e]), y = load_float(b.values[e]);
         const float cosine = cosines[first + e], sine = sines[first + e];
-        // The same operations as on the host.
+        // These are the operations of the host's kernel.
         a.values[e] = from_float<T>(__fsub_rn(__fmul_rn(x, cosine), __fmul_rn(y, sine)));
         b.values[e] = from_float<T>(__fadd_rn(__fmul_rn(y, cosine), __fmul_rn(x, sine)));
       }

@@ -8,7 +8,7 @@
 //   lse' = max + log(sum)    merged = log(exp(lse) + exp(lse'))
 //   out = exp(lse - merged) out + exp(max - merged) P V, P V not divided by `sum`
 //
-// The backward pass needs no merge, since lse is that of all keys behind all parts:
+// The backward pass needs no merge, since lse is that of all keys after all parts:
 //
 //   p = exp(scale * q k - lse)    ds = p * (dout v - delta)
 //   dv += p^T dout    dk += scale * ds^T q    dq += scale * ds k
@@ -50,7 +50,7 @@ struct PartLayout {
   __device__ std::int64_t out(std::int64_t head, std::int64_t row) const {
     return row * out_stride() + head * head_dim;
   }
-  // Of the tile with these first rows.
+  // The scores of the tile with these first rows.
   __device__ VisibleScores visible(std::int64_t query, std::int64_t key) const {
     return {queries - query, keys - key, causal ? query - key : std::int64_t{kSide}};
   }

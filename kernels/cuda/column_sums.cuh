@@ -3,7 +3,7 @@
 //
 // A block owns a tile of columns one 32-byte sector wide. Even a narrow matrix (768 columns of
 // bf16: 48 tiles) thus occupies many multiprocessors, and nothing is read twice. Its 1,024 threads
-// are two to a row: thread t sums every 512th row from t / 2 on, in row order. Then lanes fold by
+// are two to a row: thread t sums every 512th row from t / 2 on, in row order. Then lanes add by
 // halves within their warp, and one thread per column adds the warps in order. All sums are fp32.
 #pragma once
 

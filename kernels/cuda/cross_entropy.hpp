@@ -29,8 +29,8 @@ void cross_entropy_rows(StreamHandle stream, const LogitsBlock& block, bool with
 // gradient = loss_scale * (exp(logits - lse) - onehot).
 void cross_entropy_gradient(StreamHandle stream, const LogitsBlock& block, const float* lse);
 
-// The statistics of rows whose other columns other ranks have; block.gradient is not used. One thread
-// block handles a row, and its sums have a fixed order.
+// The statistics of rows whose other columns other ranks have; block.gradient is not used. One
+// thread block handles a row, and its sums have a fixed order.
 void row_statistics(StreamHandle stream, const LogitsBlock& block, const RowStatistics& statistics);
 
 // sum *= exp(own_max - max).

@@ -1,5 +1,5 @@
-// Zeros, sums of two arrays, column sums, and copies of columns, with the building blocks of map.cuh and
-// column_sums.cuh.
+// Zeros, sums of two arrays, column sums, and copies of columns, with the building blocks of
+// map.cuh and column_sums.cuh.
 #include <string>
 
 #include "base/error.hpp"

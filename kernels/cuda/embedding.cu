@@ -113,8 +113,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Ranks the rows within a segment. After place_kernel a token's cursor is the end of its segment, and
-// that of the last token the number of rows whose tokens the table has.
+// Ranks the rows within a segment. After place_kernel a token's cursor is the end of its segment,
+// and that of the last token the number of rows whose tokens the table has.
 __global__ void __launch_bounds__(kThreads)
     rank_kernel(const std::int32_t* tokens, TokenRange range, const std::int32_t* starts,
                 const std::int32_t* ends, const std::int32_t* placed, std::int32_t* order) {
@@ -210,8 +210,8 @@ void sum_into_table(StreamHandle stream, const void* dout, const Rows& rows, voi
          static_cast<const T*>(dout), rows, static_cast<T*>(table), table_rows, hidden);
 }
 
-// The workspace has starts and cursors (then ends), [range.count] each, and placed and order, [rows]
-// each; all int32.
+// The workspace has starts and cursors (then ends), [range.count] each, and placed and order,
+// [rows] each; all int32.
 RowsOfToken sort_rows(StreamHandle stream, const std::int32_t* tokens, std::int64_t rows,
                       const TokenRange& range, void* workspace) {
   auto* const starts = static_cast<std::int32_t*>(workspace);

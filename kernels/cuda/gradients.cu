@@ -2,9 +2,9 @@
 //
 // Elementwise functions share one kernel with four elements per access. The squared norm gives half
 // a warp to each block of elements: lane j adds the squares of elements j, j + 16, ... in fp64, and
-// the lanes fold by halves, exactly as on the host. Block lists are compressed to runs of equal
-// length, which fit into the parameters of a launch; long lists take several launches. The sum over
-// ranks adds the parts of one element in rank order.
+// the lanes are added by halves, exactly as on the host. Block lists are compressed to runs of
+// equal length, which fit into the parameters of a launch; long lists take several launches. The
+// sum over ranks adds the parts of one element in rank order.
 #include <algorithm>
 
 #include "base/error.hpp"

@@ -31,9 +31,9 @@ struct RankParts {
   int own_rank = 0;
   int ranks = 1;
 };
-// out = the sum of the parts along law 2's tree (collectives/fold.hpp). Act dtypes are added in fp32
-// and rounded once to out_dtype, another act dtype or their own; kF64, kI32 and kI64 are added in
-// their own type. out may be parts.own if the types are equal. Other dtypes: InternalError.
+// out = the sum of the parts along law 2's tree (collectives/fold.hpp). Act dtypes are added in
+// fp32 and rounded once to out_dtype, another act dtype or their own; kF64, kI32 and kI64 are added
+// in their own type. out may be parts.own if the types are equal. Other dtypes: InternalError.
 void fold_ranks(StreamHandle stream, const RankParts& parts, DType dtype, void* out,
                 DType out_dtype, std::int64_t elems);
 

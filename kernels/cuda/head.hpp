@@ -37,8 +37,8 @@ void head_forward(StreamHandle stream, GemmBackend& gemm, const HeadShape& shape
                   const void* w, const std::int32_t* targets, float loss_scale, double* loss_sum,
                   float* lse, void* dx, void* workspace, const HeadSlices& slices = {});
 
-// For ranks that have runs of tokens each (cross_entropy.hpp has the steps that need no logits). Both
-// make the logits of a slice of rows at a time.
+// For ranks that have runs of tokens each (cross_entropy.hpp has the steps that need no logits).
+// Both make the logits of a slice of rows at a time.
 void head_statistics(StreamHandle stream, GemmBackend& gemm, const HeadShape& shape, const void* x,
                      const void* w, const std::int32_t* targets, const RowStatistics& statistics,
                      void* workspace, const HeadSlices& slices = {});

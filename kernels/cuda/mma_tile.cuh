@@ -62,7 +62,7 @@ __device__ __forceinline__ void load_a(std::uint32_t (&a)[4], const T* tile, int
   ldmatrix_x4(a, tile + (row + matrix % 2 * 8 + line) * tile_stride(kCols) + col + matrix / 2 * 8);
 }
 
-// The same fragment from a tile that holds the transpose; `row` and `col` are those of A.
+// Loads the fragment of A from a tile that holds the transpose; `row` and `col` are those of A.
 template <int kCols, class T>
 __device__ __forceinline__ void load_a_transposed(std::uint32_t (&a)[4], const T* tile, int row,
                                                   int col) {
@@ -80,7 +80,7 @@ __device__ __forceinline__ void load_b(std::uint32_t (&b)[4], const T* tile, int
       b, tile + (row + matrix % 2 * 8 + line) * tile_stride(kCols) + col + matrix / 2 * 8);
 }
 
-// The same from a tile that holds the transpose of B; `row` and `col` are those of B.
+// Loads the fragment of B from a tile that holds the transpose; `row` and `col` are those of B.
 template <int kCols, class T>
 __device__ __forceinline__ void load_b_transposed(std::uint32_t (&b)[4], const T* tile, int row,
                                                   int col) {

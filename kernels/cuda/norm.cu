@@ -3,8 +3,8 @@
 // A row needs two passes forward (mean, then variance, which avoids the cancellation of
 // x^2 - mean^2) and one sum pass backward, and is then written. Threads hold their part of the row
 // in registers between the passes if it fits. Rows too long for 1,024 threads, and unaligned rows,
-// are read again in each pass, out of the caches. Row sums fold by halves within warps and then
-// over warps, so their order depends only on the number of columns and on alignment. Weight
+// are read again in each pass, out of the caches. Row sums are added by halves within warps and
+// then over warps, so their order depends only on the number of columns and on alignment. Weight
 // gradients are sums down the columns (column_sums.cuh).
 #include "kernels/cuda/column_sums.cuh"
 #include "kernels/cuda/norm.hpp"

@@ -1,14 +1,14 @@
-// Attention to keys that come from elsewhere, merged with what was there (FlashAttention-2, Dao 2023;
-// Liu et al., "Ring attention with blockwise transformers", 2023).
+// Attention to keys that come from elsewhere, merged with what was there (FlashAttention-2, Dao
+// 2023; Liu et al., "Ring attention with blockwise transformers", 2023).
 //
-// A part makes, for each query, the softmax of its own scores: max, sum and P V / sum. With lse = max +
-// log(sum), the rows before and the new ones join exactly:
+// A part makes, for each query, the softmax of its own scores: max, sum and P V / sum. With lse =
+// max + log(sum), the rows before and the new ones join exactly:
 //
 //   merged = log(exp(lse) + exp(lse'))
 //   out    = exp(lse - merged) out + exp(lse' - merged) out'
 //
-// The backward pass needs no merge, because P = exp(scale S - merged) is of all keys at once. Each part
-// adds its terms of dQ, dK and dV to fp32 sums.
+// The backward pass needs no merge, because P = exp(scale S - merged) is of all keys at once. Each
+// part adds its terms of dQ, dK and dV to fp32 sums.
 #include "kernels/host/attention_part.hpp"
 
 #include <algorithm>

@@ -1,8 +1,9 @@
 // Rectangles of attention's scores on the host; arguments as in Kernels (kernels/kernels.hpp).
 //
-// All arithmetic is fp32, as in attention.hpp, and outputs and gradients stay in fp32 until the last
-// part has been added. Each row of an output is added to by one task, and each row of a gradient in the
-// order of heads and query blocks, so the bits do not depend on the number of threads.
+// All arithmetic is fp32, as in attention.hpp, and outputs and gradients stay in fp32 until the
+// last part has been added. Each row of an output is added to by one task, and each row of a
+// gradient in the order of heads and query blocks, so the bits do not depend on the number of
+// threads.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Column sums, accumulation, folds, squared norms and casts (elementwise.hpp has the contracts).
+// Column sums, accumulation, additions, norms and casts (elementwise.hpp has the contracts).
 //
 // Each kernel is compiled once per instruction set and chosen at run time. Sums use a fixed
 // number of virtual lanes, independent of the vector width. All instruction sets give the same
@@ -101,7 +101,7 @@ HWY_INLINE double squared_norm_of(Round round, const T* grad, std::int64_t elems
     const double value = hn::GetLane(through(OneTag(), load(OneTag(), grad + i), round));
     lanes[i % kLanes] += value * value;
   }
-  // Fold by halves, in the same order for every vector width.
+  // Add by halves, in the same order for every vector width.
   for (std::int64_t width = kLanes / 2; width > 0; width /= 2) {
     for (std::int64_t lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
   }

@@ -23,8 +23,8 @@ void accumulate(const Parallel& parallel, float* accumulator, const void* grad, 
 
 void fold(const Parallel& parallel, void* into, const void* from, DType dtype, std::int64_t elems);
 
-// Element i of a block is added to fp64 lane i % 16; the lanes then fold by l[i] += l[i + w] for
-// w = 8, 4, 2, 1. Squares of fp32 numbers are exact in fp64. round_to: see Kernels.
+// Element i of a block is added to fp64 lane i % 16; the lanes are then added by l[i] += l[i + w]
+// for w = 8, 4, 2, 1. Squares of fp32 numbers are exact in fp64. round_to: see Kernels.
 void squared_norm_blocks(const Parallel& parallel, const void* grad, DType dtype, DType round_to,
                          std::span<const Kernels::Block> blocks, double* partial);
 

@@ -62,8 +62,8 @@ class Parallel {
   // Calls body(begin, end) over [0, elems) in blocks of `block` elements (the last one shorter).
   void for_blocks(std::int64_t elems, std::int64_t block,
                   const std::function<void(std::int64_t, std::int64_t)>& body) const;
-  // The same, but each block is first offered to the node that holds the page of its first element.
-  // If the system does not report pages, nodes take consecutive blocks.
+  // As for_blocks, but each block is first offered to the node that holds the page of its first
+  // element. If the system does not report pages, nodes take consecutive blocks.
   void for_blocks_near(const ElementMemory& memory, std::int64_t elems, std::int64_t block,
                        const std::function<void(std::int64_t, std::int64_t)>& body) const;
 

@@ -263,7 +263,7 @@ HWY_INLINE void for_lanes(std::int64_t begin, std::int64_t end, const Body& body
 }
 
 // The fp32 sums of K terms over [0, count). Element i is added to virtual lane i % 16; then the
-// lanes fold pairwise (8, 4, 2, 1 apart), for every vector width.
+// lanes are added pairwise (8, 4, 2, 1 apart), for every vector width.
 // terms(tag, i, out): out[k] = term k of the elements from i on.
 template <int K, class Terms>
 HWY_INLINE void lane_sums(std::int64_t count, float (&sums)[K], const Terms& terms) {

@@ -1,6 +1,6 @@
 """The C API by ctypes: its structs, its functions, and exceptions for its statuses.
 
-The library is looked for beside this file (in a wheel), then in $SLUICE_LIBRARY, then by the loader.
+The library is looked for next to this file (in a wheel), in $SLUICE_LIBRARY, then by the loader.
 """
 import ctypes
 import os

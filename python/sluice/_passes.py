@@ -113,7 +113,7 @@ class _Entry:
 
 
 class _Task:
-    """A backward pass. Autograd drops it at the end, and behind an exception, too."""
+    """A backward pass. Autograd drops it at the end, and after an exception, too."""
 
     def __init__(self, passes, number):
         self._passes, self._number = passes, number

@@ -62,7 +62,7 @@ class SavedTensors:
         if self._context is None:
             return
         top = _top_hooks(False)
-        if top is not None and top[0] is self._pack:  # not so behind an interrupt that a context has seen first
+        if top is not None and top[0] is self._pack:  # not so after an interrupt that a context has seen first
             self._context.__exit__()
         self._context = None
 
@@ -84,7 +84,7 @@ def tensors_of(value):
 
 
 def _is_window(tensor, spans):
-    """A parameter itself is none: its data are at home again behind the pass."""
+    """A parameter itself is none: its data are at home again after the pass."""
     if isinstance(tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
         return False
     try:

@@ -37,7 +37,7 @@ def _extent(tensor):
 
 
 def _extent_of_buffer(item):
-    """The same of an object with memory that a program can write."""
+    """The extent of an object with memory that a program can write."""
     if hasattr(item, "__array_interface__"):
         if item.size == 0:
             return None

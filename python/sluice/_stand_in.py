@@ -82,7 +82,7 @@ class Unguarded(torch.nn.Parameter):
 
 
 class View(torch.Tensor):
-    """A view of a stand-in's value: a write in place goes to the parameter."""
+    """A view of a placeholder's value: a write in place goes to the parameter."""
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -153,7 +153,7 @@ class Copy(torch.Tensor):
 
 
 def _call(func, args, kwargs):
-    """The function with true values in the place of stand-ins and their views."""
+    """The function with true values in the place of placeholders and their views."""
     if func in _PASSED:
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
@@ -188,7 +188,7 @@ def _call(func, args, kwargs):
                                  "outside its module's forward pass with gradients enabled; use it under "
                                  "torch.no_grad(), or keep weights in pinned memory")
     if func in _DETACHES and isinstance(first, (StandIn, View)):
-        # The same memory for each owner of a tied weight.
+        # Each owner of a tied weight gets one memory.
         return first._source.copy_of(first, values[0][0])
     with torch._C.DisableTorchFunctionSubclass():
         result = func(*values[0], **values[1])
@@ -236,7 +236,7 @@ def _with_views(result, found):
 
 
 def _replace(value, found, copies):
-    """The arguments with true values in place of stand-ins."""
+    """The arguments with true values in place of placeholders."""
     if isinstance(value, (StandIn, View)):
         found.append(value)
         return value._source.read(value)
@@ -272,12 +272,12 @@ def _write_back(func, args, kwargs, values, result):
 
 
 class Values:
-    """True values of stand-ins: copies on the host, which live as long as somebody holds them."""
+    """True values of placeholders: copies on the host, which live as long as somebody holds them."""
 
     def __init__(self, read, write, weight_of):
         self._read, self._write = read, write  # of (parameter, tensor)
         self._weight_of = weight_of            # of a parameter
-        self._data = {}   # id of a parameter: weak references to stand-ins of its data
+        self._data = {}   # id of a parameter: weak references to placeholders of its data
         self._known = {}  # id of a parameter: (name, strides)
         self._alive = weakref.WeakValueDictionary()  # id of a parameter: its copy
         self.copies = {}    # id: weak reference, of those that the program has
@@ -433,7 +433,7 @@ class _ViewOf:
     """The source of a view: a part of the parameter's value."""
 
     def __init__(self, of, base, view):
-        """of: a stand-in or a view, which this is a view of."""
+        """of: a placeholder or a view, which this is a view of."""
         outer = of._source
         self._of = outer._of if isinstance(outer, _ViewOf) else of
         self._values = outer._values if isinstance(outer, _ViewOf) else outer

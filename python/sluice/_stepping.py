@@ -216,7 +216,7 @@ class Stepper:
         return loss
 
     def _order_states(self, lists):
-        """State that this step has made comes behind the rest, in the order of the groups: state_dict() shows torch's
+        """State that this step has made comes after the rest, in the order of the groups: state_dict() shows torch's
         order, in which a parameter stands when it got its first gradient."""
         state = self.optimizer.state
         made = {parameter for parameter in state if parameter not in self._known}

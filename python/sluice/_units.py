@@ -113,7 +113,7 @@ def find_units(model):
     for unit in units:
         add_outside_owners(unit, inside, callers)
     for module in model.modules():
-        # It looks at its first layer, and takes another path for tensors with a __torch_function__, as stand-ins are.
+        # It looks at its first layer, and takes another path for tensors with a __torch_function__, as placeholders are.
         if isinstance(module, torch.nn.TransformerEncoder) and len(module.layers) > 0:
             first = inside.get(id(module.layers[0]))
             if first is not None and first is not inside.get(id(module)):

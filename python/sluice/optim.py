@@ -137,7 +137,7 @@ class AdamW(torch.optim.Optimizer):
 
     def state_dict(self):
         """In torch's form: step, exp_avg and exp_avg_sq of each parameter; with 16 bits its master, too. 8-bit moments
-        are codes, with exp_avg_scale and exp_avg_sq_scale beside them."""
+        are codes, with exp_avg_scale and exp_avg_sq_scale next to them."""
         state = super().state_dict()
         step = torch.tensor(float(self._session.stats()["updates"]))
         state["state"] = {i: self._state_of(parameter, step) for i, parameter in enumerate(self._numbers)}

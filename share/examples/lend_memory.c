@@ -1,9 +1,10 @@
 /* Gives device memory to a program's tensors with Sluice's allocator, and asks why it ran out.
  *
- *     lend_memory [SNAPSHOT]     SNAPSHOT: a file for torch.cuda.memory's viewers and `sluice replay`
+ *     lend_memory [SNAPSHOT]     SNAPSHOT: a file for torch.cuda.memory's viewers and for replay
  *
  * Tensors of 1 to 8 MiB live and die in a budget of 64 MiB. Memory is reused at once: the peak of
- * reserved pages stays near the peak of live bytes. The last request is larger than what is left. */
+ * reserved pages stays near the peak of live bytes. The last request is larger than the
+ * rest. */
 #include <sluice/sluice.h>
 #include <stdio.h>
 #include <stdlib.h>

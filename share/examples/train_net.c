@@ -1,6 +1,6 @@
 /* Trains a small network with passes in plain C and with Sluice's offloaded AdamW.
  *
- *     train_net [DIRECTORY]      DIRECTORY: the optimizer state lies on storage there, not in memory
+ *     train_net [DIRECTORY]      DIRECTORY: the optimizer state lies on storage there
  *
  * The network is tanh(x W1 + b1) W2 + b2; it learns sin(3 a) * cos(2 b). The last line has a digest
  * of the weights: it is the same wherever the state lies. */

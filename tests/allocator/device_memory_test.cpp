@@ -207,7 +207,7 @@ TEST_F(PlannedArenaTest, IsContiguousAcrossPages) {
   expect_agreement();
 }
 
-// Shorter than the slots, longer, and exactly as long: bytes behind them have pages of their own.
+// Shorter than the slots, longer, and exactly as long: bytes after them have pages of their own.
 TEST_F(PlannedArenaTest, MayLieOverSlots) {
   for (const std::uint64_t bytes : {kPage / 2, kChunk, kChunk + 5, 2 * kChunk,
                                     2 * kChunk + kPage + 1, 2 * kChunk + 3 * kPage}) {

@@ -141,7 +141,7 @@ TEST_F(PinnedArenaTest, WasteIsLessThanOnePage) {
   }
 }
 
-// The charge equals the memory that the machine gives: small pages behind the last whole huge page,
+// The charge equals the memory that the machine gives: small pages after the last whole huge page,
 // and forbidden pages on both sides.
 TEST_F(PinnedArenaTest, TakesNoMoreMemoryThanItCharges) {
   const PinnedArena arena(device_, ledger_, 5 * kMiB + 8192, Category::kWeight);
@@ -259,7 +259,7 @@ TEST_F(PinnedArenaTest, AFailedConstructionLeavesNothingBehind) {
                DeviceError);
   EXPECT_EQ(wide.totals(Tier::kPinned).live_bytes, 0u);
   EXPECT_LT(status_bytes("VmSize"), addresses_before + 128 * kMiB);  // each was to have 256 MiB
-  // A registration left over would be counted beside these, or refuse them.
+  // A registration left over would be counted next to these, or refuse them.
   const PinnedArena arena(device_, ledger_, kBytes, Category::kWeight, options);
   EXPECT_EQ(inner_->counters().peak_registered_bytes, arena.bytes());
 }

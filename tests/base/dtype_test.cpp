@@ -59,7 +59,7 @@ void expect_rounded(std::uint32_t bits) {
   }
   ASSERT_EQ(nearest_even.bits, round_by_double(kBf16, value, Ties::kEven)) << std::hex << bits;
   ASSERT_EQ(nearest_away.bits, round_by_double(kBf16, value, Ties::kAway)) << std::hex << bits;
-  // The split master stores this remainder beside the weight.
+  // The split master stores this remainder next to the weight.
   const auto remainder = static_cast<std::int64_t>(bits) -
                          static_cast<std::int64_t>(std::uint32_t{nearest_away.bits} << 16);
   ASSERT_GE(remainder, -32768) << std::hex << bits;

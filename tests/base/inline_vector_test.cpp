@@ -1,5 +1,5 @@
-// Random sequences of operations beside std::vector, over the border between the inside and the
-// heap.
+// Random sequences of operations compared with std::vector, over the border between the inside and
+// the heap.
 #include "base/inline_vector.hpp"
 
 #include <gtest/gtest.h>

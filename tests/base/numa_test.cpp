@@ -36,7 +36,7 @@ TEST(Numa, NodesHaveTheirOwnCpusAndMemory) {
   }
 }
 
-// HBM beside the DRAM of each package: hwloc gives both the package's processing units.
+// HBM next to the DRAM of each package: hwloc gives both the package's processing units.
 TEST(Numa, TheSecondMemoryOfAPackageIsMemoryOnly) {
   const auto machine = make_synthetic_numa_machine(
       "pack:2 [numa(memory=4294967296)] [numa(memory=1073741824)] core:2 pu:1");

@@ -1,4 +1,4 @@
-// The tree: its shape by definition, its order of additions, and the groups that ranks fold.
+// The tree: its shape by definition, its order of additions, and the groups that ranks add.
 #include "collectives/fold.hpp"
 
 #include <gtest/gtest.h>
@@ -47,7 +47,7 @@ TEST(FoldTree, PartsInTurnFormTheTreeOfTheDefinition) {
   }
 }
 
-// Ranks fold their groups alone; the tree over the ranks' sums is the tree over all groups.
+// Ranks add their groups alone; the tree over the ranks' sums is the tree over all groups.
 TEST(FoldTree, GroupsOfRanksAreSubtrees) {
   int pairs = 0;
   const auto can_fold = [](std::uint64_t groups, std::uint64_t ranks) {

@@ -164,7 +164,7 @@ TEST_F(LaunchEnvironment, IsSruns) {
   EXPECT_EQ(place_from_environment().address, "rack1-n2");
   set("SLURM_STEP_NODELIST", "n[7,9]-ib");
   EXPECT_EQ(place_from_environment().address, "n7-ib");
-  // The next step of the same job may run beside it.
+  // The next step of the same job may run in parallel with it.
   set("SLURM_STEP_ID", "1");
   EXPECT_NE(place_from_environment().port, place.port);
   set("SLURM_STEP_NUM_NODES", "1");

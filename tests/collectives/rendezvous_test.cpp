@@ -220,7 +220,7 @@ TEST(Rendezvous, SilentConnectionsGiveWayToRanks) {
   EXPECT_GT(closed, kSilent / 2);
 }
 
-// The same for a job that trains: its port stays open.
+// A job that trains has a door, too: its port stays open.
 TEST(Rendezvous, SilentConnectionsTakeFewDescriptorsOfADoor) {
   Socket listener = listen_at("127.0.0.1", 0);
   const std::uint16_t port = port_of(listener);

@@ -113,7 +113,7 @@ struct GatedBatch {
     const DTypeArray gates = sweep(dtype, rows * cols);
     for (std::size_t i = 0; i < gates.size(); ++i) x.set(gate_at(i), gates[i]);
   }
-  // The place of the gate of element i of y; its up is `cols` behind.
+  // The place of the gate of element i of y; its up is `cols` later.
   std::size_t gate_at(std::size_t i) const { return i + i / width() * width(); }
   std::size_t width() const { return static_cast<std::size_t>(cols); }
 };

@@ -115,7 +115,7 @@ DTypeArray attend_backward_in_parts(Kernels& kernels, const Parts& parts, const 
   return sums;
 }
 
-// The output behind all parts, rounded as passes save it.
+// The output after all parts, rounded as passes save it.
 inline AttentionOutput saved_of(const Parts& parts, const AttentionOutput& made) {
   AttentionOutput saved{DTypeArray(parts.shape.dtype, parts.shape.time * parts.cols()), made.lse};
   for (std::size_t i = 0; i < saved.out.size(); ++i) saved.out.set(i, made.out[i]);

@@ -20,8 +20,6 @@
 #include <vector>
 
 #include "collectives/communicator.hpp"
-#include "collectives/hierarchical_all_reduce.hpp"
-#include "collectives/ring_all_reduce.hpp"
 #include "tests/support/rank_threads.hpp"
 #include "tests/support/thrown.hpp"
 
@@ -385,7 +383,7 @@ TYPED_TEST_P(CommunicatorContract, SubGroupsHaveTheirOwnRanksAndCounters) {
       };
       check(*rows, row);
       check(*columns, column);
-      // The same members again, while other ranks may still be at the first split.
+      // The members split again, while other ranks may still be at the first split.
       const auto again = own.group.split(row), once_more = own.group.split(row);
       check(*once_more, row);
       check(*again, row);
@@ -394,64 +392,6 @@ TYPED_TEST_P(CommunicatorContract, SubGroupsHaveTheirOwnRanksAndCounters) {
       if (rows->size() == 2) {
         const int self[] = {rows->rank()};
         EXPECT_EQ(rows->split(self)->size(), 1);
-      }
-    });
-  }
-}
-
-// By name, outside law 1: the order of each part's sum is that of the ring.
-TYPED_TEST_P(CommunicatorContract, TheRingAddsInItsOwnOrder) {
-  for (const int size : this->sizes()) {
-    for (const std::uint64_t bucket : {19, 64, 100000}) {
-      this->run(size, [size, bucket](ContractRank& own) {
-        constexpr std::uint64_t kCount = 130;
-        RankBytes data = contract_values(DType::kBF16, own.rank(), 0, kCount);
-        RankBytes workspace(
-            collectives::ring_all_reduce_workspace_bytes(own.group, kCount, DType::kBF16, bucket));
-        collectives::ring_all_reduce(own.group, data.data(), kCount, DType::kBF16, bucket,
-                                     workspace.data());
-        own.finish();
-        RankBytes want;
-        for (std::uint64_t i = 0; i < kCount; ++i) {
-          const std::uint64_t begin = i / bucket * bucket;
-          const std::uint64_t elems = std::min(bucket, kCount - begin);
-          const auto ranks = static_cast<std::uint64_t>(size);
-          const auto part = static_cast<int>((i - begin) / ((elems + ranks - 1) / ranks));
-          float sum = to_float(bf16_from_float(contract_number(DType::kBF16, part % size, i)));
-          for (int hop = 1; hop < size; ++hop) {
-            const float next = contract_number(DType::kBF16, (part + hop) % size, i);
-            sum = to_float(bf16_from_float(sum + to_float(bf16_from_float(next))));
-          }
-          append_value(want, DType::kBF16, sum);
-        }
-        EXPECT_EQ(data, want) << "buckets of " << bucket;
-      });
-    }
-  }
-}
-
-// Two levels give the bits of one.
-TYPED_TEST_P(CommunicatorContract, TheHierarchyHasTheTreesBits) {
-  for (const auto& [size, width] : {std::pair(4, 2), std::pair(8, 2), std::pair(8, 4),
-                                    std::pair(3, 1), std::pair(3, 3), std::pair(5, 1)}) {
-    if (!TypeParam::supports(size)) continue;
-    this->run(size, [size = size, width = width](ContractRank& own) {
-      std::vector<int> node, across;
-      for (int rank = 0; rank < size; ++rank) {
-        if (rank / width == own.rank() / width) node.push_back(rank);
-        if (rank % width == own.rank() % width) across.push_back(rank);
-      }
-      const auto within = own.group.split(node), between = own.group.split(across);
-      const collectives::NodeGroups groups{*within, *between};
-      for (const DType type : {DType::kF32, DType::kBF16}) {
-        for (const std::uint64_t count : {1, 7, 1001}) {
-          RankBytes data = contract_values(type, own.rank(), 0, count);
-          RankBytes workspace(
-              collectives::hierarchical_all_reduce_workspace_bytes(groups, count, type));
-          collectives::hierarchical_all_reduce(groups, data.data(), count, type, workspace.data());
-          own.finish();
-          EXPECT_EQ(data, contract_sums(type, type, size, 0, count)) << count;
-        }
       }
     });
   }
@@ -537,7 +477,6 @@ REGISTER_TYPED_TEST_SUITE_P(CommunicatorContract, GathersPartsInRankOrder,
                             AllReduceGivesEveryRankTheTreesBits, AllToAllDeliversUnevenParts,
                             BroadcastsFromEachRootAndSendsAroundARing, ABarrierWaitsForAll,
                             CountsThePayloadExactly, SubGroupsHaveTheirOwnRanksAndCounters,
-                            TheRingAddsInItsOwnOrder, TheHierarchyHasTheTreesBits,
                             AMissingRankEndsTheCallInATimeoutThatNamesIt,
                             AnAbortEndsWaitingAndLaterCallsWithTheFirstReason);
 

@@ -14,8 +14,8 @@
 
 namespace sluice::testing {
 
-// Around vectors, packs, blocks of 4,096 elements, pieces of 32,768, and all blocks of the emulated
-// machine.
+// Around vectors, packs, norm blocks of 4,096 elements, pieces of 32,768, and all blocks of the
+// emulated machine.
 template <class Backend>
 std::vector<std::int64_t> elementwise_sizes() {
   std::vector<std::int64_t> sizes{0, 1, 5, 7, 8, 16, 33, 255, 2048, 2049, 4096, 32768 + 5, 50003};

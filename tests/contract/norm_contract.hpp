@@ -34,7 +34,7 @@ struct NormBatch {
     find_statistics(doubles(x));
   }
   std::size_t cols() const { return static_cast<std::size_t>(shape.cols); }
-  // Of other x than its own.
+  // Finds the statistics of another x.
   void find_statistics(const reference::Doubles& from) {
     mean.clear();
     rstd.clear();
@@ -197,8 +197,8 @@ TYPED_TEST_P(NormContract, ReferenceGradientIsTheSlope) {
   });
 }
 
-// The fp32 gradient of the same numbers, the residual added, rounded: to the bit where row sums have
-// one order in every dtype.
+// The fp32 gradient of the same numbers, the residual added, rounded: to the bit where row sums
+// have one order in every dtype.
 TYPED_TEST_P(NormContract, InputGradientTakesTheResidualBeforeRoundingToTheBit) {
   if (!TypeParam::kOneSumOrder) GTEST_SKIP() << "sums follow the elements of a pack";
   this->for_each_norm({{7, 130}}, [&](const NormBatch& in) {
@@ -219,7 +219,7 @@ TYPED_TEST_P(NormContract, InputGradientTakesTheResidualBeforeItRoundsOnce) {
     for (const bool with_residual : {false, true}) {
       reference::Doubles want = in.dx();
       for (std::size_t i = 0; with_residual && i < want.size(); ++i) want[i] += in.residual[i];
-      // Of one or two columns the terms nearly cancel: rounding of terms like g is left.
+      // With one or two columns the terms nearly cancel: rounding of terms like g is left.
       const double least = in.shape.cols > 2 || in.rstd.empty()
                                ? 0.0
                                : 4e-5 * *std::max_element(in.rstd.begin(), in.rstd.end());

@@ -534,7 +534,7 @@ TYPED_TEST_P(StorageContract, ALaterUrgentReadOvertakesQueuedWrites) {
   const std::vector<int> order = order_of_ends<TypeParam>(this->directory_.file("scratch"),
                                                           offload::StorageOp::kWrite, requests);
   ASSERT_EQ(order.size(), 8u);
-  // One write was held, and one more may go beside the read.
+  // One write was held, and one more may go with the read.
   EXPECT_LE(std::find(order.begin(), order.end(), 7) - order.begin(), 2);
 }
 

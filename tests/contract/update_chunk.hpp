@@ -201,7 +201,7 @@ class UpdateChunk {
     if (options.moments == DType::kBlock8) std::fill(gaps.begin(), gaps.end(), 0.0f);
     store_moments(gaps, per_tensor() ? statistics : gaps, 1);
   }
-  // Of whole tensors.
+  // A chunk of whole tensors.
   UpdateChunk(const UpdateFormats& of, const std::vector<TensorView>& shapes, unsigned seed = 12)
       : UpdateChunk(of, (tensor_segments(of.options, shapes).back().end + 5 + 4095) / 4096 * 4096,
                     tensor_segments(of.options, shapes), seed) {}

@@ -12,7 +12,7 @@ struct HostFactory {
 };
 INSTANTIATE_TYPED_TEST_SUITE_P(Host, DeviceContract, HostFactory);
 
-// The same promises with the debug checks on: they change nothing, and none of these programs
+// The promises with the debug checks on: they change nothing, and none of these programs
 // races.
 struct CheckedHostFactory : HostFactory {
   static std::unique_ptr<Device> make(std::uint64_t capacity_bytes) {
@@ -21,7 +21,7 @@ struct CheckedHostFactory : HostFactory {
 };
 INSTANTIATE_TYPED_TEST_SUITE_P(CheckedHost, DeviceContract, CheckedHostFactory);
 
-// And with a link that is slow enough to keep copies in flight.
+// The promises with a link that is slow enough to keep copies in flight.
 struct LinkedHostFactory : HostFactory {
   static std::unique_ptr<Device> make(std::uint64_t capacity_bytes) {
     return make_host_device({.capacity_bytes = capacity_bytes,

@@ -65,8 +65,8 @@ TEST(HostLink, StreamsShareADirection) {
   EXPECT_GE(ns, 4 * 3 * 2'000'000);
 }
 
-// Each direction has its own link: a copy down is not queued behind the copies up. Told by order,
-// not by time: 50 copies up cannot all be done before one copy down that was queued beside them.
+// Each direction has its own link: a copy down is not queued after the copies up. Judged by order,
+// not by time: 50 copies up cannot all be done before one copy down that was queued with them.
 TEST(HostLink, DirectionsAreIndependent) {
   LinkedDevice s({.link_latency_s = 4e-3});
   const auto up = s.device->create_stream("h2d");

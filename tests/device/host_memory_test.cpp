@@ -75,20 +75,21 @@ TEST(HostMemory, AReleasedRangeLivesUntilItsLastMappingGoes) {
   EXPECT_EQ(mapping.data()[0], std::byte{1});
 }
 
+struct LiveBlock {
+  PhysicalBlock block;
+  std::uint64_t pages = 0;
+  std::uint64_t tag = 0;
+};
+struct LiveMapping {
+  Mapping mapping;
+  std::size_t block = 0;
+};
+
 // Random reserve-free traffic of blocks and mappings against a model that knows the bytes last
 // written to each block.
 TEST(HostMemory, RandomTrafficAgreesWithAModel) {
   constexpr std::uint64_t kPages = 12;
   constexpr std::uint64_t kSlots = 16;
-  struct LiveBlock {
-    PhysicalBlock block;
-    std::uint64_t pages = 0;
-    std::uint64_t tag = 0;
-  };
-  struct LiveMapping {
-    Mapping mapping;
-    std::size_t block = 0;
-  };
   for (std::uint64_t seed = 0; seed < 6; ++seed) {
     const auto device = make_host_device({.capacity_bytes = kPages * kPageBytes});
     const AddressRange range = device->reserve(kSlots * kPageBytes);

@@ -196,7 +196,7 @@ TEST_F(RaceTest, AliasesAreOneMemory) {
   EXPECT_TRUE(testing::mentions(race_of(*c_), "'alpha' writes"));
 }
 
-// The same address with other memory behind it is other memory.
+// An address with other memory behind it is other memory.
 TEST_F(RaceTest, RemappedAddressesAreOtherMemory) {
   const AddressRange range = device_->reserve(kPageBytes);
   const PhysicalBlock first = device_->create_block(kPageBytes);

@@ -1,5 +1,5 @@
 // Any TOML and any overrides give an InputError, or a resolved configuration that reads back from
-// its dump. The input is the file's text; behind its first NUL, if it has one, come overrides
+// its dump. The input is the file's text; after its first NUL, if it has one, come overrides
 // separated by NULs.
 #include <cstddef>
 #include <cstdint>
@@ -23,7 +23,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   parts.erase(parts.begin());
   try {
     const sluice::config::Config config = sluice::config::parse_config(text, "fuzz.toml", parts);
-    sluice::config::config_to_json(config);
     const std::string dump = sluice::config::config_to_toml(config);
     const sluice::config::Config again = sluice::config::parse_config(dump, "dump.toml");
     if (sluice::config::config_to_toml(again) != dump) __builtin_trap();

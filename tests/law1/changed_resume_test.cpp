@@ -1,6 +1,7 @@
 // Runs whose results depend on more than the model and the data (delayed updates, asynchronous
-// servers, sums around a ring) and those beside them that do not. Each is stopped, one key is changed,
-// and the run is resumed: it ends with the bits of the undisturbed run, or the change is refused.
+// servers, sums around a ring) and those next to them that do not. Each is stopped, one key is
+// changed, and the run is resumed: it ends with the bits of the undisturbed run, or the change is
+// refused.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -51,7 +52,7 @@ const std::vector<Rule>& rules() {
   return list;
 }
 
-// What a user may set at a resume, beside keys whose change is always refused.
+// What a user may set at a resume, in addition to keys whose change is always refused.
 const std::vector<Overrides>& changes() {
   static const std::vector<Overrides> list{{"parallel.data=2"},
                                            {"parallel.data=2", "parallel.zero=1"},
@@ -104,8 +105,8 @@ std::optional<std::string> resume_with(const TrainingBench& bench, const Rule& r
   return std::nullopt;
 }
 
-// Draws `count` pairs of a rule and a change; SLUICE_CHANGED_RESUMES and SLUICE_CHANGED_SEED ask for
-// others.
+// Draws `count` pairs of a rule and a change; SLUICE_CHANGED_RESUMES and SLUICE_CHANGED_SEED ask
+// for others.
 std::uint64_t number_in(const char* variable, std::uint64_t otherwise) {
   const char* const text = std::getenv(variable);
   return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);

@@ -1,6 +1,7 @@
-// Copies on the ranks of tensor and context groups have equal bits behind each step: weights, masters and
-// moments. Tensor ranks share norms, positions, the biases behind a sum, and key/value heads where
-// ranks outnumber them; context ranks share all. The meshes of eight ranks also train as one rank does.
+// Copies on the ranks of tensor and context groups have equal bits after each step: weights,
+// masters and moments. Tensor ranks share norms, positions, the biases after a sum, and key/value
+// heads where ranks outnumber them; context ranks share all. The meshes of eight ranks also train
+// as one rank does.
 #include <gtest/gtest.h>
 
 #include "tests/support/held_state.hpp"
@@ -29,7 +30,7 @@ config::Config config_of(const TrainingBench& bench, const CopiesCase& at) {
 }
 
 RanksRun train_held(const config::Config& config, HeldState& held,
-                    const BehindStep& before_note = {}) {
+                    const AfterStep& before_note = {}) {
   return train_on_ranks(config, plan_of_world(config).options, kTensorSteps, {}, -1, held.devices(),
                         {}, [&](const RankStep& at) {
                           if (before_note) before_note(at);

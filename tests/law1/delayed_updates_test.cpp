@@ -1,6 +1,6 @@
 // Pipelines whose updates are delayed (PipeDream with stashed weights, with vertical sync, and 2BW)
-// beside a plain loop of each rule: one model in plain memory, and a list of the weights after every
-// update. Losses and final weights are equal to the bit.
+// compared with a plain loop of each rule: one model in plain memory, and a list of the weights
+// after every update. Losses and final weights are equal to the bit.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -59,11 +59,11 @@ std::vector<schedule::UnitRange> even_stages(int stages) {
   return ranges;
 }
 
-// The update that stage `stage` of `stages` lacks least when micro-batch k of a schedule begins there,
-// as the papers write it; one micro-batch in each update but for 2BW.
+// The update that stage `stage` of `stages` lacks least when micro-batch k of a schedule begins
+// there, as the papers write it; one micro-batch in each update but for 2BW.
 std::int64_t version_by_rule(const DelayedCase& at, std::int64_t stage, std::int64_t k) {
-  const std::int64_t behind = at.rule == "pipedream" ? at.pipeline - stage - 1 : at.pipeline - 1;
-  const std::int64_t of = at.rule == "2bw" ? k / at.microbatches - 1 : k - behind;
+  const std::int64_t after = at.rule == "pipedream" ? at.pipeline - stage - 1 : at.pipeline - 1;
+  const std::int64_t of = at.rule == "2bw" ? k / at.microbatches - 1 : k - after;
   return std::max<std::int64_t>(of, 0);
 }
 
@@ -103,8 +103,8 @@ config::Config config_of(const TrainingBench& bench, const DelayedCase& at) {
                                            "parallel.updates=" + std::to_string(at.updates)});
 }
 
-// Plans the whole world, and counts in the list of each stage the places of the unit that has most: an
-// embedding's weights are not read on the way back.
+// Plans the whole world, and counts in the list of each stage the places of the unit that has most:
+// an embedding's weights are not read on the way back.
 std::vector<std::int32_t> most_places_of_stages(const DelayedCase& at) {
   const TrainingBench bench;
   DelayedCase on_device = at;
@@ -129,7 +129,7 @@ std::vector<std::int32_t> most_places_of_stages(const DelayedCase& at) {
 }
 
 // The most versions of the unit's weights that are needed at once, by the measured times of its
-// updates and passes. Behind each update that is the new version, and all that passes still to end
+// updates and passes. After each update that is the new version, and all that passes still to end
 // read.
 std::int32_t most_live_in_run(const TraceRecorder& trace, const DelayedCase& at,
                               std::int32_t unit) {

@@ -1,10 +1,10 @@
-// Configurations drawn from a seed, each key by itself, so that any three values of them meet: the mesh,
-// the ZeRO stage, the order, the optimizer, the precision, the clip, places, the checkpoint mode and
-// shapes down to one layer. Each is planned or refused in a sentence, and what is planned has one rank's
-// bits.
+// Configurations drawn from a seed, each key by itself, so that any three values of them meet: the
+// mesh, the ZeRO stage, the order, the optimizer, the precision, the clip, places, the checkpoint
+// mode and shapes down to one layer. Each is planned or refused in a sentence, and what is planned
+// has one rank's bits.
 //
-// Most values do not go together. One configuration in four is drawn freely. The draws of the others
-// leave out the pairs that are refused most often, so that most of them are planned.
+// Most values do not go together. One configuration in four is drawn freely. The draws of the
+// others leave out the pairs that are refused most often, so that most of them are planned.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -256,7 +256,8 @@ struct PlannedDraw {
   Overrides settled{};  // the micro-batches of its plan
 };
 
-// Loads and plans a configuration for its whole world. The planner proves the schedules of all ranks.
+// Loads and plans a configuration for its whole world. The planner proves the schedules of all
+// ranks.
 inline PlannedDraw plan_drawn(const TrainingBench& bench, const Overrides& settings) {
   static const std::unique_ptr<kernels::Kernels> kernels = kernels::make_host_kernels({1});
   PlannedDraw planned;

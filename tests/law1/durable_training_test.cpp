@@ -174,7 +174,7 @@ TEST_F(DurableRun, KeepsTheFilesOfAFinishedRun) {
   expect_resume_keeps_files(true, 0);
 }
 
-// The commit before the last is whole too, until a step overwrites its slot.
+// The commit before the last is whole too, until a step overwrites its copy.
 TEST_F(DurableRun, DamagedStateIsPassedOverForTheCommitBefore) {
   const checkpoint::SavedState newest = record(0);
   const runtime::SavedHome& home = newest.homes.at(2);

@@ -100,7 +100,7 @@ INSTANTIATE_TEST_SUITE_P(Model, SameBits, ::testing::ValuesIn(models()), kNameOf
 
 Row order_row(const std::string& name, const Overrides& model) {
   return {name,
-          // The reference updates behind the backward pass, one micro-batch after another.
+          // The reference updates after the backward pass, one micro-batch after another.
           model + kAfterBackward + Overrides{"train.order=microbatch"},
           kResident,
           {{"unit", kStored + kUnitOrder},
@@ -320,7 +320,7 @@ std::vector<Row> resumed() {
 }
 INSTANTIATE_TEST_SUITE_P(Resume, SameBits, ::testing::ValuesIn(resumed()), kNameOfRow);
 
-// --- values that are made again in the backward pass
+// --- values that are recomputed in the backward pass
 
 const std::vector<std::string> kPolicies{"unit", "selective", "attention", "every:2", "sqrt"};
 const Overrides kRecomputed = small_gpt2(5, 6) + kLearning;
@@ -329,7 +329,7 @@ Overrides recompute(const std::string& policy) {
   return {"recompute.policy=" + policy};
 }
 
-// Parts that are made again do not wait between the passes. The name of a case begins with that of
+// Parts that are recomputed do not wait between the passes. The name of a case begins with that of
 // its policy. The last segment is kept: one unit of five, or two.
 void expect_remade(const Case& one, const TrainingRecord& run) {
   const auto policy = run.plan.at("recompute").get<std::string>();

@@ -1,5 +1,5 @@
-// Law 1 over whole runs of pipelines: planned by the first rank, with evaluation and checkpoints, and
-// resumed by any other number of stages and data-parallel ranks.
+// Law 1 over whole runs of pipelines: planned by the first rank, with evaluation and checkpoints,
+// and resumed by any other number of stages and data-parallel ranks.
 #include <gtest/gtest.h>
 
 #include "tests/support/sweep.hpp"
@@ -65,7 +65,7 @@ TEST(PipelinesResume, DurableRunsFromAnyMeshToAnyMesh) {
                      "memory.place.activation=device"});
 }
 
-// A commit saves the state that a step finds; the head's copy of the embedding lies beside it.
+// A commit saves the state that a step finds; the head's copy of the embedding lies next to it.
 TEST(PipelinesResume, TiedWeightsOnStorageAtAnyPlaceOfTheUpdate) {
   for (const char* const update : {"after_backward", "next_forward"}) {
     SCOPED_TRACE(update);

@@ -1,5 +1,5 @@
-// Law 1 over pipelines: any order of passes, any cut and any number of pipeline and data-parallel ranks
-// gives the losses, norms and weights of one rank, to the bit.
+// Law 1 over pipelines: any order of passes, any cut and any number of pipeline and data-parallel
+// ranks gives the losses, norms and weights of one rank, to the bit.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -96,8 +96,8 @@ TEST(Pipelines, GiveOneRanksBits) {
   }
 }
 
-// The most passes of micro-batches through a stage at once, by measured times: from the begin of the
-// first unit's forward pass to the end of its last gradient of weights.
+// The most passes of micro-batches through a stage at once, by measured times: from the begin of
+// the first unit's forward pass to the end of its last gradient of weights.
 std::int32_t most_in_flight_of_run(const TraceRecorder& trace,
                                    const std::vector<schedule::UnitRange>& stages) {
   std::map<std::pair<std::size_t, std::int64_t>, std::pair<std::int64_t, std::int64_t>> spans;

@@ -1,5 +1,5 @@
-// Law 1 over ranks: any number of ranks and any ZeRO stage gives the losses, norms and weights of one
-// rank, to the bit. Ranks are threads here; the bytes that they exchange are real.
+// Law 1 over ranks: any number of ranks and any ZeRO stage gives the losses, norms and weights of
+// one rank, to the bit. Ranks are threads here; the bytes that they exchange are real.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -72,8 +72,8 @@ void expect_one_ranks_bits(const RanksCase& at) {
   EXPECT_EQ(run.sent_bytes, run.planned_bytes);
 }
 
-// Every number of ranks with every stage and both kinds of groups; the rest is drawn, so that no two
-// settings go together. Gradients and weights that a stage keeps whole move to the device
+// Every number of ranks with every stage and both kinds of groups; the rest is drawn, so that no
+// two settings go together. Gradients and weights that a stage keeps whole move to the device
 // (place_for_stage).
 RanksCase ranks_case(std::size_t i) {
   const CounterRng random(i, stream_of("test/ranks"));
@@ -117,7 +117,8 @@ TEST(Ranks, GiveOneRanksBits) {
   }
 }
 
-// Groups of micro-batches have sums of their own, so their number decides the bits and nothing else.
+// Groups of micro-batches have sums of their own, so their number decides the bits and nothing
+// else.
 TEST(Ranks, EightGroupsGiveOneHashOnOneToEightRanks) {
   RanksCase at{1, 0, 8, 8, 1, {"train.precision=fp32"}};
   const TrainingBench bench;

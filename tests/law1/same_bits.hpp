@@ -79,7 +79,7 @@ inline const Overrides kAfterBackward{"optimizer.placement=after_backward"};
 inline const Overrides kInBackward{"optimizer.placement=in_backward"};
 inline const Overrides kNextForward{"optimizer.placement=next_forward"};
 inline const Overrides kSpeculative{"optimizer.placement=speculative", "optimizer.carried_units=0"};
-// The first units' updates in the next forward pass, beside others in the backward pass.
+// The first units' updates in the next forward pass, with others in the backward pass.
 inline Overrides carried(int units) {
   return {"optimizer.carried_units=" + std::to_string(units)};
 }
@@ -101,7 +101,7 @@ inline Overrides durable(int every) {
   return {"checkpoint.mode=durable", "checkpoint.every=" + std::to_string(every)};
 }
 
-// A process that ends behind step `stop`, or with the run where that is 0. resume: as the options'.
+// A process that ends after step `stop`, or with the run where that is 0. resume: as the options'.
 inline train::TrainingOptions until(std::int64_t stop, const std::string& resume = {}) {
   train::TrainingOptions options;
   if (stop > 0) options.stop_at_step = stop;

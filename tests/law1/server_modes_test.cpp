@@ -1,6 +1,6 @@
-// Servers that make several updates in one schedule: an asynchronous one, beside a plain loop of its
-// rule in which each worker keeps a copy of the weights, and one whose place goes around, beside one
-// rank alone. Losses and final weights are equal to the bit.
+// Servers that make several updates in one schedule: an asynchronous one, compared with a plain
+// loop of its rule in which each worker keeps a copy of the weights, and one whose place goes
+// around, compared with one rank alone. Losses and final weights are equal to the bit.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -53,7 +53,8 @@ Overrides served(const ServerCase& at) {
                                       "parallel.updates=" + std::to_string(at.updates)};
 }
 
-// A worker computes with the weights that it last had from the server: those behind its own arrival.
+// A worker computes with the weights that it last had from the server: those after its own
+// arrival.
 UpdateRule rule_of_server(const ServerCase& at, const config::Config& config) {
   if (at.mode != "asp") {
     return {at.updates,

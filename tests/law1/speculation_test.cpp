@@ -166,7 +166,8 @@ std::string saved_state(PlannedSession& run, const std::string& path) {
   return bytes_of_file(path);
 }
 
-// A gradient that is not finite ends a bf16 run after all units have been updated beside the state.
+// A gradient that is not finite ends a bf16 run after all units have been updated next to the
+// state.
 TEST(Speculation, ARunThatDivergesKeepsTheStateOfItsLastStep) {
   const TrainingBench bench;
   for (const Overrides& where : {kPinned, kStored, kSpread, kResident}) {

@@ -1,4 +1,4 @@
-// The bytes that ranks of tensor and context groups send and save, beside the formulas that
+// The bytes that ranks of tensor and context groups send and save, compared with the formulas that
 // docs/design/tensor.md derives term by term.
 #include <gtest/gtest.h>
 
@@ -25,8 +25,8 @@ model::Model first_model(const config::Config& config) {
   return model::Model(config::model_shape(config), config::tensor_share(config, 0));
 }
 
-// A rank's elements, and once more the embedding's of 64 columns, whose second use has a gradient of
-// its own. tokens: most of a rank.
+// A rank's elements, and once more the embedding's of 64 columns, whose second use has a gradient
+// of its own. tokens: most of a rank.
 std::uint64_t gradient_elems(const config::Config& config, std::uint64_t tokens) {
   const model::Model model = first_model(config);
   std::uint64_t elems = tokens * 64;
@@ -61,7 +61,7 @@ TEST(Tensor, SendAsManyElementsAsTheFormulaSays) {
          recomputes ? "recompute.policy=unit" : "recompute.policy=none",
          sequence ? "parallel.sequence=true" : "parallel.sequence=false"},
         static_cast<int>(ranks));
-    // Embedding; two of each layer in each pass, one more to make a layer again; head.
+    // Embedding; two of each layer in each pass, one more to recompute a layer; head.
     std::uint64_t sums = phi + layers * (recomputes ? 5 : 4) * phi + phi + 3 * rows;
     std::uint64_t halves = 0;  // scatters and gathers
     if (sequence) {
@@ -94,7 +94,7 @@ TEST(Context, SendAsManyElementsAsTheFormulaSays) {
         static_cast<int>(ranks));
     const std::uint64_t gradients = gradient_elems(config, 277);
     const std::uint64_t layers = 2, microbatches = 2, rows = 16, phi = rows * 64;
-    // q, k, v and output, both ways, and once more to make a layer again.
+    // q, k, v and output, both ways, and once more to recompute a layer.
     const std::uint64_t exchanged = layers * (recomputes ? 3 : 2) * 4 * phi;
     EXPECT_EQ(bytes_in_groups(config),
               microbatches * (exchanged * sizeof(float) * (ranks - 1) / ranks +
@@ -117,7 +117,7 @@ TEST(Ring, SendAsManyElementsAsTheFormulaSays) {
         static_cast<int>(ranks));
     const std::uint64_t gradients = gradient_elems(config, 277);
     const std::uint64_t layers = 2, microbatches = 2, keys = 16 * 2 * 32;  // of 2 heads of 16
-    // Keys and values in bf16 forward and backward, and once more to make a layer again; their
+    // Keys and values in bf16 forward and backward, and once more to recompute a layer; their
     // gradients in fp32.
     const std::uint64_t hops = layers * keys * ((recomputes ? 3 : 2) * 2 + sizeof(float));
     EXPECT_EQ(bytes_in_groups(config),
@@ -126,8 +126,8 @@ TEST(Ring, SendAsManyElementsAsTheFormulaSays) {
   }
 }
 
-// The terms of tensor groups are those of all rows together, and the terms of context groups those of
-// all heads together. Each kind of ranks sums by itself.
+// The terms of tensor groups are those of all rows together, and the terms of context groups those
+// of all heads together. Each kind of ranks sums by itself.
 TEST(TensorAndContext, SendAsManyElementsAsTheFormulaSays) {
   const std::uint64_t layers = 2, microbatches = 2, rows = 16, phi = rows * 64;
   for (std::size_t i = 0; i < sweep(16); ++i) {
@@ -145,7 +145,8 @@ TEST(TensorAndContext, SendAsManyElementsAsTheFormulaSays) {
         static_cast<int>(contexts));
     const std::uint64_t gradients = gradient_elems(config, 139);
     const std::uint64_t blocks = norm_blocks(config);
-    // Embedding, layers, head, as in a tensor group alone. A norm's gradient is of each group's rows.
+    // Embedding, layers, head, as in a tensor group alone. A norm's gradient is of each group's
+    // rows.
     std::uint64_t sums = phi + layers * (recomputes ? 5 : 4) * phi + phi + 3 * rows;
     std::uint64_t halves = 0;
     if (sequence) {
@@ -166,8 +167,8 @@ TEST(TensorAndContext, SendAsManyElementsAsTheFormulaSays) {
   }
 }
 
-// A run that spills activations downloads what the layers save. With parallel.sequence that is 1/t of
-// what one rank saves.
+// A run that spills activations downloads what the layers save. With parallel.sequence that is 1/t
+// of what one rank saves.
 TEST(Tensor, SavesAsManyBytesAsTheFormulaSays) {
   constexpr std::int64_t kSteps = 2;
   for (const char* family : {"model.family=gpt2", "model.family=llama"}) {

@@ -1,6 +1,7 @@
-// Law 1 over resumes of tensor and context groups: groups of one size go on from a checkpoint or a durable
-// commit of each other's to the bits of the whole run, in whatever mesh. Checkpoints of files have no trace
-// of the groups. Durable commits name the boxes of their parts, so groups of another size read them.
+// Law 1 over resumes of tensor and context groups: groups of one size go on from a checkpoint or a
+// durable commit of each other's to the bits of the whole run, in whatever mesh. Checkpoints of
+// files have no trace of the groups. Durable commits name the slices of their parts, so groups of
+// another size read them.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -88,7 +89,7 @@ TEST(TensorResume, DurableCommitsGoOnInGroupsOfAnotherSize) {
   EXPECT_EQ(record.weights_hash, whole.weights_hash);
 }
 
-// Units of several I/O windows, and parts of tensors that break in the midst of blocks.
+// Units of several I/O buffers, and parts of tensors that break in the midst of blocks.
 config::Config config_of_mesh(const TrainingBench& bench, const std::string& run,
                               const Overrides& mesh) {
   return bench.config(
@@ -143,31 +144,32 @@ TEST(TensorResume, GroupsOfAnotherSizeTrainAndCommitInTurn) {
   }
 }
 
-// A box begins where the layout has its first element.
+// A slice begins where the layout has its first element.
 TEST(TensorResume, RecordsNameWhereEachBoxBegins) {
   const TrainingBench bench;
   const config::Config config =
       config_of(bench, "run", 1, "parallel.tensor=2", "checkpoint.mode=durable");
-  std::size_t boxes = 0;
+  std::size_t slices = 0;
   for (const int rank : {0, 1}) {
     const model::Model model(config::model_shape(config), config::tensor_share(config, rank));
-    for (const checkpoint::SavedBox& saved : checkpoint::boxes_of(model, {0, 1, 2})) {
+    for (const checkpoint::SavedSlice& saved : checkpoint::slices_of(model, {0, 1, 2})) {
       for (const model::PlacedTensor& tensor :
            model.layout(static_cast<std::size_t>(saved.unit)).tensors()) {
         if (tensor.spec.name != saved.tensor) continue;
         const std::vector<std::int64_t>& whole = tensor.spec.whole_shape;
         const std::int64_t cols = whole.size() > 1 ? whole.back() : 1;
         const auto run = tensor.spec.run_at(saved.first_elem - tensor.first_elem);
-        EXPECT_EQ(run.first, static_cast<std::uint64_t>(saved.box.row * cols + saved.box.col))
+        EXPECT_EQ(run.first, static_cast<std::uint64_t>(saved.slice.row * cols + saved.slice.col))
             << rank << ", " << saved.tensor;
-        ++boxes;
+        ++slices;
       }
     }
   }
-  EXPECT_GT(boxes, 10u);
+  EXPECT_GT(slices, 10u);
 }
 
-// --- forged records --------------------------------------------------------------------------------
+// --- forged records
+// --------------------------------------------------------------------------------
 
 using Json = nlohmann::json;
 

@@ -1,5 +1,5 @@
-// Meshes of tensor groups with data-parallel ranks and stages, every ZeRO stage, recomputation and all
-// places of state: each has the bits of its tensor group alone.
+// Meshes of tensor groups with data-parallel ranks and stages, every ZeRO stage, recomputation and
+// all places of state: each has the bits of its tensor group alone.
 #include "tests/engine/schedule/world/tensor_worlds.hpp"
 #include "tests/support/reshard.hpp"
 #include "tests/support/sweep.hpp"

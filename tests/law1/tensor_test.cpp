@@ -1,8 +1,8 @@
 // Ranks of a tensor group, as threads with a session each, against one rank.
 //
-// Sums over parts have another order than those of the whole, so in fp32 losses agree within 1e-5 and
-// norms within 1e-4. All ranks of a group have the same bits, and memory options never change them.
-// Initial values and files do not depend on sums, and are equal to the bit.
+// Sums over parts have another order than those of the whole, so in fp32 losses agree within 1e-5
+// and norms within 1e-4. All ranks of a group have the same bits, and memory options never change
+// them. Initial values and files do not depend on sums, and are equal to the bit.
 #include <gtest/gtest.h>
 
 #include "base/posix_file.hpp"
@@ -92,7 +92,8 @@ TEST(Tensor, InitialWeightsDoNotDependOnTheRanks) {
   }
 }
 
-// --- parts of sequences ----------------------------------------------------------------------------
+// --- parts of sequences
+// ----------------------------------------------------------------------------
 
 TEST(Context, RanksTrainAsOneRankDoes) {
   for (const char* family : {"model.family=gpt2", "model.family=llama"}) {
@@ -118,7 +119,8 @@ TEST(Context, MeshesHaveTheBitsOfTheirGroup) {
   for (std::size_t i = 0; i < sweep(8); ++i) expect_context_bits(i, "all-to-all");
 }
 
-// --- a ring of keys and values -----------------------------------------------------------------------
+// --- a ring of keys and values
+// -----------------------------------------------------------------------
 
 // Also more ranks than key/value heads.
 TEST(Ring, RanksTrainAsOneRankDoes) {
@@ -143,7 +145,8 @@ TEST(Ring, MeshesHaveTheBitsOfTheirGroup) {
   for (std::size_t i = 0; i < sweep(8); ++i) expect_context_bits(i, "ring");
 }
 
-// --- parts of sequences and of layers ----------------------------------------------------------------
+// --- parts of sequences and of layers
+// ----------------------------------------------------------------
 
 Overrides both(int tensor, const char* attention) {
   return {"parallel.tensor=" + std::to_string(tensor),
@@ -206,7 +209,8 @@ TEST(TensorAndContext, FilesAreThoseOfTheWhole) {
   }
 }
 
-// --- what changes no bit -----------------------------------------------------------------------------
+// --- what changes no bit
+// -----------------------------------------------------------------------------
 
 Overrides memory_options(std::size_t i) {
   Overrides options;

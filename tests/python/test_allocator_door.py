@@ -123,7 +123,7 @@ def view_without_nvidia(directory):
     for entry in packages.iterdir():
         if not entry.name.startswith("nvidia") and entry.name not in ("torch", "__pycache__"):
             (view / entry.name).symlink_to(entry)
-    # Files of torch find their libraries beside the path by which they were opened.
+    # Files of torch find their libraries next to the path by which they were opened.
     shutil.copytree(packages / "torch", view / "torch", copy_function=os.symlink)
     return packages, view
 

@@ -40,7 +40,7 @@ class Net(torch.nn.Module):
 
 
 def gradients(step, count):
-    """Of very different magnitudes, some of them zero."""
+    """Gradients of very different magnitudes, some of them zero."""
     generator = torch.Generator().manual_seed(step)
     values = torch.randn(count, generator=generator)
     values *= torch.exp2(torch.randint(-30, 6, (count,), generator=generator).float())

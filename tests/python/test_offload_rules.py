@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """test_offload_rules.py DIRECTORY: where offloaded models might part from PyTorch in silence: hooks that compute with
 weights, copies that are written, state that is read or comes late, budgets of nested recomputation. Each is equal to
-plain PyTorch, to the bit, or told in one sentence. Run by tools/test."""
+plain PyTorch, to the bit, or reported in one sentence. Run by tools/test."""
 import copy
 import io
 import itertools
@@ -555,7 +555,7 @@ class Sentences(Case):
 
 
 class Aliases(Case):
-    """Of a parameter's memory, in another type or under another name: a write is followed or refused."""
+    """Aliases of a parameter's memory, in another type or under another name: a write is followed or refused."""
 
     def test_views_in_other_types_write_through(self):
         ways = {"view as int32": lambda t: t.view(torch.int32).zero_(), "its part": lambda t: t.view(torch.int32)[1].zero_(),

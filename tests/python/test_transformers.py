@@ -206,7 +206,7 @@ class Trainer(unittest.TestCase):
 
 
     def run_with_evaluation(self, folder, config, trains=2, **settings):
-        """History, weights and losses of evaluations before, between and behind two calls of train()."""
+        """History, weights and losses of evaluations before, between and after two calls of train()."""
         shutil.rmtree(folder, ignore_errors=True)
         net, _ = make("gpt2")
         generator = torch.Generator().manual_seed(5)

@@ -59,7 +59,7 @@ class ChildProcess {
   void wait_for_output(const std::string& text, std::chrono::milliseconds deadline) {
     wait_for(streams_[0], text, deadline);
   }
-  // The same for stderr.
+  // Waits for a text on stderr.
   void wait_for_error(const std::string& text, std::chrono::milliseconds deadline) {
     wait_for(streams_[1], text, deadline);
   }

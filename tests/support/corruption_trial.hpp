@@ -1,5 +1,5 @@
 // Blocks on storage, corrupted behind the back of a TaggedSpace in every way that disks know; a
-// model of their bytes beside it.
+// model of their bytes next to it.
 #pragma once
 
 #include <gtest/gtest.h>

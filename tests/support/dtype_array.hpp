@@ -18,7 +18,7 @@
 
 namespace sluice::kernels::host {
 
-// `elems` numbers of one dtype, with a few bytes of guard behind them.
+// `elems` numbers of one dtype, with a few bytes of guard after them.
 class DTypeArray {
  public:
   DTypeArray(DType type, std::int64_t elems)
@@ -100,7 +100,7 @@ inline double rounding_of(DType type) {
   return type == DType::kBF16 ? 0x1p-8 : type == DType::kF16 ? 0x1p-11 : 0x1p-24;
 }
 
-// The same, of one number; fp16's subnormals are 2^-24 apart, those of the others below 1e-38.
+// The rounding of one number; fp16's subnormals are 2^-24 apart, those of the others below 1e-38.
 inline double rounding_at(DType type, double value) {
   return rounding_of(type) * std::abs(value) + (type == DType::kF16 ? 0x1p-25 : 1e-38);
 }

@@ -11,8 +11,9 @@
 
 namespace sluice::testing {
 
-// Around a ring: no rank receives before its own send has begun to wait, so a group that let only one
-// thread in at a time would hang until its deadline. Tags of two streams of messages do not mix.
+// Around a ring: no rank receives before its own send has begun to wait, so a group that let only
+// one thread in at a time would hang until its deadline. Tags of two streams of messages do not
+// mix.
 inline void send_while_receiving(collectives::Communicator& group) {
   constexpr int kMessages = 20;
   constexpr std::size_t kElems = 50'000;

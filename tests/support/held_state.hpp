@@ -1,5 +1,6 @@
-// The state that each rank of a run holds behind each step, element by element of the whole tensors, so
-// that copies on several ranks can be compared. Checkpoints and hashes read one copy of each.
+// The state that each rank of a run holds after each step, element by element of the whole
+// tensors, so that copies on several ranks can be compared. Checkpoints and hashes read one copy of
+// each.
 //
 // All state lies in pinned memory, which a device tells the test of when the run registers it.
 #pragma once

@@ -30,8 +30,8 @@ enum class Mutation : std::uint8_t {
   kDropCollective,     // on one rank, or on all of its members
   kSwapCollectives,    // two neighbouring collectives of a rank change places, or of all ranks
   kRetargetPart,       // a part goes to another rank, or two parts change sources
-  kShiftPart,          // a part lies off by a block of 4,096 elements
-  kLeaveOutReduction,  // a gradient is not added, folded, rounded or normed
+  kShiftPart,          // a part lies off by a norm block of 4,096 elements
+  kLeaveOutReduction,  // a gradient is not added, reduced, rounded or normed
   // Ranks that compute each micro-batch together.
   kForgeCut,  // a cut of a pass is missing, or is another operation or of other bytes
 };
@@ -308,7 +308,7 @@ class Mutator {
     return instruction.lane == schedule::Lane::kInner && instruction.microbatch >= 0 &&
            instruction.op == schedule::Op::kAllReduce;
   }
-  // The same cut on all ranks of the group, in the order of their lists.
+  // One cut on all ranks of the group, in the order of their lists.
   std::vector<std::size_t> members_of_cut(std::size_t victim) const {
     const std::vector<std::int32_t>& group =
         schedule_.groups[static_cast<std::size_t>(schedule_.instructions[victim].group)].ranks;

@@ -1,5 +1,5 @@
-// Damages accepted schedules and judges the mutants: each that validate accepts must compute the same
-// terms in every timing tried.
+// Damages accepted schedules and judges the mutants: each that validate accepts must compute the
+// same terms in every timing tried.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,8 +1,8 @@
 // A host device that writes down what a pager asks of it: mappings, copies, and every order between
 // streams. Tests turn the list into a schedule, which states these orders and no others.
 //
-// Streams of the host program are queues of their own, as on a GPU: wrap_stream() makes one for each
-// native handle. Copies move no bytes, because the list alone is judged.
+// Streams of the host program are queues of their own, as on a GPU: wrap_stream() makes one for
+// each native handle. Copies move no bytes, because the list alone is judged.
 #pragma once
 
 #include <algorithm>

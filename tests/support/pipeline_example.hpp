@@ -1,5 +1,5 @@
-// A forward and backward pass over two ranks, one unit each, with messages between them on one lane:
-// smaller than what the compiler makes. Linked and packed.
+// A forward and backward pass over two ranks, one unit each, with messages between them on one
+// lane: smaller than what the compiler makes. Linked and packed.
 #pragma once
 
 #include "engine/schedule/compile/link.hpp"

@@ -1,5 +1,5 @@
-// Training runs of pipelines beside the run of one rank: the same losses, norms and weights, to the bit.
-// Ranks are threads; the bytes that they exchange are real.
+// Training runs of pipelines compared with the run of one rank: the same losses, norms and weights,
+// to the bit. Ranks are threads; the bytes that they exchange are real.
 #pragma once
 
 #include <gtest/gtest.h>

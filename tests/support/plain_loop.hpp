@@ -22,12 +22,13 @@ namespace sluice::testing {
 // How a schedule of several updates reads weights.
 struct UpdateRule {
   std::int64_t updates = 1;  // of one schedule
-  // The version of the unit's weights that a micro-batch of the schedule reads: the updates before it.
+  // The version of the unit's weights that a micro-batch of the schedule reads: the updates before
+  // it.
   std::function<std::int64_t(std::size_t unit, std::int64_t microbatch)> version_of;
 };
 
-// The loop: weights after every update of the schedule, and one micro-batch after the other. The model
-// computes in fp32.
+// The loop: weights after every update of the schedule, and one micro-batch after the other. The
+// model computes in fp32.
 class PlainLoop {
  public:
   // initial: a file of the weights that the run begins with.

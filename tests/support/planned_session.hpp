@@ -48,7 +48,7 @@ class PlannedSession {
     return session_->train_step(number, 1e-2, fill());
   }
   double evaluate() { return session_->evaluate(fill()); }
-  // The same for every step.
+  // Fills in the tokens of every step alike.
   void fill_tokens(std::int64_t microbatch, std::int32_t* tokens, std::int32_t* targets) const {
     for (std::int64_t i = 0; i < config::batch_shape(prepared_.config).rows(); ++i) {
       tokens[i] = static_cast<std::int32_t>((i * 7 + microbatch) % prepared_.config.model.vocab);

@@ -24,7 +24,7 @@ namespace sluice::testing {
 class RankProcesses {
  public:
   // In each child: what body() returns is the rank's text, and an exception's message is it too,
-  // behind "error: ".
+  // after "error: ".
   using Body = std::function<std::string(const collectives::RendezvousPlace&)>;
 
   RankProcesses(int size, const Body& body) : listener_(collectives::listen_at("127.0.0.1", 0)) {

@@ -36,17 +36,18 @@ inline std::int32_t token_of(std::int64_t step, std::int64_t microbatch, std::in
   return static_cast<std::int32_t>((row * 7 + microbatch * 13 + step * 5) % vocab);
 }
 
-// Of several steps in one schedule each has another rate.
+// Each of several steps in one schedule has another rate.
 inline double learning_rate(std::int64_t step, std::int64_t updates) {
   return updates > 1 ? 1e-2 / static_cast<double>(1 + step) : 1e-2;
 }
 
-// Trains `steps` steps. fails: the data of the second one cannot be read. moved: gets the bytes that
-// the links moved meanwhile. behind_pass: called behind each pass with its first step; may be empty.
+// Trains `steps` steps. fails: the data of the second one cannot be read. moved: gets the bytes
+// that the links moved meanwhile. after_pass: called after each pass with its first step; may be
+// empty.
 inline RanksRecord train_session(train::Session& session, const config::Config& config,
                                  std::int64_t steps, bool fails = false,
                                  schedule::LinkBytes* moved = nullptr,
-                                 const std::function<void(std::int64_t step)>& behind_pass = {}) {
+                                 const std::function<void(std::int64_t step)>& after_pass = {}) {
   session.state().initialize(config.train.seed);
   RanksRecord record;
   const std::int64_t updates = std::max<std::int64_t>(config.parallel.updates, 1);
@@ -69,7 +70,7 @@ inline RanksRecord train_session(train::Session& session, const config::Config& 
       record.redone_steps += outcome.redone ? 1 : 0;
       if (moved != nullptr) *moved += outcome.moved;
     }
-    if (behind_pass) behind_pass(step);
+    if (after_pass) after_pass(step);
   }
   record.weights_hash = session.state().weights_hash();
   return record;
@@ -93,7 +94,7 @@ struct RankDevices {
 // Called on the thread of a rank that fails, while the others still run.
 using RankFailure = std::function<void(int rank, const std::exception& error)>;
 
-// Called on the thread of each rank behind its last step.
+// Called on the thread of each rank after its last step.
 using RankEnd = std::function<void(train::Session& session)>;
 
 // The session of a rank, and the step that it has made.
@@ -104,11 +105,11 @@ struct RankStep {
   const planner::Plan& plan;
   train::Session& session;
 };
-// Called on the thread of each rank behind each of its steps.
-using BehindStep = std::function<void(const RankStep& at)>;
+// Called on the thread of each rank after each of its steps.
+using AfterStep = std::function<void(const RankStep& at)>;
 
-// The configuration of a rank. Each has storage of its own, since files are named by the run, and in a
-// durable run a directory of checkpoints.
+// The configuration of a rank. Each has storage of its own, since files are named by the run, and
+// in a durable run a directory of checkpoints.
 inline config::Config config_of_rank(config::Config config, int rank) {
   config.memory.storage_paths = checkpoint::rank_paths(config.memory.storage_paths, rank);
   if (config.checkpoint.mode == config::Config::CheckpointMode::kDurable) {
@@ -121,13 +122,30 @@ inline config::Config config_of_rank(config::Config config, int rank) {
   return config;
 }
 
-// options: of one rank alone, and the stages of a pipeline; the placement is changed as the ZeRO stage
-// asks. config.parallel says how many ranks there are. failing_rank: its data cannot be read in the second step; -1: none.
-// A session on a GPU takes exactly the memory that its plan states.
+// The bytes that the plan's schedules send in so many steps.
+inline std::uint64_t planned_bytes(const planner::Plan& plan, std::int64_t steps,
+                                   std::uint64_t redone_steps) {
+  using schedule::StepKind;
+  const auto sent = [&](StepKind kind) {
+    std::uint64_t bytes = 0;
+    for (const auto& lane : schedule::message_bytes(plan.schedules[kind], 0)) bytes += lane.sent;
+    return bytes;
+  };
+  const auto count = static_cast<std::uint64_t>(steps / plan.updates());
+  const std::uint64_t planned =
+      plan.carries_updates() ? sent(StepKind::kFirst) + (count - 1) * sent(StepKind::kTraining) +
+                                   sent(StepKind::kDrain)
+                             : count * sent(StepKind::kTraining);
+  return planned + redone_steps * sent(StepKind::kRedo);
+}
+
+// options: of one rank alone, and the stages of a pipeline; the placement is changed as the ZeRO
+// stage asks. config.parallel says how many ranks there are. failing_rank: its data cannot be read
+// in the second step; -1: none. A session on a GPU takes exactly the memory that its plan states.
 inline RanksRun train_on_ranks(const config::Config& config, schedule::StepOptions options,
                                std::int64_t steps, const RankFailure& failure = {},
                                int failing_rank = -1, const RankDevices& devices = {},
-                               const RankEnd& at_end = {}, const BehindStep& behind_step = {}) {
+                               const RankEnd& at_end = {}, const AfterStep& after_step = {}) {
   const auto ranks = static_cast<int>(config.parallel.ranks());
   const std::int32_t stage =
       config.parallel.server ? kServerStage : static_cast<std::int32_t>(config.parallel.zero);
@@ -168,8 +186,8 @@ inline RanksRun train_on_ranks(const config::Config& config, schedule::StepOptio
       if (devices.gpu_group) session.connect_gpus(devices.gpu_group(rank, *data[at]));
       run.ranks[at] = train_session(session, config, steps, rank == failing_rank, &run.moved[at],
                                     [&](std::int64_t step) {
-                                      if (behind_step)
-                                        behind_step({rank, step, models[at], plans[at], session});
+                                      if (after_step)
+                                        after_step({rank, step, models[at], plans[at], session});
                                     });
       run.sent_bytes[at] = session.message_bytes().sent + session.stage_message_bytes().sent +
                            session.inner_message_bytes().sent;
@@ -188,20 +206,7 @@ inline RanksRun train_on_ranks(const config::Config& config, schedule::StepOptio
       throw;
     }
     run.host_bytes[at] = data[at]->bytes().sent;
-    const auto sent = [&](schedule::StepKind kind) {
-      std::uint64_t bytes = 0;
-      for (const auto& lane : schedule::message_bytes(plans[at].schedules[kind], 0)) {
-        bytes += lane.sent;
-      }
-      return bytes;
-    };
-    using schedule::StepKind;
-    const auto count = static_cast<std::uint64_t>(steps / plans[at].updates());
-    run.planned_bytes[at] = plans[at].carries_updates()
-                                ? sent(StepKind::kFirst) + (count - 1) * sent(StepKind::kTraining) +
-                                      sent(StepKind::kDrain)
-                                : count * sent(StepKind::kTraining);
-    run.planned_bytes[at] += run.ranks[at].redone_steps * sent(StepKind::kRedo);
+    run.planned_bytes[at] = planned_bytes(plans[at], steps, run.ranks[at].redone_steps);
   });
   return run;
 }

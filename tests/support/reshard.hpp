@@ -1,5 +1,5 @@
-// Gradients of groups and meshes beside those of one rank, and files that one mesh writes and another
-// reads.
+// Gradients of groups and meshes compared with those of one rank, and files that one mesh writes
+// and another reads.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace sluice::testing {
 
 inline const Overrides kRing{"parallel.context_attention=ring"};
 
-// The first moments behind one step, which are its gradients but for a factor.
+// The first moments after one step, which are its gradients but for a factor.
 inline std::vector<float> gradients_of(const config::Config& config, const std::string& path) {
   const planner::Plan plan = plan_of_world(config);
   train_on_ranks(config, plan.options, 1, {}, -1, {},
@@ -101,7 +101,7 @@ inline void expect_equal_states(std::size_t from, std::size_t every) {
 inline std::vector<std::size_t> committing_meshes() {
   return {0, 1, 5, 6, 8};
 }
-// Durable commits, too: groups of another size read the boxes that their parts consist of.
+// Durable commits, too: groups of another size read the slices that their parts consist of.
 inline void expect_equal_commits(std::size_t from, std::size_t every) {
   const ScratchDirectory files;
   const std::vector<TensorMesh>& meshes = resharded_meshes();

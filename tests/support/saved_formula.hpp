@@ -9,8 +9,8 @@
 
 namespace sluice::testing {
 
-// docs/design/tensor.md derives the terms of a layer's saved bytes. contexts: ranks that have parts of
-// each sequence. exchanges: they exchange heads.
+// docs/design/tensor.md derives the terms of a layer's saved bytes. contexts: ranks that have parts
+// of each sequence. exchanges: they exchange heads.
 inline std::uint64_t saved_formula(const model::ModelShape& shape, const model::BatchShape& batch,
                                    std::int64_t ranks, bool sequence, std::int64_t contexts = 1,
                                    bool exchanges = false) {
@@ -27,7 +27,7 @@ inline std::uint64_t saved_formula(const model::ModelShape& shape, const model::
   // Attention's output, where heads are exchanged in both forms.
   add(rows * shape.hidden / ranks * (exchanges ? 2 : 1), elem);
   add(rows * up, elem);
-  add(rows * ffn, elem);                                      // behind the activation
+  add(rows * ffn, elem);                                      // after the activation
   add(rows * shape.heads / ranks, sizeof(float));             // log-sum-exp
   for (int i = 0; i < 3; ++i) add(own * shape.hidden, elem);  // residual, both norms' outputs
   for (int i = 0; i < 4; ++i) add(own, sizeof(float));        // both norms' statistics

@@ -100,7 +100,7 @@ inline schedule::Instruction& add_gather(ScheduleSketch& sketch, std::int32_t ra
   return gather;
 }
 
-// Two pieces written to one home, each released behind its write: instructions 2 to 5, all in the
+// Two pieces written to one home, each released after its write: instructions 2 to 5, all in the
 // lane of storage writes.
 inline ScheduleSketch two_writes_of_one_home() {
   ScheduleSketch sketch;

@@ -53,7 +53,7 @@ class StepChain {
   // The results of the last pass are dropped; the state that it found stays.
   void give_up() { left_ = left_.given_up(); }
 
-  // The state behind the last pass.
+  // The state after the last pass.
   const schedule::CarriedState& left() const { return left_; }
 
   using State = std::map<std::pair<StateKind, std::int32_t>, schedule::Term>;

@@ -165,7 +165,7 @@ void nest_segments(schedule::Recomputation& recompute, std::size_t begin, std::s
   }
 }
 
-// Each unit keeps its parts, makes all of them again, or some; some units form segments, which may
+// Each unit keeps its parts, recomputes all of them, or some; some units form segments, which may
 // be nested. A function of the seed.
 inline schedule::Recomputation random_recompute(const schedule::StepModel& model,
                                                 std::uint64_t seed) {

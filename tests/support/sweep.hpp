@@ -33,7 +33,7 @@ inline std::size_t sweep(std::size_t count) {
   if (!samples_sweeps()) return count;
   return count < 5 ? 1 : count / 5;
 }
-// The same for a list of different cases: under a sanitizer the first and each third one after it.
+// Returns all cases; under a sanitizer the first and each third one after it.
 template <class T>
 std::vector<T> sampled(std::vector<T> all) {
   if (!samples_sweeps()) return all;

@@ -17,7 +17,8 @@ namespace sluice::testing {
 
 class TensorGroup {
  public:
-  // contexts: the ranks have parts of each sequence, and not of the layers. ring: they pass keys on.
+  // contexts: the ranks have parts of each sequence, and not of the layers. ring: they pass keys
+  // on.
   TensorGroup(const model::ModelShape& shape, std::int64_t micro_batch, std::int64_t seq,
               std::int64_t ranks, bool sequence = false, bool contexts = false, bool ring = false)
       : TensorGroup(shape, micro_batch, seq,

@@ -1,5 +1,5 @@
-// Training runs of tensor groups, and of meshes that they are part of. Ranks are threads with a session
-// each; the bytes that they exchange are real.
+// Training runs of tensor groups, and of meshes that they are part of. Ranks are threads with a
+// session each; the bytes that they exchange are real.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -19,8 +19,9 @@ namespace sluice::testing {
 
 inline constexpr std::int64_t kTensorSteps = 3;
 
-// Places and recomputation are those that make_plan() would choose with this much memory: to search for
-// them takes four times as long as the steps. Tests of plans and of the program leave them open.
+// Places and recomputation are those that make_plan() would choose with this much memory: to search
+// for them takes four times as long as the steps. Tests of plans and of the program leave them
+// open.
 inline Overrides tensor_model() {
   return Overrides{"model.layers=2",        "model.hidden=64",
                    "model.heads=4",         "train.seq=16",
@@ -48,8 +49,8 @@ inline planner::Plan plan_of_world(const config::Config& config) {
   return std::get<planner::Plan>(std::move(result));
 }
 
-// The record that all ranks have. The bytes that they send are the planned ones. turns: not 0: instead
-// of the plan's.
+// The record that all ranks have. The bytes that they send are the planned ones. turns: not 0:
+// instead of the plan's.
 inline RanksRecord train_group(const config::Config& config, std::int64_t steps = kTensorSteps,
                                std::int32_t turns = 0) {
   planner::Plan plan = plan_of_world(config);
@@ -150,7 +151,8 @@ inline config::Config config_of_contexts(const TrainingBench& bench, const Overr
                                  settings + Overrides{"parallel.context=" + std::to_string(ranks)});
 }
 
-// A mesh has the bits of its context group alone, whatever its memory options. attention: the group's.
+// A mesh has the bits of its context group alone, whatever its memory options. attention: the
+// group's.
 inline void expect_context_bits(std::size_t i, const std::string& attention) {
   const TensorMesh at = tensor_mesh(i);
   const Overrides memory =
@@ -202,7 +204,7 @@ inline config::Config config_of_mesh(const TrainingBench& bench, const TensorMes
                          mesh.tensor);
 }
 
-// Writes a mesh's state into `to` behind `steps` steps, or behind none the state from `from`.
+// Writes a mesh's state into `to` after `steps` steps, or after none the state from `from`.
 inline RanksRecord write_state(const TensorMesh& mesh, const Overrides& model, std::int64_t steps,
                                const std::string& from, const std::string& to) {
   const TrainingBench bench;

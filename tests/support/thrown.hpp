@@ -30,7 +30,7 @@ std::string message_of(const Call& call) {
   return thrown_by<Error>(call).what();
 }
 
-// The same for calls that may succeed: then it is empty.
+// The message of a call that may succeed: then it is empty.
 template <class Error = InputError, class Call>
 std::string refusal_of(const Call& call) {
   try {
@@ -47,7 +47,7 @@ inline ::testing::AssertionResult mentions(std::string_view text, std::string_vi
   return ::testing::AssertionFailure() << "no '" << part << "' in: " << text;
 }
 
-// refusal(given) of each case holds the words beside it, and the name of the file.
+// refusal(given) of each case holds the words next to it, and the name of the file.
 template <class Given, std::size_t kCases, class Refusal>
 void expect_refusals(const std::pair<Given, const char*> (&cases)[kCases], const char* file,
                      const Refusal& refusal) {

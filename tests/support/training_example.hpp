@@ -58,8 +58,8 @@ struct TrainingRecord {
   }
 };
 
-// Choices that the planner then hardly searches for: on models this small a search takes longer than
-// the steps. For runs that are not about plans; later settings win.
+// Choices that the planner then hardly searches for: on models this small a search takes longer
+// than the steps. For runs that are not about plans; later settings win.
 inline const Overrides kChosenByHand{"recompute.policy=none", "memory.prefetch=1",
                                      "train.order=microbatch", "memory.place.activation=device"};
 
@@ -67,8 +67,8 @@ inline const Overrides kChosenByHand{"recompute.policy=none", "memory.prefetch=1
 inline const Overrides kSearchedFor{"recompute.policy=auto", "memory.prefetch=2",
                                     "train.order=auto", "memory.place.activation=auto"};
 
-// What a test leaves open. A sanitizer's run chooses by hand, for there the searches took nine tenths
-// of the time; DrawnConfigurations and SharedDevice search under it as well.
+// What a test leaves open. A sanitizer's run chooses by hand, for there the searches took nine
+// tenths of the time; DrawnConfigurations and SharedDevice search under it as well.
 inline Overrides left_open() {
   return samples_sweeps() ? kChosenByHand : Overrides{};
 }

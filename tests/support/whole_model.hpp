@@ -83,7 +83,7 @@ class WholeModel {
     return loss_ / static_cast<double>(batch_.rows());
   }
 
-  // Call it after loss(). A tied head's gradient is folded into the embedding's.
+  // Call it after loss(). A tied head's gradient is added to the embedding's.
   void backward() {
     for (std::size_t unit = units(); unit-- > 0;) {
       const model::PassBuffers at = buffers(unit);

@@ -26,7 +26,7 @@ struct AllocationMix {
 };
 
 // The mixes of a warm iteration of a "dense" trace: "small" (requests of 512 B to 1 MiB), "large"
-// (above that, to 1 GiB) and "step" (all requests, beside the resident states). layers: layers of
+// (above that, to 1 GiB) and "step" (all requests, next to the resident states). layers: layers of
 // the transformer; 0 means 24.
 std::vector<AllocationMix> dense_mixes(std::uint32_t layers);
 

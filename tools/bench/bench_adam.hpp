@@ -1,4 +1,4 @@
-// `sluice bench adam`: the fused optimizer updates beside their unavoidable memory traffic,
+// `sluice bench adam`: the fused optimizer updates compared with their unavoidable memory traffic,
 // in one run.
 #pragma once
 

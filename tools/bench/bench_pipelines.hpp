@@ -1,4 +1,4 @@
-// `sluice bench pipelines`: the bubbles of pipeline orders beside their closed forms.
+// `sluice bench pipelines`: the bubbles of pipeline orders compared with their closed forms.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // `sluice bench gemm` and `sluice bench attention`: the matrix products and the attention of a
-// transformer block as training calls them, beside torch's in the same rounds.
+// transformer block as training calls them, compared with torch's in the same rounds.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// `sluice bench storage`: the storage engine beside fio, in one run, on one file.
+// `sluice bench storage`: the storage engine compared with fio, in one run, on one file.
 #pragma once
 
 #include <cstdint>
@@ -39,8 +39,8 @@ struct StorageBenchOptions {
 //   a disk's state outlasts a round.
 // Otherwise "fio" is "not installed" or the reason of its failure.
 // The cost of tagging blocks on storage (offload/tagged_space.hpp) is measured too:
-// tag_{bf16,fp32}_gib_per_s of one core in blocks of 4,096 elements, and tag_share_{read,write,
-// duplex}, that core's time as a share of the transfer's.
+// tag_{bf16,fp32}_gib_per_s of one core in norm blocks of 4,096 elements, and
+// tag_share_{read,write, duplex}, that core's time as a share of the transfer's.
 // Throws InputError for bad options, no room or no such directory; IoError. Rates on a shared
 // machine vary between runs.
 nlohmann::json run_storage_bench(const StorageBenchOptions& options);

@@ -102,7 +102,7 @@ std::vector<std::string> arguments_of(const FioLoad& load, StorageMix mix) {
           fio_mix(mix)};
 }
 
-// The number behind "NAME:" in a text like /proc/meminfo; 0 if there is none.
+// The number after "NAME:" in a text like /proc/meminfo; 0 if there is none.
 std::uint64_t meminfo_value(const std::string& meminfo, const std::string& name) {
   std::istringstream lines(meminfo);
   for (std::string line; std::getline(lines, line);) {

@@ -29,7 +29,7 @@ bool huge_pages_free(std::uint64_t buffer_bytes);
 std::uint32_t fio_depth(std::uint32_t depth);
 // The bytes of buffers that fio allocates for this depth.
 std::uint64_t fio_buffer_bytes(std::uint64_t block_bytes, std::uint32_t depth);
-// The same, for a text like /proc/meminfo.
+// Whether the free huge pages of a text like /proc/meminfo hold the buffers.
 bool huge_pages_free(const std::string& meminfo, std::uint64_t buffer_bytes);
 
 // Returns nothing if fio is not installed. Throws Error if fio failed or its answer cannot

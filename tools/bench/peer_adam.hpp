@@ -1,4 +1,5 @@
-// The text of peer_adam.py: the program needs no file beside it, and both use one protocol version.
+// The text of peer_adam.py: the program needs no file next to it, and both use one protocol
+// version.
 #pragma once
 
 #include <string_view>

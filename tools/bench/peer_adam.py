@@ -31,7 +31,7 @@ HUGE_PAGE = 2 << 20
 WINDOW = 4096
 LR, BETA1, BETA2, EPS, DECAY = 0.02, 0.9, 0.999, 1e-8, 0.01
 # Time for the threads of a step to fall asleep (libgomp's spin for some milliseconds), so that they
-# do not run beside the other program's step.
+# do not run during the other program's step.
 QUIET_SECONDS = 0.02
 
 

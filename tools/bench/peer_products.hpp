@@ -1,4 +1,4 @@
-// The text of peer_products.py: the program needs no file beside it, and both use
+// The text of peer_products.py: the program needs no file next to it, and both use
 // one protocol version.
 #pragma once
 

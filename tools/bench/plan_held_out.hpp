@@ -1,4 +1,5 @@
-// `sluice bench plan --held-out SEED`: automatic plans of drawn cases beside the best known plans.
+// `sluice bench plan --held-out SEED`: automatic plans of drawn cases compared with the best known
+// plans.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +23,7 @@ struct HeldOutCase {
 };
 
 // A case is a function of its three numbers. attempt: from 0 on; the next one is drawn where the
-// planner refuses a case. Throws InputError if the profiles are not beside the program.
+// planner refuses a case. Throws InputError if the profiles are not next to the program.
 HeldOutCase draw_held_out_case(std::uint64_t seed, int number, int attempt);
 
 struct HeldOutOptions {
@@ -51,10 +52,11 @@ const FoundPlan* best_that_fits(std::span<const FoundPlan> plans,
 // again. An internal error of the planner counts as a refusal, too.
 // progress: receives a line after each case, from one thread at a time.
 // {"seed", "settings" (of each case), "cases":[{model, machine, settings (of the model, with the
-//    budgets, each for a `--set` of `sluice plan`), device_bytes, pinned_bytes, refused (draws before),
-//    step_s, cpu_s, best_s, best_by, excess (step_s / best_s - 1), fits (settings with a plan that
-//    fits), complete_worst_cpu_s, more_memory:{device, pinned, storage} (the share by which a step
-//    is longer with twice that budget; null: no plan), failures:[{machine, settings, error}]}],
+//    budgets, each for a `--set` of `sluice plan`), device_bytes, pinned_bytes, refused (draws
+//    before), step_s, cpu_s, best_s, best_by, excess (step_s / best_s - 1), fits (settings with a
+//    plan that fits), complete_worst_cpu_s, more_memory:{device, pinned, storage} (the share by
+//    which a step is longer with twice that budget; null: no plan),
+//    failures:[{machine, settings, error}]}],
 //  "refused", "failures" (their numbers), "within" (cases with an excess of at most 1%),
 //  "worst_excess", "median_excess", "slower_with_more" (cases with a more_memory above 1% or null),
 //  "worst_cpu_s", "median_cpu_s" (of automatic plans), "complete_worst_cpu_s"}

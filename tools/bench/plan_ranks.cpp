@@ -48,11 +48,11 @@ double two_gathers_s(const planner::Plan& plan) {
   return others * elems * (2 + 2 * 2) / kLinkBytesPerS;
 }
 
-// No order of the plan's own instructions on a rank takes less: the loss waits for the forward pass,
-// for the updates that the last step left, and for one gather of each unit; all other compute and all
-// exchanges wait for the loss. Precondition: a rank has one micro-batch.
+// No order of the plan's own instructions on a rank takes less: the loss waits for the forward
+// pass, for the updates that the last step left, and for one gather of each unit; all other compute
+// and all exchanges wait for the loss. Precondition: a rank has one micro-batch.
 double ordered_s(const planner::Plan& plan) {
-  double before = 0, gathers = 0, behind = 0, exchanges = 0, comm = 0;
+  double before = 0, gathers = 0, after = 0, exchanges = 0, comm = 0;
   std::set<std::int32_t> gathered;
   for (const schedule::Instruction& instruction : plan.training().instructions) {
     const double cost = instruction.cost_s;
@@ -60,7 +60,7 @@ double ordered_s(const planner::Plan& plan) {
     if (instruction.lane == schedule::Lane::kCompute) {
       const bool leads = instruction.op == schedule::Op::kForward ||
                          (plan.carries_updates() && instruction.op == schedule::Op::kOptimizerStep);
-      (leads ? before : behind) += cost;
+      (leads ? before : after) += cost;
     }
     if (instruction.op == schedule::Op::kGather && instruction.unit >= 0 &&
         gathered.insert(instruction.unit).second) {
@@ -68,7 +68,7 @@ double ordered_s(const planner::Plan& plan) {
     }
     if (instruction.op == schedule::Op::kAllToAll) exchanges += cost;
   }
-  return std::max(std::max(before, gathers) + std::max(behind, exchanges), comm);
+  return std::max(std::max(before, gathers) + std::max(after, exchanges), comm);
 }
 
 json planned(int micro_batch, const planner::HardwareProfile& hardware) {

@@ -1,8 +1,8 @@
-// All plans are for the profile dgx-a100 with its efficiencies as they are. Table 1 states the model,
-// the mesh and the batch of each row; the vocabulary of 51,200 tokens and the sequences of 2,048 are the
-// paper's for all. Taken for all rows, since the table does not state them: micro-batches of one
-// sequence, and 1F1B without interleaving. The paper recomputes every layer, sums gradients once a step
-// and does not shard the optimizer's state.
+// All plans are for the profile dgx-a100 with its efficiencies as they are. Table 1 states the
+// model, the mesh and the batch of each row; the vocabulary of 51,200 tokens and the sequences of
+// 2,048 are the paper's for all. Taken for all rows, since the table does not state them:
+// micro-batches of one sequence, and 1F1B without interleaving. The paper recomputes every layer,
+// sums gradients once a step and does not shard the optimizer's state.
 #include "tools/bench/plan_worlds.hpp"
 
 #include <sys/resource.h>

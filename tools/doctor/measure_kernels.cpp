@@ -388,7 +388,7 @@ struct KernelTrial::State {
 
   explicit State(const KernelOptions& chosen)
       : options(chosen),
-        // Beside the state, the largest elementwise kernel: 5 arrays of 4 Mi fp32.
+        // In addition to the state, the largest elementwise kernel: 5 arrays of 4 Mi fp32.
         arena(chosen.state_bytes + 128 * kMiB),
         maker(*chosen.all, arena, chosen.state_bytes),
         cases(maker.all()) {

@@ -1,5 +1,5 @@
-// An exchange among p ranks takes (p - 1) * latency + bytes / rate, where `bytes` leave each rank in
-// equal parts (rank_links.cpp). One byte gives the latency of a pair, and large parts the rates.
+// An exchange among p ranks takes (p - 1) * latency + bytes / rate, where `bytes` leave each rank
+// in equal parts (rank_links.cpp). One byte gives the latency of a pair, and large parts the rates.
 #include "tools/doctor/measure_links.hpp"
 
 #include <algorithm>

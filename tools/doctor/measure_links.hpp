@@ -23,8 +23,8 @@ struct LinkOptions {
 };
 
 // A pair of ranks, and a group of kNodeRanks. Their figures are those of the plan's formula
-// (engine/planner/price/rank_links.hpp): the pair has the latency and the rate of one link, the group the
-// rate that its ranks reach together.
+// (engine/planner/price/rank_links.hpp): the pair has the latency and the rate of one link, the
+// group the rate that its ranks reach together.
 class LinkTrial {
  public:
   static constexpr int kNodeRanks = 4;

@@ -1,6 +1,7 @@
 #include "tools/replay/trace_events.hpp"
 
 #include <map>
+#include <vector>
 
 #include "base/error.hpp"
 #include "base/units.hpp"
@@ -10,18 +11,24 @@ namespace {
 
 constexpr std::size_t kMostPools = 65536;  // MemoryEvent::pool
 
+// Addresses that no two allocations of the trace share.
+std::vector<std::uint64_t> addresses_of(const record::MemoryTrace& trace) {
+  std::uint64_t next = std::uint64_t{1} << 46;
+  std::vector<std::uint64_t> addresses;
+  addresses.reserve(trace.allocations.size());
+  for (const record::TraceAllocation& allocation : trace.allocations) {
+    addresses.push_back(next);
+    next += round_up(allocation.bytes, 512) + 512;
+  }
+  return addresses;
+}
+
 }  // namespace
 
 record::MemorySnapshot events_of(const record::MemoryTrace& trace) {
   record::MemorySnapshot snapshot;
   snapshot.names = trace.names;
-  std::uint64_t next_address = std::uint64_t{1} << 46;
-  std::vector<std::uint64_t> addresses;
-  addresses.reserve(trace.allocations.size());
-  for (const record::TraceAllocation& allocation : trace.allocations) {
-    addresses.push_back(next_address);
-    next_address += round_up(allocation.bytes, 512) + 512;
-  }
+  const std::vector<std::uint64_t> addresses = addresses_of(trace);
   std::map<std::uint64_t, std::uint16_t> pools{{0, 0}};  // numbered as they come
   const auto number_of = [&](std::uint64_t pool) {
     const auto next_pool = static_cast<std::uint16_t>(pools.size());

@@ -32,9 +32,9 @@ struct PipelineRow {
 // Times are those of the trace. Empty if the trace has no passes.
 PipelineRow pipeline_row(std::uint64_t rank, const TraceFile& trace);
 
-// Moves the rows to one clock: that of the machine, which the traces start at (`starts_ns`, by row).
-// Ranks of several machines have several clocks; if the starts differ by more than the longest row,
-// each row begins at 0 instead. Returns whether there is one clock.
+// Moves the rows to one clock: that of the machine, which the traces start at (`starts_ns`, by
+// row). Ranks of several machines have several clocks; if the starts differ by more than the
+// longest row, each row begins at 0 instead. Returns whether there is one clock.
 bool align_rows(const std::vector<std::int64_t>& starts_ns, std::vector<PipelineRow>& rows);
 
 }  // namespace sluice::report

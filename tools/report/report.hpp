@@ -9,8 +9,8 @@
 //   rank-R/          of a run of several ranks: events.jsonl of rank R; rank 0's is that of the run
 // base/trace.hpp describes the format of traces. All files are untrusted: sizes, ids and ranges are
 // checked. Both functions throw InputError, with the file's name, if one is malformed or if any but
-// trace.json is missing. They change nothing. Events behind a last line that a killed run left cut are
-// not there; a warning in the log says so.
+// trace.json is missing. They change nothing. Events after a last line that a killed run left cut
+// are not there; a warning in the log says so.
 #pragma once
 
 #include <filesystem>

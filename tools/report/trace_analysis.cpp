@@ -83,7 +83,7 @@ MemorySeries memory_of(const TraceFile& trace, Tier tier, std::size_t max_sample
   Values now{};
   Values greatest{};
   for (std::size_t i = 0; i < trace.counters.size();) {
-    // Changes at one instant count together: a release beside an allocation makes no peak.
+    // Changes at one instant count together: a release with an allocation makes no peak.
     const std::int64_t time_ns = trace.counters[i].time_ns;
     bool changed = false;
     for (; i < trace.counters.size() && trace.counters[i].time_ns == time_ns; ++i) {

@@ -21,7 +21,7 @@ std::optional<std::uint64_t> bytes_argument(const std::string& option,
 
 // Writes the whole file; InputError names the option and the path where that fails.
 void write_output(const std::string& option, const std::string& path, const std::string& text);
-// The same to a regular file, which only its owner may read afterwards (mode 0600).
+// Writes to a regular file, which only its owner may read afterwards (mode 0600).
 void write_private(const std::string& option, const std::string& path, const std::string& text);
 
 // Relative paths of the configuration start at the working directory. InputError where it is gone.

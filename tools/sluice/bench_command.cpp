@@ -1,4 +1,4 @@
-// `sluice bench`: a part beside its measured limit, or beside another library's.
+// `sluice bench`: a part compared with its measured limit, or compared with another library's.
 //
 // Each bench is a subcommand. Its arguments are parsed into the bench's own options, so that --help
 // shows the bench's defaults. Byte counts pass through text: "1GiB".
@@ -83,7 +83,7 @@ void add_storage_directory(CLI::App& command, std::string& directory) {
       ->capture_default_str();
 }
 
-// The text of an option in bytes, beside the default that --help shows.
+// The text of an option in bytes, next to the default that --help shows.
 std::shared_ptr<std::string> add_bytes(CLI::App& command, const char* option,
                                        std::uint64_t default_bytes, const char* meaning) {
   auto text = std::make_shared<std::string>(format_bytes_exact(default_bytes));

@@ -51,7 +51,8 @@ void choose(CLI::App& command, Command& chosen, std::shared_ptr<Arguments> argum
       [&chosen, arguments, run] { chosen = [arguments, run] { return run(*arguments); }; });
 }
 
-// The same for a command that reads a configuration: its relative paths need a working directory.
+// As choose(), for a command that reads a configuration: its relative paths need a working
+// directory.
 template <class Arguments>
 void choose_configured(CLI::App& command, Command& chosen, std::shared_ptr<Arguments> arguments,
                        int (*run)(const Arguments&)) {
@@ -87,7 +88,7 @@ void add_train(CLI::App& app, Command& chosen) {
   add_quiet(*command, train->quiet, "No progress and no notices: the plan and the summary alone");
   command->callback([&chosen, train, resume] {
     train->resumes = resume->count() > 0;
-    // An option with several values takes the word behind them, too. A setting has an equals sign.
+    // An option with several values takes the word after them, too. A setting has an equals sign.
     std::vector<std::string>& settings = train->config.overrides;
     if (train->config.path.empty() && !settings.empty() &&
         settings.back().find('=') == std::string::npos) {
@@ -101,7 +102,7 @@ void add_train(CLI::App& app, Command& chosen) {
   });
 }
 
-// The ranks' command stands behind "--", where this program's options end.
+// The ranks' command stands after "--", where this program's options end.
 void add_launch(CLI::App& app, Command& chosen, std::span<char* const> rank_words) {
   const auto launch = std::make_shared<LaunchArguments>();
   launch->command.assign(rank_words.begin(), rank_words.end());
@@ -239,9 +240,7 @@ void add_replay(CLI::App& app, Command& chosen) {
   command->add_option("TRACE", replay->trace,
                       "A PyTorch memory snapshot, an RMM log, a CSV of ours, or lifetimes to "
                       "pack (id,lower,upper,size)");
-  command->add_option("--generate", replay->generate,
-                      "Instead of a file: dense, zero3, recompute, pipeline, varlen, moe, lora "
-                      "or rlhf");
+  command->add_option("--generate", replay->generate, "Instead of a file: dense, zero3 or moe");
   command->add_option("--seed", replay->seed, "Of the generated trace")
       ->check(whole_number(0, std::numeric_limits<std::int64_t>::max()))
       ->needs("--generate");

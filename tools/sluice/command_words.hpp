@@ -14,8 +14,8 @@ namespace sluice::cli {
 // "sluice bench adam"
 std::string command_path(const CLI::App& command);
 
-// The command that the words name, from `app` on: the words before the first one that is no command.
-// Throws InputError for the first word that should be a command and is none.
+// The command that the words name, from `app` on: the words before the first one that is no
+// command. Throws InputError for the first word that should be a command and is none.
 const CLI::App& named_command(const CLI::App& app, std::span<char* const> words);
 
 // Throws InputError where the words name an option that their command does not have.

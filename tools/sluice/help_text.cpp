@@ -137,7 +137,7 @@ CompletionCases completion_cases(const CLI::App& app, const std::vector<std::str
   return cases;
 }
 
-// Of the words between the program and the cursor: launch's own command begins anew.
+// Finds the command in the words between program and cursor: launch's own command begins anew.
 std::string find_command(const std::string& words, const CompletionCases& cases) {
   return "  local word command=sluice\n  for word in " + words +
          "; do\n    case \"$command $word\" in\n      " + cases.commands +

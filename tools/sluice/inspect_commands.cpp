@@ -151,7 +151,7 @@ int report_command(const ReportArguments& arguments) {
   const std::filesystem::path folder =
       is_trace ? std::filesystem::path(run).parent_path() : std::filesystem::path(run);
   const std::string output = arguments.output.empty() ? (folder / name).string() : arguments.output;
-  // The page holds the configuration: beside the run's other files it is private as they are.
+  // The page holds the configuration: next to the run's other files it is private as they are.
   if (arguments.output.empty()) {
     write_private("report", output, text);
   } else {

@@ -110,7 +110,7 @@ void add_activations(std::string& text, const train::RunEvent& plan) {
   if (!parts.empty()) append_format(text, "saved       %s\n", parts.c_str());
 }
 
-// "device 2.0 MiB, storage 93.1 MiB": the tiers in which a verb uses less than the plan's peak.
+// "device 2.0 MiB, storage 93.1 MiB": the tiers in which a phase uses less than the plan's peak.
 std::string less_than_peak(const train::RunEvent& bytes, const train::RunEvent& peak) {
   std::string line;
   for (const Tier tier : kTiers) {
@@ -122,10 +122,10 @@ std::string less_than_peak(const train::RunEvent& bytes, const train::RunEvent& 
   return line;
 }
 
-// The verbs that use less than the plan's peaks, in groups of equal bytes, and the files that are
+// The phases that use less than the plan's peaks, in groups of equal bytes, and the files that are
 // written: "load, resume: device 2.0 MiB; files: checkpoint 93.1 MiB, export 37.3 MiB".
 std::string phases_line(const train::RunEvent& plan) {
-  std::vector<std::pair<std::string, std::string>> groups;  // bytes, verbs
+  std::vector<std::pair<std::string, std::string>> groups;  // bytes, phases
   for (const planner::Verb verb : planner::kVerbs) {
     const std::string name(planner::verb_name(verb));
     const std::string text = less_than_peak(of_fullest(plan)["peak_bytes_by_verb"][name],
@@ -189,8 +189,8 @@ std::string units_text(const train::RunEvent& pipeline, int pipeline_rank) {
   return text;
 }
 
-// A plan on paper may have thousands of classes. Then it shows the first and the last one, the slowest
-// and the fullest.
+// A plan on paper may have thousands of classes. Then it shows the first and the last one, the
+// slowest and the fullest.
 std::vector<train::RunEvent> shown_ranks(const train::RunEvent& plan) {
   const train::RunEvent& all = plan["per_rank"];
   constexpr std::size_t kMostLines = 16;
@@ -247,8 +247,8 @@ std::string shares_text(const train::RunEvent& shares_s) {
   return text;
 }
 
-// Only for several ranks: those that need most, and those that end last. The first ones have the lines
-// about memory, the others those about time.
+// Only for several ranks: those that need most, and those that end last. The first ones have the
+// lines about memory, the others those about time.
 void add_job(std::string& text, const train::RunEvent& plan) {
   if (!plan.contains("job")) return;
   const train::RunEvent& job = plan["job"];

@@ -174,7 +174,7 @@ std::vector<std::string> RankJob::environment_of(int rank) const {
       {"SLUICE_JOB", token_}};  // strangers on this machine cannot join the job
   own.insert(own.end(), options_.variables.begin(), options_.variables.end());
   if (rank == 0) own.emplace_back("SLUICE_LISTENER", std::to_string(listener_.descriptor()));
-  // Of the terminal that shows the rank's lines behind their prefix.
+  // The columns of the terminal that shows the rank's lines after their prefix.
   const std::size_t columns = line_columns(STDERR_FILENO), prefix = prefix_of(rank).size();
   if (columns > prefix) own.emplace_back(kRelayedColumns, std::to_string(columns - prefix));
   // Variables of a launcher around this one.
@@ -335,8 +335,8 @@ void RankJob::reap() {
   tell_waiting_ranks();
 }
 
-// Rank 0 tells the ranks that have joined it, and ends. Once it has ended, and where it failed itself,
-// the launcher answers the ranks that come to the port.
+// Rank 0 tells the ranks that have joined it, and ends. Once it has ended, and where it failed
+// itself, the launcher answers the ranks that come to the port.
 void RankJob::tell_waiting_ranks() {
   if (lost_.empty() || door_ || ranks_.front().pid > 0) return;
   try {

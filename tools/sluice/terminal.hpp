@@ -16,15 +16,15 @@ std::size_t terminal_columns(int descriptor);
 
 // The variable by which a launcher tells its ranks the columns that it has for their lines.
 inline constexpr const char* kRelayedColumns = "SLUICE_COLUMNS";
-// The columns for a line that should stay one: terminal_columns(), or those of the launcher's terminal
-// that relays what is written to `descriptor`. 0: any number.
+// The columns for a line that should stay one: terminal_columns(), or those of the launcher's
+// terminal that relays what is written to `descriptor`. 0: any number.
 std::size_t line_columns(int descriptor);
 
 // Columns that a text takes: its characters, each of one or more bytes of UTF-8.
 std::size_t text_columns(std::string_view text);
 
 // Breaks each line of `text` that is longer than `columns` between words. A continued line is
-// indented to the column of the last text behind a gap of two or more spaces (a label's text, a
+// indented to the column of the last text after a gap of two or more spaces (a label's text, a
 // table's last column), else by two. A word longer than a line is cut. columns = 0 breaks nothing.
 std::string wrap_text(std::string_view text, std::size_t columns);
 
@@ -58,7 +58,7 @@ class WrappedStdout : private std::streambuf {
 void print_to_stderr(const std::string& lines);
 
 // Where a command's words go. json: stdout holds events, so answers for people join the notices on
-// stderr. quiet: no notices, and no answers for people beside events.
+// stderr. quiet: no notices, and no answers for people next to events.
 struct Console {
   bool json = false;
   bool quiet = false;

@@ -27,7 +27,8 @@ namespace {
 // The signal that asked to stop; 0: none. A second one ends the process at once, but for SIGHUP: a
 // terminal that closes may send that twice, from its shell and from the kernel.
 std::atomic<int> stop_signal{0};
-// Whether the run has files. Before, there is nothing to save, and a signal ends the process at once.
+// Whether the run has files. Before, there is nothing to save, and a signal ends the process at
+// once.
 std::atomic<bool> has_files{false};
 
 void on_signal(int signal) {
@@ -237,7 +238,7 @@ train::TrainingEnd train_in_world(const TrainArguments& given, train::World& wor
   };
   if (resumed.run.empty()) return train_in("");
   try {
-    // A job that is started again goes on with its own run, never with an older one beside it.
+    // A job that is started again goes on with its own run, never with an older one next to it.
     const bool restarts = !resumed.own_config && !variable("SLUICE_RESTART").empty();
     return train::resume_newest(resumed.run, train_in, &world,
                                 restarts ? variable("SLUICE_LAUNCH") : "");
@@ -259,7 +260,7 @@ int train_command(const TrainArguments& arguments) {
     if (end == train::TrainingEnd::kRefused) return 2;
     return end == train::TrainingEnd::kInterrupted ? 128 + signal_that_stopped(*world) : 0;
   } catch (const train::JobError& error) {
-    if (error.is_told_elsewhere()) return error.exit_status();
+    if (error.is_already_reported()) return error.exit_status();
     throw;
   } catch (const run::NoState& error) {
     if (!world->is_first()) return error.exit_status();

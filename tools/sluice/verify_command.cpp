@@ -41,8 +41,8 @@ class Expected {
       : arguments_(arguments),
         given_(run(load(arguments.config, {}), "the configuration as it is")) {}
 
-  // The setting that puts the results outside law 1, so that they are not compared with those of other
-  // ranks: they depend on the number of ranks, or on the schedule. Empty: none does.
+  // The setting that puts the results outside law 1, so that they are not compared with those of
+  // other ranks: they depend on the number of ranks, or on the schedule. Empty: none does.
   std::string own_results() const {
     const auto& parallel = given_.settled.parallel;
     if (parallel.has_server_order()) {

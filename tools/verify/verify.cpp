@@ -2,8 +2,8 @@
 // rank plans, the others compile what it chose (engine/train/world_plan.hpp).
 //
 // A durable run commits every second step while it computes. New sessions then load its last commit
-// and train the steps behind it once more, and their figures replace those of the first sessions. So
-// a commit that is wrong shows in a figure. Its log and data lie in directories of their own.
+// and train the steps after it once more, and their figures replace those of the first sessions.
+// So a commit that is wrong shows in a figure. Its log and data lie in directories of their own.
 #include "tools/verify/verify.hpp"
 
 #include <algorithm>
@@ -49,7 +49,8 @@ std::vector<std::string> take_own_directories(config::Config& config, const RunI
   return paths;
 }
 
-// The directories of all ranks; those that it makes go with it. own: these go with all that they hold.
+// The directories of all ranks; those that it makes go with it. own: these go with all that they
+// hold.
 class StorageDirectories {
  public:
   StorageDirectories(const std::vector<train::Prepared>& ranks, std::vector<std::string> own)
@@ -167,7 +168,7 @@ Figures train_rank(const train::Prepared& rank, const train::RankLinks& links,
       figures.norms.push_back(outcome.grad_norm);
     }
   }
-  // A single step, and the steps after a commit, are committed behind the last of them.
+  // A single step, and the steps after a commit, are committed after the last of them.
   const bool ends_with_commit = plan.options.durable && step > first && (run.found || step == 1);
   if (ends_with_commit) session.commit(manifest_of(rank, session, run, step));
   figures.weights_hash = session.state().weights_hash();
@@ -208,7 +209,7 @@ Figures train_together(const std::vector<train::Prepared>& ranks, const Training
   return figures.front();
 }
 
-// Trains the steps behind the last commit of a durable run once more.
+// Trains the steps after the last commit of a durable run once more.
 void train_again(const std::vector<train::Prepared>& ranks, Training run, Figures& figures) {
   const config::Config& config = ranks.front().config;
   std::vector<checkpoint::PassedOver> passed_over;

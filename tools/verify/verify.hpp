@@ -2,9 +2,9 @@
 // not change a bit: state in other tiers, other recomputation, updates at other moments, and other
 // numbers of ranks. The ranks are threads of this process, with the budgets of one rank each.
 //
-// It trains on the configuration's data. A durable configuration commits and goes on from a commit, as
-// its run would. All files lie in directories verify-ID of the storage paths, or have no name, and go
-// with it.
+// It trains on the configuration's data. A durable configuration commits and goes on from a commit,
+// as its run would. All files lie in directories verify-ID of the storage paths, or have no name,
+// and go with it.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,8 @@ struct Variant {
 // Each changes one thing of the configuration.
 std::vector<Variant> list_variants(const config::Config& given);
 
-// Runs the first `steps` steps, with delayed updates a whole number of schedules. Throws InputError if the configuration is refused or does not fit.
+// Runs the first `steps` steps, with delayed updates a whole number of schedules. Throws InputError
+// if the configuration is refused or does not fit.
 Outcome run_steps(const config::Config& config, std::int64_t steps);
 
 // Gives a variant the micro-batches of the first run: others round otherwise, and "auto" could

@@ -26,7 +26,7 @@ class CsvReader {
 
   // Throws InputError with the name and the line.
   [[noreturn]] void refuse(const std::string& reason) const;
-  // The same for a field with a wrong value.
+  // Refuses a field with a wrong value, as refuse().
   [[noreturn]] void refuse_field(std::string_view column, std::string_view field,
                                  std::string_view wanted) const;
 

@@ -1,6 +1,7 @@
 // PyTorch's memory snapshots: the pickles that torch.cuda.memory._dump_snapshot writes, of all
 // versions since 1.13, read and written. The keys are those of torch/csrc/cuda/Module.cpp and
-// memory_snapshot.cpp, the older ones those that torch/cuda/_memory_viz.py still reads.
+// torch/csrc/cuda/memory_snapshot.cpp, the older ones those that torch/cuda/_memory_viz.py still
+// reads.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +23,7 @@ namespace sluice::record {
 // number is missing, or if blocks do not fit in their segment.
 MemorySnapshot torch_snapshot(const PickleTree& pickle, const std::string& source,
                               std::optional<std::int32_t> device = std::nullopt);
-// The same for a file of at most 4 GiB.
+// Reads a snapshot from a file of at most 4 GiB.
 MemorySnapshot read_torch_snapshot(const std::string& path,
                                    std::optional<std::int32_t> device = std::nullopt);
 

@@ -1,8 +1,8 @@
-// A unit's ways are few: the worthwhile sets of parts to make again, each with the other parts and
+// A unit's ways are few: the worthwhile sets of parts to recompute, each with the other parts and
 // the output in one tier. Mixtures over the units do the rest. Work that the ways do not change
 // comes from the places of weights and gradients.
 //
-// Units that make much again come first and those that keep most last: backward meets these first,
+// Units that recompute much come first and those that keep most last: backward meets these first,
 // and the memory that they free takes the parts that the others make. Units that send values off
 // the device are spread evenly, so that the link has time for each.
 #include "engine/planner/bound/activation_choice.hpp"

@@ -1,11 +1,11 @@
-// Divides the bytes that a plan leaves to activations: each value is kept, made again, or waits in
+// Divides the bytes that a plan leaves to activations: each value is kept, recomputed, or waits in
 // another tier.
 //
 // By parts: each unit keeps its saved parts and its output on the device, sends them to pinned
-// memory or storage, or makes some of the parts again. Equal units are one class of a knapsack
+// memory or storage, or recomputes some of the parts. Equal units are one class of a knapsack
 // (recompute_knapsack.hpp), which adds up the work of compute lane, links and storage.
 //
-// By segments: where the inputs of all units do not fit, outputs are made again, too. The runs of
+// By segments: where the inputs of all units do not fit, outputs are recomputed, too. The runs of
 // each unit come from a chain (chain_recompute.hpp). Everything stays on the device then.
 #pragma once
 
@@ -41,11 +41,11 @@ class ActivationChoice {
   std::optional<schedule::StepOptions> by_parts(const schedule::StepOptions& from,
                                                 const TierBytes& room, Spills spills) const;
   // device_bytes: of all activations and workspace at any time. Nothing if no choice fits, or if
-  // some unit between embedding and head cannot be made again.
+  // some unit between embedding and head cannot be recomputed.
   std::optional<schedule::StepOptions> by_segments(const schedule::StepOptions& from,
                                                    std::uint64_t device_bytes) const;
   // The bytes that activations and workspace take at most if all of them stay on the device and
-  // each unit that makes something again makes all of it.
+  // each unit that recomputes something recomputes all of it.
   std::uint64_t segment_bytes(const schedule::StepOptions& of) const;
 
  private:
@@ -53,7 +53,7 @@ class ActivationChoice {
   struct Way {
     schedule::PartMask remade = 0;
     double remake_s = 0;         // of one micro-batch
-    Tier parts = Tier::kDevice;  // the waiting place of those that are not remade
+    Tier parts = Tier::kDevice;  // the waiting place of those that are not recomputed
     Tier output = Tier::kDevice;
     bool leaves() const { return parts != Tier::kDevice || output != Tier::kDevice; }
   };

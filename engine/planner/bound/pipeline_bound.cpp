@@ -3,10 +3,11 @@
 // Every rank computes its passes in the order of the schedule, and each waits for the messages that it
 // reads. So the times of the order, with passes that are never late for anything else, bound the step.
 //
-// Data-parallel ranks exchange the gradients of a stage behind its last backward passes, and
-// gather weights, or rounded gradients, behind these or in front of the first forward pass. Nothing can
-// hide this from the stage: its passes between the first micro-batch's forward pass and the last one's
-// backward pass come on top. Bytes and links are those of data-parallel rank 0 on each pipeline rank.
+// Data-parallel ranks exchange the gradients of a stage after its last backward passes, and
+// gather weights, or rounded gradients, after these or in front of the first forward pass. Nothing
+// can hide this from the stage: its passes between the first micro-batch's forward pass and the
+// last one's backward pass come on top. Bytes and links are those of data-parallel rank 0 on each
+// pipeline rank.
 #include "engine/planner/bound/pipeline_bound.hpp"
 
 #include <algorithm>
@@ -78,7 +79,7 @@ class CutBound {
     return list;
   }
 
-  // The rank's passes behind the first micro-batch's forward passes and in front of the last one's
+  // The rank's passes after the first micro-batch's forward passes and in front of the last one's
   // backward passes: from the end of the last one of those to the begin of the first one of these.
   struct Middle {
     std::size_t begin = 0, end = 0;  // by number in the rank's list; `end` is that backward pass

@@ -1,6 +1,6 @@
 // A multiple-choice knapsack over classes of equal units, with a budget for each tier.
 //
-// Each unit takes one option of its class: the values that it keeps, makes again, or sends to
+// Each unit takes one option of its class: the values that it keeps, recomputes, or sends to
 // another tier. An option holds bytes of the tiers and gives work to resources, such as the compute
 // lane or a link. Each phase of a step is as long as its busiest resource works. The choice with the
 // shortest phases is wanted, and among equals the one with the least work.

@@ -47,7 +47,7 @@ enum Column : std::size_t {
   kCachedStored = 16,
   kCachedShards = 17,  // with shards on the devices
   kPhases = 18,        // forward, backward, update
-  // Shares of values that are made again: parts by operation, and outputs.
+  // Shares of values that are recomputed: parts by operation, and outputs.
   kRemadeParts = 21,
   kRemadeOutputs = kRemadeParts + 8,
   kColumns,
@@ -133,7 +133,8 @@ ModelBytes model_bytes(const schedule::StepModel& model, const schedule::StepOpt
 
 // The moves of a rank's sums of groups of micro-batches to a lower tier and back (partial_sums.cpp).
 // All but the rank's last micro-batch are added on the host, and each sum that waits at the end
-// comes up once. Folds are left out, and so are reads of sums that a later micro-batch is added to.
+// comes up once. Reductions are left out, and so are reads of sums that a later micro-batch is
+// added to.
 void add_partials(PhaseWork& backward, const schedule::StepModel& model, const StepRates& rates,
                   const schedule::StepOptions& options) {
   const std::int32_t sums = schedule::partial_sums_at_once(model, options);
@@ -225,6 +226,7 @@ void Relaxation::list_remade() {
   remade_parts_ = std::move(merged);
 }
 
+// NOLINTNEXTLINE(readability-function-size): the search that replaces it is being written
 std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
                                          const config::Config::Places& place,
                                          const TierBytes& budgets, const TierBytes& extra) const {
@@ -333,7 +335,7 @@ std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
 
   // The bound takes less for granted than the places: values whose next use is near stay on the
   // device whatever their tier is, storage may work on an update before its phase begins, and any
-  // units may be carried: their update runs in forward and their state is not kept twice.
+  // updates may be deferred: they run in forward and no state is kept twice.
   enum class For { kBound, kPlaces };
   const auto program_for = [&](std::vector<double> costs, For use) {
     const bool bound = use == For::kBound;

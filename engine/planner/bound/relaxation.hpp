@@ -22,7 +22,7 @@ struct PlanShape {
   schedule::ComputeOrder order = schedule::ComputeOrder::kMicrobatch;
   schedule::UpdatePlacement update = schedule::UpdatePlacement::kAfterBackward;
   schedule::Recomputation recompute;
-  // Recomputation is no part of the shape: any share of the parts and outputs may be made again.
+  // Recomputation is no part of the shape: any share of the parts and outputs may be recomputed.
   bool recompute_is_free = false;
   // The price of work that other lanes hide, relative to time. It only chooses among places that
   // are nearly as fast. A schedule hides less than the relaxation believes.
@@ -56,7 +56,7 @@ class Relaxation {
                                const TierBytes& budgets, const TierBytes& extra) const;
 
  private:
-  // Values that can be made again: their share of all bytes, and the time for them.
+  // Values that can be recomputed: their share of all bytes, and the time for them.
   struct Remade {
     double share = 0;
     double seconds = 0;  // of one micro-batch

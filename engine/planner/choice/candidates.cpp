@@ -90,6 +90,7 @@ bool shares_device(const CandidateGroup& group) {
   return group.front().shares_device;
 }
 
+// NOLINTNEXTLINE(readability-function-size): the search that replaces it is being written
 std::vector<CandidateGroup> plan_candidates(const config::Config& config,
                                             const schedule::StepModel& model) {
   const std::uint64_t all_slots = weight_slots_of_all(model, config.memory.chunk_bytes);
@@ -136,7 +137,7 @@ std::vector<CandidateGroup> plan_candidates(const config::Config& config,
         if (pieces != Pieces::kUsual) options.piece_elems = small_piece_elems(model);
         if (pieces == Pieces::kSmallOneByOne) {
           options.stream_lookahead = 0;
-          // State of carried units is not kept twice.
+          // State of units with deferred updates is not kept twice.
           if (carries_freely) options.carried_units = units / 2;
         }
         grow_pieces(model, options);

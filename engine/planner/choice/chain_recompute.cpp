@@ -3,7 +3,7 @@
 //   - The first unit runs and leaves its parts and output. The rest of the interval is processed in
 //     the memory that remains, and the unit's backward pass follows.
 //   - The units before some `middle` run and leave only the input of `middle`. Then [middle, last]
-//     is processed beside that input, and [first, middle - 1] after it, in all of the memory.
+//     is processed next to that input, and [first, middle - 1] after it, in all of the memory.
 // The second way repeats the units before `middle`, so all units of an interval have run equally
 // often when it begins. That number and the tree of intervals give the runs of each unit, and the
 // other way round.

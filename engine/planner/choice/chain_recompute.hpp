@@ -33,7 +33,7 @@ struct ChainRuns {
 };
 
 // The runs of each unit with the least time in `memory_bytes`, besides the chain's input. Nothing
-// if there are none. Backward begins right behind the last unit's forward pass, and one unit's parts
+// if there are none. Backward begins right after the last unit's forward pass, and one unit's parts
 // stay with its output. Memory is counted in at most `slots` equal amounts, and sizes are rounded up
 // to these.
 std::optional<std::vector<ChainRuns>> least_recomputation(const std::vector<ChainUnit>& chain,

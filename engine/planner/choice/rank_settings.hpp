@@ -13,7 +13,7 @@ inline constexpr std::int64_t kMostPlannedRanks = 64;
 inline constexpr std::int64_t kMostRanksOnPaper = 1 << 16;
 
 // Throws InputError, one sentence that names the key and the right value, where the ranks are more
-// than `most`, cannot divide the step or cannot fold its groups.
+// than `most`, cannot divide the step or cannot add the sums of its groups.
 void check_rank_counts(const config::Config& config, std::int64_t most = kMostPlannedRanks);
 // Whether sums depend on a rank's place among the others: around a ring, or with nodes that sum first.
 bool sums_by_place(const config::Config& config);

@@ -119,7 +119,7 @@ bool alike(const schedule::UnitFootprint& a, const schedule::UnitFootprint& b) {
          a.saved_parts == b.saved_parts;
 }
 
-// All sets of parts that operations of a unit can make again, with their prices.
+// All sets of parts that operations of a unit can recompute, with their prices.
 std::vector<Remake> possible_remakes(const schedule::StepModel& model, std::int32_t unit,
                                      CostModel& costs) {
   constexpr std::size_t kMostOperations = 10;  // the sets are all unions of these

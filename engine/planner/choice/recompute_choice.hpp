@@ -20,18 +20,19 @@ std::vector<schedule::Recomputation> recompute_choices(const config::Config& con
 std::vector<schedule::Recomputation> search_recomputations(const config::Config& config,
                                                            const schedule::StepModel& model);
 
-// The units behind the embedding as a chain, with the values of `live` micro-batches at a time. Empty if one between embedding and head cannot be recomputed. A pass takes one second.
+// The units after the embedding as a chain, with the values of `live` micro-batches at a time.
+// Empty if one between embedding and head cannot be recomputed. A pass takes one second.
 std::vector<ChainUnit> chain_of(const schedule::StepModel& model, std::uint64_t live);
 schedule::Recomputation recompute_chain(const schedule::StepModel& model,
                                         const std::vector<ChainRuns>& runs);
 
-// Parts of one unit that are made again together.
+// Parts of one unit that are recomputed together.
 struct Remake {
   schedule::PartMask parts = 0;
   std::uint64_t bytes = 0;
   double seconds = 0;  // of one micro-batch
 };
-// Equal units, and the sets of their parts that are worth making again: nothing first, all parts
+// Equal units, and the sets of their parts that are worth recomputing: nothing first, all parts
 // last. The seconds are a convex function of the bytes, so a mixture of two neighbours frees any
 // number of bytes in the least time.
 struct RemakeClass {

@@ -48,7 +48,7 @@ bool contains(const std::vector<std::string>& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-// The names of parts that a fixed recompute.policy makes again: they wait nowhere.
+// The names of parts that a fixed recompute.policy recomputes: they wait nowhere.
 std::vector<std::string> remade_names(const config::Config& config,
                                       const schedule::StepModel& model) {
   const std::vector<schedule::Recomputation> choices = recompute_choices(config, model);
@@ -108,8 +108,8 @@ std::vector<std::vector<Tier>> saved_places(const config::Config& config,
   return places;
 }
 
-// Parts that are made again do not wait between the passes, so they are no items. Parts with a place
-// of their own in the configuration stay there.
+// Parts that are recomputed do not wait between the passes, so they are no items. Parts with a
+// place of their own in the configuration stay there.
 SpillChoice::SpillChoice(const config::Config& config, const schedule::StepModel& model,
                          schedule::StepOptions options, Tier tier)
     : options_(std::move(options)), tier_(tier) {

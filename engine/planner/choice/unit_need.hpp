@@ -14,7 +14,7 @@ struct UnitNeed {
 };
 
 // The unit with the largest pass, and the bytes that this pass holds on the device at one time. No
-// plan needs less, whatever it spills or makes again. chunk_bytes: of a device slot.
+// plan needs less, whatever it spills or recomputes. chunk_bytes: of a device slot.
 UnitNeed largest_unit_need(const schedule::StepModel& model, std::uint64_t chunk_bytes);
 
 }  // namespace sluice::planner

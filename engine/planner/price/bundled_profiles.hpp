@@ -9,7 +9,7 @@
 
 namespace sluice::planner {
 
-// share/sluice/hardware beside the running program's bin directory; empty if that is unknown.
+// share/sluice/hardware next to the running program's bin directory; empty if that is unknown.
 std::string bundled_profile_directory();
 // Names of the profiles in a directory, sorted. Empty if it cannot be listed.
 std::vector<std::string> profile_names(const std::string& directory);

@@ -132,8 +132,8 @@ double CostModel::pass_s(const schedule::Schedule& schedule, const schedule::Ins
   return pass_s(pass.unit, pass.op, remade, makes_output, pass.segments);
 }
 
-// A lane is in order, so it waits between the segments of a pass. The cuts behind the last segment may
-// have their sums beside another pass.
+// A lane is in order, so it waits between the segments of a pass. The cuts after the last segment
+// may have their sums in parallel with another pass.
 double CostModel::waits_between_segments_s(const schedule::PassSegments& segments) const {
   const auto ranks = static_cast<std::int32_t>(config_.parallel.inner_ranks());
   double seconds = 0;
@@ -265,7 +265,7 @@ double CostModel::transfer_s(TimedOperation operation, std::uint64_t bytes) cons
                                            : hardware_.storage_write_bytes_per_s);
 }
 
-// Two exchanges, of which each moves about half of the bytes, and a fold between them.
+// Two exchanges, of which each moves about half of the bytes, and a reduction between them.
 double CostModel::inner_s(std::int32_t ranks, double bytes) const {
   return 2 * world_.links.collective_s(ranks, bytes / 2) +
          bytes / hardware_of(schedule::Lane::kInner).memory_bandwidth_bytes_per_s;

@@ -32,7 +32,7 @@ std::int64_t slice_of(std::int64_t extent, std::int64_t other) {
 std::int64_t stride_of(std::int64_t cols) {
   return static_cast<std::int64_t>(round_up(unsigned_of(cols), 64));
 }
-// Logits in fp32, and for 16-bit dtypes their gradients beside them.
+// Logits in fp32, and for 16-bit dtypes their gradients next to them.
 std::uint64_t logits_bytes(std::int64_t logits, DType dtype) {
   const std::uint64_t gradients =
       dtype == DType::kF32 ? 0 : aligned(unsigned_of(logits) * dtype_bytes(dtype));

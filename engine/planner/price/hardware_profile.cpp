@@ -32,7 +32,7 @@ constexpr std::string_view kFormat = "sluice-hardware-profile";
 constexpr int kVersion = 3;
 constexpr std::uint64_t kMaxFileBytes = kMiB;
 constexpr double kMaxRate = 1e18;  // of anything per second: beyond the fastest machine there is
-// Below the slowest machine there is. Bounds of a step have seconds of one rate beside seconds of
+// Below the slowest machine there is. Bounds of a step have seconds of one rate next to seconds of
 // another, which the linear program (linear_program.hpp) tells well up to some ratio.
 constexpr double kLeastBytesPerS = 1e6;
 constexpr double kLeastFlopsPerS = 1e6;

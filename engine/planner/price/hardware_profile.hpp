@@ -83,7 +83,7 @@ HardwareProfile profile_from_json(const std::string& text, const std::string& so
 
 // Files of at most 1 MiB. InputError if it is missing or wrong.
 HardwareProfile load_profile(const std::string& path);
-// Replaces the file whole (written beside it, then renamed); makes the directories. IoError.
+// Replaces the file whole (written next to it, then renamed); makes the directories. IoError.
 void save_profile(const HardwareProfile& profile, const std::string& path);
 
 // $XDG_CACHE_HOME/sluice/hardware.json, else $HOME/.cache/sluice/hardware.json; empty where neither

@@ -1,6 +1,6 @@
-// The changes that choose activations anew: mixtures of parts that stay, leave or are made again, and
-// segments (activation_choice.hpp). Both are chosen for the bytes that a plan's state leaves. What
-// the schedule needs beyond them is known from a trial, so a second choice is closer.
+// The changes that choose activations anew: mixtures of parts that stay, leave or are recomputed,
+// and segments (activation_choice.hpp). Both are chosen for the bytes that a plan's state leaves.
+// What the schedule needs beyond them is known from a trial, so a second choice is closer.
 #include <algorithm>
 
 #include "engine/planner/choice/candidates.hpp"
@@ -65,7 +65,7 @@ bool Improver::cut_segments(Shortlist::Found& best) {
   return taken;
 }
 
-// Gradients give way where nothing fits beside them: the last units' go where others are already.
+// Gradients give way where nothing fits next to them: the last units' go where others are already.
 std::optional<schedule::StepOptions> Improver::segments_within(const schedule::StepOptions& from,
                                                                std::uint64_t device_bytes) const {
   schedule::StepOptions options = from;

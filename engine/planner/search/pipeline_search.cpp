@@ -34,7 +34,7 @@ std::int32_t longest_stage(const std::vector<schedule::UnitRange>& stages) {
 std::vector<schedule::StepOptions> changes_of(const config::Config& config,
                                               const schedule::StepModel& model,
                                               const schedule::StepOptions& options) {
-  // Delayed updates have one place, behind each gradient, with no exchange in between.
+  // Delayed updates have one place, after each gradient, with no exchange in between.
   if (config.parallel.delays_updates()) return {};
   std::vector<schedule::StepOptions> list = update_variants(config, options);
   for (schedule::StepOptions& carried : carried_variants(config, options)) {
@@ -58,7 +58,7 @@ std::vector<schedule::StepOptions> changes_of(const config::Config& config,
   return list;
 }
 
-// The last backward pass of a stage sends its gradient behind the additions of its units' exchanges,
+// The last backward pass of a stage sends its gradient after the additions of its units' exchanges,
 // and the other stages wait for it. With a lag of as many units as the stage has, none of them stands
 // before the message. So that is tried first: a long search tries little else.
 schedule::StepOptions with_long_lag(const config::Config& config, const schedule::StepModel& model,

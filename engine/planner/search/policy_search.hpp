@@ -1,4 +1,4 @@
-// The search with recompute.policy = "auto" beside those with each policy by name.
+// The search with recompute.policy = "auto" in addition to those with each policy by name.
 //
 // A search is greedy, and the many shapes of "auto" may lead it past the best plan of one policy. So
 // where trials are cheap, every other policy is searched by itself. "auto" goes on from the plans

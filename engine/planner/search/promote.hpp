@@ -38,8 +38,8 @@ std::size_t units_that_fit(const schedule::StepModel& model, const schedule::Ste
                            std::uint64_t room_bytes);
 
 // The placement with the optimizer state and the gradients of fewer units on the device: an eighth, a
-// quarter or half of them go to pinned memory. An update there runs beside the passes. None if the
-// configuration gives either kind a place.
+// quarter or half of them go to pinned memory. An update there runs in parallel with the passes.
+// None if the configuration gives either kind a place.
 std::vector<schedule::Placement> demotions(const config::Config& config,
                                            const schedule::Placement& placement);
 

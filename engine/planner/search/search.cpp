@@ -26,7 +26,7 @@ constexpr int kDepth = 4;   // kinds of state with one tier each
 // Starts of the search: the fastest shapes, and the fastest with each order and update, as far as
 // they come near the first one (kNearStart).
 constexpr std::size_t kStarts = 2;
-constexpr std::size_t kSpilledStarts = 1;  // beside these, with all activations in pinned memory
+constexpr std::size_t kSpilledStarts = 1;  // more, with all activations in pinned memory
 constexpr double kDearHiddenWork = 0.2;    // of a mixture that prefers recomputation to transfers
 
 // The need, but at least `least` in every tier.
@@ -389,9 +389,9 @@ void Search::consider_groups() {
   }
 }
 
-// A speculative step keeps no second copy of carried units' state. With half of them carried other
-// places fit, so the search goes on from there, too. The exact number is settled last. Returns the
-// best plan before; nothing if there is no choice.
+// A speculative step keeps no second copy of state with deferred updates. With half of them
+// deferred other places fit, so the search goes on from there, too. The exact number is settled
+// last. Returns the best plan before; nothing if there is no choice.
 std::optional<Shortlist::Found> Search::try_carried() {
   const Shortlist::Found before = found_.front();
   if (before.options.update != schedule::UpdatePlacement::kSpeculative) return std::nullopt;
@@ -434,7 +434,7 @@ Compiled Search::settled(Compiled best) {
   return best;
 }
 
-// Coarse trials misjudge carried units and know no deep ring. So the best plan without carried units
+// Coarse trials misjudge deferred updates and know no deep ring. So the best plan without them
 // and the other finalists of a ring are settled as well. Where all of these wait for storage, the one
 // that computes least may gain most.
 Compiled Search::conclude() {

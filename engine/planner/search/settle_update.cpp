@@ -1,6 +1,6 @@
-// The last choices of a plan: the number of carried units, the depth of the ring of update pieces,
-// and of small steps the prefetch. Coarse trials misjudge them, so exact trials of the training step
-// decide.
+// The last choices of a plan: the number of deferred updates, the depth of the ring of update
+// pieces, and of small steps the prefetch. Coarse trials misjudge them, so exact trials of the
+// training step decide.
 #include "engine/planner/search/settle_update.hpp"
 
 #include <algorithm>
@@ -36,7 +36,7 @@ std::uint64_t staged_bytes(const schedule::StepModel& model, const schedule::Pla
 }
 
 // The pieces of optimizer state that come from storage and fit into `bytes`, with all that is staged
-// beside them or alone.
+// with them or alone.
 std::uint64_t pieces_within(std::uint64_t bytes, const schedule::StepModel& model,
                             const schedule::StepOptions& options, bool counts_staged) {
   std::uint64_t state_bytes = 0;
@@ -93,7 +93,7 @@ class UpdateChoice {
     return seconds_ < shallow_s;
   }
 
-  // The search chose the carried units by coarse trials, and for a shallow ring.
+  // The search chose the deferred updates by coarse trials, and for a shallow ring.
   void choose_carried() {
     for (const schedule::StepOptions& options : carried_variants(config_, options_)) {
       take(options, seconds_ * kAsFast);

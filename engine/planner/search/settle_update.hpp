@@ -1,4 +1,4 @@
-// The last choices of a plan: carried units, and the ring by which updates run ahead of storage.
+// The last choices of a plan: deferred updates, and the ring by which updates run ahead of storage.
 #pragma once
 
 #include "engine/config/config.hpp"
@@ -8,7 +8,7 @@
 
 namespace sluice::planner {
 
-// Tries other numbers of carried units exactly. Then gives the update's ring (update_stream.cpp)
+// Tries other numbers of deferred updates exactly. Then gives the update's ring (update_stream.cpp)
 // pinned memory that the plan `best` leaves of `budgets`, at most memory.update_ring, if that makes
 // the step shorter: the least of a few sizes that is as fast as all of it. Call last, since any
 // other use of the memory is better.

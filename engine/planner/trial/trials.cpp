@@ -96,7 +96,7 @@ schedule::StepOptions without_ring(schedule::StepOptions options) {
   return options;
 }
 
-// A first step that carries all updates makes none.
+// A first step that defers all updates makes none.
 bool has_ring(const schedule::StepOptions& options, schedule::StepKind kind) {
   if (kind == schedule::StepKind::kEvaluation || kind == schedule::StepKind::kSave) return false;
   return kind != schedule::StepKind::kFirst ||

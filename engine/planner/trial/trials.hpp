@@ -51,7 +51,7 @@ struct Trial {
 
 class Trials {
  public:
-  // model and costs must outlive it. fixed: of the run, beside its schedules.
+  // model and costs must outlive it. fixed: of the run, apart from its schedules.
   // other_ranks: the same step of one rank of each other size of shards, and in a pipeline of each
   // stage. pipeline: the step of every rank, by number; empty: there is none. classes, if not null,
   // must outlive it: `pipeline` then has the first rank of each class.

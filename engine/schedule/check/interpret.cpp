@@ -3,7 +3,7 @@
 // A small machine: lanes with instructions in flight, memories with terms, and a policy that picks
 // the next start or end. An instruction reads its terms when it starts and writes the results when
 // it ends, so a policy that starts early and ends late exposes every missing dep. The policies are
-// adverse on purpose (Timing). Guards, messages and collectives act as they do in a run.
+// adverse on purpose (Timing). Messages and collectives act as they do in a run.
 #include "engine/schedule/check/interpret.hpp"
 
 #include <algorithm>
@@ -295,7 +295,6 @@ class Machine {
     lane.waiting.pop_front();
     lane.in_flight.push_back(id);
     started_[id] = true;
-    if (!options_.guards_taken[static_cast<std::size_t>(instruction.guard)]) return;
     // In a pipelined lane the effect comes when the instruction retires.
     if (instruction.op == Op::kRelease && lane_is_pipelined(instruction.lane)) return;
     occupy(id);
@@ -376,7 +375,6 @@ class Machine {
     const Instruction& instruction = schedule_.instructions[id];
     lane_of(instruction).in_flight.pop_front();
     done_[id] = true;
-    if (!options_.guards_taken[static_cast<std::size_t>(instruction.guard)]) return;
     schedule::symbolic::SymbolicMemory& memory =
         memory_[static_cast<std::size_t>(instruction.rank)];
     if (instruction.op == Op::kRelease) {

@@ -64,8 +64,6 @@ struct InterpretOptions {
   Timing timing = Timing::kListOrder;
   Lane lane = Lane::kCompute;  // of kRunAhead and kHoldBack
   std::uint64_t seed = 0;
-  // A guarded instruction has no effect if its guard is not taken.
-  std::array<bool, kGuardCount> guards_taken{true, true, true, true};
   // The clip factor is one: an update that reads it makes the same term as one without it.
   bool clip_accepted = false;
   std::uint32_t storage_depth = 8;  // instructions in flight of a storage lane

@@ -1,5 +1,5 @@
 // The effect of collectives on terms. A Gather or an AllToAll moves them; a reduction of gradients
-// folds them by the tree. Between segments a sum is a term of all members' terms, and a part that
+// adds them by the tree. Between segments a sum is a term of all members' terms, and a part that
 // moves is a term of its owner's. Borders of all members' parts, and of the ranks' own parts, cut a
 // value into intervals, so that the pieces in which it was written do not show.
 #include <algorithm>
@@ -146,7 +146,7 @@ void move_parts(Op op, std::int32_t self, const std::vector<Member>& members,
   }
 }
 
-// Folds terms [first, last) as a sum of FoldGrad instructions of the unit's gradient would.
+// Adds terms [first, last) as a sum of FoldGrad instructions of the unit's gradient would.
 Term fold_tree(const std::vector<Term>& terms, std::size_t first, std::size_t last,
                const Buffer& sum) {
   if (last - first == 1) return terms[first];

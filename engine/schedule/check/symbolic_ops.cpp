@@ -1,6 +1,6 @@
 // Each op has its rule here. It hashes the terms that it reads, together with its own name, into
 // the terms that it writes. Elementwise ops work on runs of elements and keep them apart, so that
-// the cut into pieces does not show. Reductions and passes fold all their input into one term.
+// the cut into pieces does not show. Reductions and passes reduce all their input to one term.
 #include "engine/schedule/check/symbolic_ops.hpp"
 
 #include <algorithm>
@@ -115,8 +115,6 @@ void SymbolicOps::apply(const Instruction& instruction, const std::vector<ReadVa
     return;
   }
   switch (instruction.op) {
-    case Op::kEncode:
-    case Op::kDecode:
     case Op::kAccumulateGrad:
     case Op::kFoldGrad:
     case Op::kRoundGrad:
@@ -262,7 +260,7 @@ void SymbolicOps::elementwise(const Instruction& instruction, const std::vector<
   }
 }
 
-// Without borders the unit is one tensor, which begins at its first element and ends behind all.
+// Without borders the unit is one tensor, which begins at its first element and ends after all.
 std::vector<SymbolicOps::Tensor> SymbolicOps::tensors_of(std::int32_t unit) const {
   constexpr std::uint64_t kEnd = std::uint64_t{1} << 60;
   const auto at = static_cast<std::size_t>(unit);
@@ -453,7 +451,7 @@ void SymbolicOps::clip_factor(const Instruction& instruction, const std::vector<
   }
   const Term folded = fold(std::move(runs));
   const Term norm = hash_words({folded.low, folded.high, odd.value().low, odd.value().high});
-  // Every rank folds all partials, so their norms are one value.
+  // Every rank adds all partials, so their norms are one value.
   const auto [known, fresh] = norms_.try_emplace(instruction.update, norm);
   if (!fresh && known->second != norm) {
     known->second = hash_words({kDiffers, known->second.low, norm.low});

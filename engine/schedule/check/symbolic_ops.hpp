@@ -28,7 +28,8 @@ struct WriteTarget {
   std::int32_t peer = -1;  // Use::peer
 };
 
-// Domains of hash_words that several files use: values that nothing may depend on, and missing ones.
+// Domains of hash_words that several files use: values that nothing may depend on, and missing
+// ones.
 inline constexpr std::uint64_t kScratch = 102, kAbsent = 105;
 // The begin of a buffer of state or saved values, in bytes of its unit's extent; else 0.
 std::uint64_t extent_base(const Buffer& buffer);
@@ -45,7 +46,7 @@ struct Member {
   CutKind reduction = CutKind::kSum;  // of a collective between segments
 };
 // The effect of a collective on one of its members, `self`. A Gather or an AllToAll moves terms. A
-// reduction folds the members' terms, in the order of ranks, by the balanced tree that FoldGrad
+// reduction adds the members' terms, in the order of ranks, by the balanced tree that FoldGrad
 // instructions would make of them.
 void exchange(Op op, std::int32_t self, const std::vector<Member>& members,
               const std::vector<WriteTarget>& writes, const Emit& emit);
@@ -60,8 +61,8 @@ class SymbolicOps {
   void apply(const Instruction& instruction, const std::vector<ReadValue>& reads,
              const std::vector<WriteTarget>& writes, const Emit& emit);
 
-  // The effect of a collective between segments, or of the norm's, on its member `instruction`. members:
-  // all, in the order of ranks.
+  // The effect of a collective between segments, or of the norm's, on its member `instruction`.
+  // members: all, in the order of ranks.
   void cross(const Instruction& instruction, const std::vector<Member>& members,
              const std::vector<WriteTarget>& writes, const Emit& emit);
   const SegmentedPasses& segments() const { return segments_; }
@@ -89,7 +90,7 @@ class SymbolicOps {
   static std::vector<Run> runs_of(const ReadValue& read);
   static Term fold(std::vector<Run> runs);
 
-  // Of all updates.
+  // The norm of all updates.
   std::optional<Term> norm() const;
   const std::map<std::int32_t, Term>& losses() const { return losses_; }
 

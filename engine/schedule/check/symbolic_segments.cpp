@@ -1,14 +1,14 @@
-// The names of values are hashes, and the sources of a hash are kept beside it: the pass, the segments
-// that are done, and the inputs of each rank that has a part in it. A value that a collective made is
-// known only if all of its members had values of one pass behind one segment, so that a rank that
-// brings another value, or none, leaves a hash of which nothing is known.
+// The names of values are hashes, and the sources of a hash are kept next to it: the pass, the
+// segments that are done, and the inputs of each rank that has a part in it. A value that a
+// collective made is known only if all of its members had values of one pass after one segment, so
+// that a rank that brings another value, or none, leaves a hash of which nothing is known.
 //
-// Of a ring two things are proved. Every rank attends to the keys of each rank once: a hop brings keys
-// that it has not had. And every value that goes round visits each rank once: keys from their own rank
-// to the one in front of it, the gradients of keys from that one home. A hop that is left out leaves
-// two segments without a collective between them; one that is done twice makes a value that crossed
-// twice; one at the wrong place brings keys a second time, or ends the ring before all have been
-// everywhere.
+// Two things are proved of a ring. Every rank attends to the keys of each rank once: a hop brings
+// keys that it has not had. And every value that goes round visits each rank once: keys from their
+// own rank to the one in front of it, the gradients of keys from that one home. A hop that is left
+// out leaves two segments without a collective between them; one that is done twice makes a value
+// that crossed twice; one at the wrong place brings keys a second time, or ends the ring before all
+// have been everywhere.
 #include "engine/schedule/check/symbolic_segments.hpp"
 
 #include <algorithm>
@@ -27,8 +27,8 @@ std::uint64_t word(std::int32_t value) {
 
 }  // namespace
 
-// The largest group of each dimension counts; those that hold copies of the same heads have smaller ones.
-// Ranks that any of them joins compute together.
+// The largest group of each dimension counts; those that hold copies of the same heads have smaller
+// ones. Ranks that any of them joins compute together.
 SegmentedPasses::SegmentedPasses(const Schedule& schedule)
     : ranks_(static_cast<std::size_t>(world_ranks_of(schedule))), first_rank_(schedule.first_rank) {
   const auto count = static_cast<std::int32_t>(ranks_.size());
@@ -73,10 +73,10 @@ SegmentedPasses::SegmentedPasses(const Schedule& schedule)
 }
 
 // A later segment is known by the inputs of the first, since it reads nothing else but values that
-// the segments before it left. It must find that in each value, and in some of them the parts of all
-// ranks of a group: one collective at least stands between two segments. Values of another pass, of
-// an earlier segment, or of too few ranks give the pass a name that no right one has. The last
-// segment names the pass by all inputs that reached it, by any collectives.
+// the segments before it left. It must find that in each value, and in some of them the parts of
+// all ranks of a group: one collective at least stands between two segments. Values of another
+// pass, of an earlier segment, or of too few ranks give the pass a name that no right one has. The
+// last segment names the pass by all inputs that reached it, by any collectives.
 Term SegmentedPasses::advance(const Instruction& instruction, const Term& inputs,
                               const std::vector<Term>& values) {
   const PassId id = id_of(instruction);
@@ -102,8 +102,8 @@ Term SegmentedPasses::advance(const Instruction& instruction, const Term& inputs
 }
 
 // Values of each group come from all of its ranks: a sum from all at once, parts of a gathered or
-// exchanged value from each by itself. Two groups may cross at one place, as the head's loss does. The
-// inputs of a rank are the same in all values that come from it.
+// exchanged value from each by itself. Two groups may cross at one place, as the head's loss does.
+// The inputs of a rank are the same in all values that come from it.
 bool SegmentedPasses::arrive(const Rank& self, const PassId& id, Open& pass,
                              const std::vector<Term>& values) {
   std::map<std::int32_t, Places> members;  // by group
@@ -162,7 +162,8 @@ bool SegmentedPasses::end_ring(const Rank& self, Open& pass) {
   return whole;
 }
 
-// A Recompute may leave out cuts. So it knows some of the inputs that its Forward knew, and no others.
+// A Recompute may leave out cuts. So it knows some of the inputs that its Forward knew, and no
+// others.
 Term SegmentedPasses::name_whole(const Instruction& instruction, Open& pass) {
   const auto forward = wholes_.find(pass.inputs);
   if (instruction.op == Op::kRecompute && forward != wholes_.end()) {
@@ -192,7 +193,7 @@ Term SegmentedPasses::whole_of(const Term& inputs) const {
   return known == wholes_.end() ? inputs : known->second.term;
 }
 
-// Members must bring values of one pass behind one segment. A value that a collective made before
+// Members must bring values of one pass after one segment. A value that a collective made before
 // is not one of them: a sum of sums would count a rank twice, and a second hop would skip one.
 Term SegmentedPasses::combine(const Instruction& instruction, const std::vector<Term>& terms,
                               std::uint64_t begin) {

@@ -1,14 +1,15 @@
 // Passes that ranks of tensor and context groups compute together, as terms (private to interpret).
 //
 // A segment's values are named by the inputs of its pass and by its rank. A collective between two
-// segments makes terms that remember the ranks that they are made of. The next segment must find values
-// of its own last segment, and between them those of every rank of one of its groups; else its
-// results are other terms. A pass that has ended is named by all inputs that reached it, however it
-// was cut: so a Recompute that leaves out cuts makes the terms of its Forward.
+// segments makes terms that remember the ranks that they are made of. The next segment must find
+// values of its own last segment, and between them those of every rank of one of its groups; else
+// its results are other terms. A pass that has ended is named by all inputs that reached it,
+// however it was cut: so a Recompute that leaves out cuts makes the terms of its Forward.
 //
 // A value that goes round a ring remembers the rank of its keys, and the ranks that it has visited.
-// Each hop must bring keys that the rank has not attended to, in values that it has not had before. A
-// ring ends when every value has visited all ranks, and every rank has attended to the keys of all.
+// Each hop must bring keys that the rank has not attended to, in values that it has not had before.
+// A ring ends when every value has visited all ranks, and every rank has attended to the keys of
+// all.
 #pragma once
 
 #include <compare>
@@ -64,7 +65,7 @@ class SegmentedPasses {
     Places visited;
     bool operator==(const Route&) const = default;
   };
-  // What one rank's values behind a segment are made of.
+  // What one rank's values after a segment are made of.
   struct Made {
     PassId pass;
     std::int32_t end = 0;  // of the segments

@@ -5,14 +5,13 @@
 //    and lanes;
 //  - has no data race: any two uses of common bytes, one of them a write, are ordered by lane order
 //    and deps. So every timing computes the same as list order, and the rest is checked in list
-//    order, once per outcome of the guards;
+//    order;
 //  - reads only bytes that were written, or hold a value at entry (tokens; homes named in `entry`);
 //    uses no buffer after its Release, releases every transient buffer once, after all its users;
 //  - copies like to like; wastes no state, activation or gradient (each write is read or outlives
 //    the step); reads all weights at one version; accumulates each gradient's micro-batches in
-//    order without a gap, and uses it (fold, norm, optimizer) only when complete;
-//  - leaves every home of `exit` at the version that exit names (or at entry's version, if a guard
-//    said no);
+//    order without a gap, and uses it (reduction, norm, optimizer) only when complete;
+//  - leaves every home of `exit` at the version that exit names;
 //  - never has two buffers in the same bytes or slots unless one's Release is ordered before the
 //    other's writes; keeps all places inside the arenas, these inside peak_bytes, and these inside
 //    the budgets;
@@ -38,7 +37,7 @@ inline constexpr std::array<std::uint64_t, kTierCount> kNoBudgets{
 
 // Returns nothing if the schedule is accepted, else the first problems, each a sentence that names
 // instruction and buffer.
-// Linear in instructions and uses, times the outcomes of the guards (50,000 instructions: < 1 s).
+// Linear in instructions and uses (50,000 instructions: < 1 s).
 std::vector<std::string> validate(
     const Schedule& schedule,
     const std::array<std::uint64_t, kTierCount>& budgets_bytes = kNoBudgets);

@@ -32,7 +32,7 @@ struct Content {
   // Gradients: the micro-batches in the sum, [first_microbatch, microbatch] of the whole step.
   std::int32_t microbatch = -1;
   std::int32_t first_microbatch = -1;
-  std::int32_t group_size = 0;  // micro-batches of each group that was folded; 0: none was
+  std::int32_t group_size = 0;  // micro-batches of each group that was added; 0: none was
   bool rounded = false;         // by a RoundGrad: nothing may be added any more
   InstructionId maker = kNoId;  // the instruction that computed it; copies keep it
   bool operator==(const Content&) const = default;
@@ -97,10 +97,10 @@ class Spans {
       return i < cut_->size() && (*cut_)[i].begin <= byte && byte < (*cut_)[i].end;
     };
     if (!has(found_) && !has(++found_)) {
-      const auto behind =
+      const auto after =
           std::upper_bound(cut_->begin(), cut_->end(), byte,
                            [](std::uint64_t at, const Span& span) { return at < span.begin; });
-      found_ = static_cast<std::size_t>(behind - cut_->begin()) - 1;
+      found_ = static_cast<std::size_t>(after - cut_->begin()) - 1;
     }
     return cut_->begin() + static_cast<std::ptrdiff_t>(found_);
   }
@@ -129,11 +129,10 @@ class Spans {
 class ContentCheck {
  public:
   ContentCheck(const Schedule& schedule, const HappensBefore& order, const Meetings& meetings,
-               const std::array<bool, kGuardCount>& taken, Problems& problems)
+               Problems& problems)
       : schedule_(schedule),
         order_(order),
         meetings_(meetings),
-        taken_(taken),
         problems_(problems),
         weight_version_(static_cast<std::size_t>(schedule.ranks)) {}
 
@@ -182,21 +181,15 @@ class ContentCheck {
     return buffer.role == BufferRole::kState && buffer.kind == StateKind::kGradient;
   }
 
-  bool all_taken() const { return std::find(taken_.begin(), taken_.end(), false) == taken_.end(); }
-  bool takes_effect(const Instruction& instruction) const {
-    return taken_[static_cast<std::size_t>(instruction.guard)];
-  }
-
   // The checks of an instruction before it has its effect.
   void begin(const Instruction& instruction) {
-    if (!takes_effect(instruction) || instruction.op == Op::kRelease) return;
+    if (instruction.op == Op::kRelease) return;
     for (const Use& use : instruction.reads) check_read(instruction, use);
     for (const Use& use : instruction.writes) check_write(instruction, use);
     for (const Use& use : instruction.reads) note_reader(instruction, use);
   }
 
   void end(const Instruction& instruction) {
-    if (!takes_effect(instruction)) return;
     if (instruction.op == Op::kRelease) return release(instruction);
     const std::size_t problems_before = problems_.count();
     check_values(instruction);
@@ -364,8 +357,8 @@ class ContentCheck {
     });
   }
 
-  // While a pipeline drains, updates make versions of weights that no pass reads. Rules with a master
-  // do not read them either.
+  // While a pipeline drains, updates make versions of weights that no pass reads. Rules with a
+  // master do not read them either.
   bool is_passed_over(std::int32_t unit, std::int32_t version) const {
     const auto& versions = schedule_.delayed.versions;
     const auto row = static_cast<std::size_t>(unit);
@@ -380,7 +373,7 @@ class ContentCheck {
         buffer.role == BufferRole::kState || buffer.role == BufferRole::kActivation ||
         buffer.role == BufferRole::kGradOut || buffer.role == BufferRole::kNormPartial ||
         buffer.role == BufferRole::kLoss;
-    if (!matters || !all_taken()) return;
+    if (!matters) return;
     if (buffer.kind == StateKind::kWeight && is_passed_over(buffer.unit, span.content.version)) {
       return;
     }
@@ -445,8 +438,8 @@ class ContentCheck {
                   describe(schedule_.buffers[declared.begin()->first]));
   }
 
-  // With delayed updates the schedule declares the version that the passes of a unit and micro-batch
-  // read; else all passes of a rank read one version.
+  // With delayed updates the schedule declares the version that the passes of a unit and
+  // micro-batch read; else all passes of a rank read one version.
   std::optional<std::int32_t> declared_version(std::int32_t unit, std::int32_t microbatch) const {
     const auto& versions = schedule_.delayed.versions;
     const auto row = static_cast<std::size_t>(unit);
@@ -513,7 +506,7 @@ class ContentCheck {
     }
   }
 
-  // A fold of two sums of one unit, of neighbouring groups of micro-batches. A fold of a tied use
+  // A reduction of two sums of one unit, of neighbouring accumulation groups. That of a tied use
   // adds the gradient of another unit.
   bool is_group_fold(const Instruction& instruction) const {
     return instruction.op == Op::kFoldGrad && instruction.reads.size() == 2 &&
@@ -532,7 +525,7 @@ class ContentCheck {
     return mixed ? std::nullopt : content;
   }
   std::int32_t group_size_of(const Content& sum) const {
-    if (schedule_.folds_in_ring) return 1;  // all that matters: nothing but folds comes behind it
+    if (schedule_.folds_in_ring) return 1;  // only reductions come after it
     return sum.group_size > 0 ? sum.group_size : sum.microbatch - sum.first_microbatch + 1;
   }
   // The balanced tree: the left side is a power of two of groups, and not fewer than the right one
@@ -556,8 +549,8 @@ class ContentCheck {
                   " folds sums that are not neighbours in the tree of groups");
   }
 
-  // Behind the last micro-batch of the step comes the first one. The sum is of whole ranks so far, and
-  // the next rank's own sum is added to it.
+  // After the last micro-batch of the step comes the first one. The sum is of whole ranks so far,
+  // and the next rank's own sum is added to it.
   void check_ring_fold(const Instruction& instruction, const std::optional<Content>& into,
                        const std::optional<Content>& from) {
     const std::int32_t count = last_microbatch_ + 1;
@@ -642,8 +635,8 @@ class ContentCheck {
   }
 
   // Calls f(normed) for the norms that GradNorm has taken inside elements [begin, end) of a unit's
-  // gradient, on whatever rank that has the same part of it: each block counts once among these, and
-  // for each update.
+  // gradient, on whatever rank that has the same part of it: each block counts once among these,
+  // and for each update.
   struct Normed {
     std::uint64_t end = 0;
     InstructionId maker = kNoId;
@@ -656,8 +649,8 @@ class ContentCheck {
     auto at = unit->second.lower_bound(end);
     while (at != unit->second.begin() && std::prev(at)->second.end > begin) f((--at)->second);
   }
-  // The place of the buffer's rank among those that compute each micro-batch together: in its tensor
-  // group, and of that among the context groups.
+  // The place of the buffer's rank among those that compute each micro-batch together: in its
+  // tensor group, and of that among the context groups.
   std::ptrdiff_t part_of(const Buffer& buffer) const {
     const std::int32_t rank = world_rank_of(schedule_, buffer.rank);
     std::ptrdiff_t place = 0, ranks = 1;
@@ -667,7 +660,7 @@ class ContentCheck {
         if (group.dimension != dimension || at == group.ranks.end()) continue;
         place += ranks * (at - group.ranks.begin());
         ranks *= std::ssize(group.ranks);
-        break;  // ranks that share heads have smaller groups behind it
+        break;  // ranks that share heads have smaller groups after it
       }
     }
     return place;
@@ -838,10 +831,6 @@ class ContentCheck {
       if (!buffer.persistent) continue;
       held_[buffer.id].spans.each([&](const Span& span) { refuse_waste(buffer, span); });
     }
-    std::map<BufferId, std::int32_t> entry_version;
-    for (const Residency& residency : schedule_.entry) {
-      entry_version[residency.home] = residency.version;
-    }
     for (const Residency& residency : schedule_.exit) {
       const Buffer& home = schedule_.buffers[residency.home];
       std::optional<std::int32_t> version;
@@ -850,9 +839,7 @@ class ContentCheck {
         whole = whole && span.content.written && (!version || *version == span.content.version);
         version = span.content.version;
       });
-      const bool as_at_entry = !all_taken() && entry_version.contains(residency.home) &&
-                               version == entry_version[residency.home];
-      if (whole && (version == residency.version || as_at_entry)) continue;
+      if (whole && version == residency.version) continue;
       problems_.add(describe(home) +
                     (whole ? " ends at version " + std::to_string(*version)
                            : std::string(" ends in pieces of several versions")) +
@@ -895,7 +882,6 @@ class ContentCheck {
   const Schedule& schedule_;
   const HappensBefore& order_;
   const Meetings& meetings_;
-  const std::array<bool, kGuardCount>& taken_;
   Problems& problems_;
   struct Held {
     Spans spans;
@@ -916,8 +902,8 @@ class ContentCheck {
 }  // namespace
 
 void check_contents(const Schedule& schedule, const HappensBefore& order, const Meetings& meetings,
-                    const std::array<bool, kGuardCount>& taken, Problems& problems) {
-  ContentCheck(schedule, order, meetings, taken, problems).run();
+                    Problems& problems) {
+  ContentCheck(schedule, order, meetings, problems).run();
 }
 
 }  // namespace sluice::schedule::validation

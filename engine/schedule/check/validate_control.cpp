@@ -1,7 +1,5 @@
-// Part of validate: the order around Commits and Barriers, which no buffer states.
-//
-// One walk over the list. A Commit comes after all storage writes before it, and nothing passes a
-// Barrier of its rank.
+// Part of validate: the order around Commits, which no buffer states. One walk over the list: a
+// Commit comes after all storage writes before it.
 #include <map>
 
 #include "engine/schedule/check/validation.hpp"
@@ -29,25 +27,12 @@ class ControlCheck {
       problems_.add(describe(instruction) + " may come before " +
                     describe(schedule_.instructions[last_storage_write_[rank]]));
     }
-    auto& last = last_of_lane_[rank];
-    if (instruction.op == Op::kBarrier) {
-      for (const auto& [lane, id] : last) {
-        if (order_.done_before(id, instruction.id)) continue;
-        problems_.add(describe(schedule_.instructions[id]) + " may pass " + describe(instruction));
-      }
-      barrier_[rank] = instruction.id;
-    } else if (barrier_.contains(rank) && !order_.done_before(barrier_[rank], instruction.id)) {
-      problems_.add(describe(instruction) + " may pass " +
-                    describe(schedule_.instructions[barrier_[rank]]));
-    }
-    last[instruction.lane] = instruction.id;
   }
 
   const Schedule& schedule_;
   const HappensBefore& order_;
   Problems& problems_;
-  std::map<std::int32_t, InstructionId> last_storage_write_, barrier_;  // by rank
-  std::map<std::int32_t, std::map<Lane, InstructionId>> last_of_lane_;
+  std::map<std::int32_t, InstructionId> last_storage_write_;  // by rank
 };
 
 }  // namespace

@@ -1,8 +1,8 @@
 // The reductions of each pass against the cuts that its unit declares.
 //
-// A pass is a chain of instructions, each followed by the collectives on the lane `inner` of the cuts behind
-// its last segment. The chain of one rank and micro-batch ends where another pass begins. A
-// Recompute has the cuts that something of what it makes needs, and no others.
+// A pass is a chain of instructions, each followed by the collectives on the lane `inner` of the
+// cuts after its last segment. The chain of one rank and micro-batch ends where another pass
+// begins. A Recompute has the cuts that something of what it makes needs, and no others.
 #include <algorithm>
 #include <map>
 #include <utility>
@@ -58,7 +58,7 @@ class CutCheck {
  private:
   struct Step {
     const Instruction* run = nullptr;
-    std::vector<const Instruction*> reductions;  // behind it
+    std::vector<const Instruction*> reductions;  // after it
   };
   struct Pass {
     std::vector<Step> steps;
@@ -112,7 +112,7 @@ class CutCheck {
       const std::int32_t end = std::min(step.run->segments.end, count);
       bool early = step.run->segments.begin != next;
       for (std::int32_t segment = next; segment < end; ++segment) {
-        early = early || !cuts.empty();  // it runs on behind a cut
+        early = early || !cuts.empty();  // it runs on after a cut
         for (const Cut& cut : (*declared)[static_cast<std::size_t>(segment)]) {
           if (makes_output || (cut.parts & remade) != 0) cuts.push_back(cut);
         }

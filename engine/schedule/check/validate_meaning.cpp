@@ -184,8 +184,8 @@ class MeaningCheck {
     }
   }
 
-  // The segments of a pass follow each other, and a reduction stands between two of them. A pass that
-  // is cut begins with its first segment.
+  // The segments of a pass follow each other, and a reduction stands between two of them. A pass
+  // that is cut begins with its first segment.
   void check_segments(const Instruction& instruction) {
     const SegmentRange& own = instruction.segments;
     CutPass& pass = cut_[{instruction.rank, instruction.unit, instruction.microbatch}];
@@ -360,8 +360,8 @@ class MeaningCheck {
            ElemRange{buffer.first_elem, buffer.first_elem + buffer.elems};
   }
 
-  // A fold adds another unit's gradient, or that of another group of micro-batches, to the one that
-  // it writes.
+  // A reduction adds another unit's gradient, or that of another accumulation group, to the one
+  // that it writes.
   bool folds_two(const Instruction& instruction) const {
     int own = 0;
     for (const Use& use : instruction.reads) {
@@ -372,7 +372,7 @@ class MeaningCheck {
 
   // How far the last pass of a unit and micro-batch has come.
   struct CutPass {
-    Op op = Op::kBarrier;
+    Op op = Op::kForward;
     std::int32_t end = SegmentRange().end;
     bool reduced = false;  // since
     // Whether segments are left. A last one whose output is reduced leaves none.

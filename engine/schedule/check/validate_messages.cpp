@@ -77,9 +77,6 @@ void Meetings::match_messages(Problems& problems) {
       problems.add(describe(instruction) + " has no peer");
       continue;
     }
-    if (instruction.guard != Guard::kNone) {
-      problems.add(describe(instruction) + " is a message under a guard");
-    }
     const bool backward =
         instruction.op == Op::kSendBackward || instruction.op == Op::kRecvBackward;
     const std::int32_t from = send ? self : instruction.peer;
@@ -136,8 +133,6 @@ void Meetings::match_collectives(Problems& problems) {
     } else if (!is_member(schedule_.groups[static_cast<std::size_t>(instruction.group)], self)) {
       problems.add(describe(instruction) + " is of a rank outside group " +
                    std::to_string(instruction.group));
-    } else if (instruction.guard != Guard::kNone) {
-      problems.add(describe(instruction) + " is a collective under a guard");
     } else {
       lists[{instruction.group, instruction.tag}][self].push_back(instruction.id);
     }
@@ -376,7 +371,7 @@ void check_messages(const Schedule& schedule, const Meetings& meetings, Problems
   if (!meetings.any()) return;
   PartsCheck(schedule, meetings, problems).run();
   const std::size_t count = schedule.instructions.size();
-  // The nodes behind node i are next[begin[i]] up to next[begin[i + 1]].
+  // The nodes after node i are next[begin[i]] up to next[begin[i + 1]].
   std::vector<std::size_t> begin(count + 1);
   for_edges(schedule, meetings, [&](InstructionId before, InstructionId) { ++begin[before + 1]; });
   std::partial_sum(begin.begin(), begin.end(), begin.begin());

@@ -111,9 +111,6 @@ void check_instructions(const Schedule& schedule, Problems& problems) {
       }
     }
     check_uses(schedule, instruction, problems);
-    if (instruction.op == Op::kRelease && instruction.guard != Guard::kNone) {
-      problems.add(describe(instruction) + " frees memory under a guard");
-    }
   }
 }
 

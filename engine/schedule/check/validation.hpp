@@ -110,14 +110,13 @@ class Meetings {
 void check_messages(const Schedule& schedule, const Meetings& meetings, Problems& problems);
 // Whether each op's uses fit together: copies move like to like, within one unit and micro-batch.
 void check_meaning(const Schedule& schedule, Problems& problems);
-// Whether the reductions behind each pass's segments are those of the declared cuts.
+// Whether the reductions after each pass's segments are those of the declared cuts.
 void check_cuts(const Schedule& schedule, Problems& problems);
-// Checks the order around Commits and Barriers.
+// Checks the order around Commits.
 void check_control(const Schedule& schedule, const HappensBefore& order, Problems& problems);
-// Checks for races, and that each read finds the expected value, for one outcome of the guards.
-// Guard g takes effect if taken[g].
+// Checks for races, and that each read finds the expected value.
 void check_contents(const Schedule& schedule, const HappensBefore& order, const Meetings& meetings,
-                    const std::array<bool, kGuardCount>& taken, Problems& problems);
+                    Problems& problems);
 // Places and capacities.
 void check_places(const Schedule& schedule, const HappensBefore& order,
                   const std::array<std::uint64_t, kTierCount>& budgets_bytes, Problems& problems);

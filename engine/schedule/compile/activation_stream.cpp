@@ -2,7 +2,7 @@
 //
 // The constructor numbers the visits and lists, for each value that may leave the device, the
 // visits that touch it. plan_moves() looks at every gap between two touches. A value leaves if the
-// gap is long enough: its copy is emitted one visit behind its making, its device memory is free
+// gap is long enough: its copy is emitted one visit after its making, its device memory is free
 // after the visit that used it last, and its fetch is emitted `prefetch` visits ahead. spill() and
 // fetch() then emit the planned moves at their visits. Storage is reached through pieces in pinned
 // memory.
@@ -45,7 +45,7 @@ ActivationStream::ActivationStream(StepBuilder& builder, const std::vector<Pass>
   gone_after_.resize(visit + 1);
   brought_before_.resize(passes.size());
   for (const auto& [key, visits] : uses) plan_moves(key, visits);
-  // The next visit reads outputs too, so the memory of each is released behind that visit, and all
+  // The next visit reads outputs too, so the memory of each is released after that visit, and all
   // copies that follow it in the lane wait as well.
   for (std::vector<ActivationKey>& keys : sent_after_) {
     std::stable_partition(keys.begin(), keys.end(),
@@ -57,8 +57,8 @@ ActivationStream::ActivationStream(StepBuilder& builder, const std::vector<Pass>
 // copy; later gaps only free the device memory again, since the copy stays valid.
 void ActivationStream::plan_moves(const ActivationKey& key, const Visits& visits) {
   const auto ahead = static_cast<std::size_t>(builder_.options().prefetch);
-  const std::size_t behind = std::min<std::size_t>(ahead, 1);
-  const std::size_t sent = visits.front().visit + behind;
+  const std::size_t delay = std::min<std::size_t>(ahead, 1);
+  const std::size_t sent = visits.front().visit + delay;
   bool is_sent = false;
   for (std::size_t i = 0; i + 1 < visits.size(); ++i) {
     // Device memory is freed when both the use and the copy are done. A move is worth while only if

@@ -7,10 +7,10 @@
 // freed. It comes back into a new buffer some visits ahead of each later use. A value that would
 // come back before its memory had served another buffer stays.
 //
-// List order decides lifetimes. A spill is emitted one visit behind the pass that made the value,
+// List order decides lifetimes. A spill is emitted one visit after the pass that made the value,
 // so that the next visit need not wait for the copy. A fetch is emitted `prefetch` visits ahead of
 // its use. A value that only the second half of a backward visit reads is fetched later by that
-// half, so that it does not lie beside values of the first half. With a prefetch of 0 both are
+// half, so that it does not lie next to values of the first half. With a prefetch of 0 both are
 // immediate, which takes the least memory.
 #pragma once
 
@@ -79,7 +79,7 @@ class ActivationStream {
   DeviceBuffer device_;
   WaitingTier tier_;
   std::vector<std::size_t> visit_of_;    // by pass
-  std::vector<std::size_t> first_pass_;  // by visit; the number of passes behind the last
+  std::vector<std::size_t> first_pass_;  // by visit; the number of passes after the last
   // By visit.
   std::vector<std::vector<ActivationKey>> sent_after_;
   std::vector<std::vector<ActivationKey>> gone_after_;      // their device memory is freed

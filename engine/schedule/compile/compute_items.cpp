@@ -2,8 +2,8 @@
 // them is the outer one. Units go forward to the head and back. A segment of units that dropped
 // their outputs goes forward once more before the walk back enters it.
 //
-// In a pipeline an order of stages leads the walk. A pass through a stage goes through its units, and
-// a segment never reaches beyond its stage.
+// In a pipeline an order of stages leads the walk. A pass through a stage goes through its units,
+// and a segment never reaches beyond its stage.
 #include "engine/schedule/compile/compute_items.hpp"
 
 #include <algorithm>
@@ -25,7 +25,7 @@ class ItemList {
     repeated_.resize(model.units.size());
   }
 
-  // One turn of micro-batches passes through all units and back before the next one starts.
+  // Interleaved micro-batches pass through all units and back before the next ones start.
   StepItems by_microbatch() && {
     for (const std::vector<std::int32_t>& turn : turns()) {
       for (std::int32_t unit = 0; unit < head(); ++unit) add_all(Op::kForward, unit, turn);
@@ -73,7 +73,7 @@ class ItemList {
     for (const std::int32_t mb : microbatches) add(op, unit, mb);
   }
 
-  // The micro-batches whose passes take turns, in order.
+  // The micro-batches whose passes are interleaved, in order.
   std::vector<std::vector<std::int32_t>> turns() const {
     std::vector<std::vector<std::int32_t>> list;
     for (const std::int32_t mb : microbatches_) {
@@ -171,7 +171,7 @@ class ItemList {
     }
   }
 
-  // A unit first makes again the saved parts that it did not keep; in a segment that is done. The
+  // A unit first recomputes the saved parts that it did not keep; in a segment that is done. The
   // gradient of the input comes before that of the weights, since the unit below waits for it.
   void add_backward(std::int32_t unit, std::int32_t mb) {
     add_recompute(unit, mb);

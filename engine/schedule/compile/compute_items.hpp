@@ -18,14 +18,14 @@ struct ComputeItem {
   std::int32_t run = 0;  // of a kRecompute: how often forward has run before (recompute.hpp)
 };
 
-// A message between two stages, in front of an item: a send of a value that an earlier item has made,
-// or a receive of one that a later item reads.
+// A message between two stages, in front of an item: a send of a value that an earlier item has
+// made, or a receive of one that a later item reads.
 struct ItemMessage {
   Op op = Op::kSendForward;
   std::int32_t unit = 0;  // the last one of the earlier stage: its output, or the gradient of it
   std::int32_t microbatch = 0;
   std::int32_t peer = 0;   // rank of the pipeline
-  std::size_t before = 0;  // index of the item; the number of items: behind all
+  std::size_t before = 0;  // index of the item; the number of items: after all
 };
 
 struct StepItems {
@@ -33,8 +33,8 @@ struct StepItems {
   std::vector<ItemMessage> messages;  // in list order; none outside a pipeline
 };
 
-// The micro-batches that this rank computes, by their numbers in the whole step, ascending. With one
-// sum micro-batch i lies on rank i mod N; else a rank has consecutive groups.
+// The micro-batches that this rank computes, by their numbers in the whole step, ascending. With
+// one sum micro-batch i lies on rank i mod N; else a rank has consecutive groups.
 std::vector<std::int32_t> own_microbatches(const StepModel& model, const StepOptions& options);
 // The rank's last micro-batch of the first update.
 std::int32_t last_own_microbatch(const StepModel& model, const StepOptions& options);
@@ -44,10 +44,10 @@ std::int32_t last_own_microbatch(const StepModel& model, const StepOptions& opti
 StepItems training_items(const StepModel& model, const StepOptions& options);
 // Whether passes are cut, and follow each other in an order that the options decide.
 bool may_take_turns(const StepModel& model);
-// Passes that take turns: the same ones over several micro-batches. A visit is a run of passes over one
-// unit and micro-batch.
+// Interleaved passes: the same ones over several micro-batches. A visit is a run of passes over
+// one unit and micro-batch.
 using Turn = std::vector<std::span<const ComputeItem>>;
-// All items, in order. Without turns each is alone.
+// All items, in order. Without interleaving each is alone.
 std::vector<Turn> turns_of(const StepOptions& options, std::span<const ComputeItem> items);
 // The forward passes of the rank's first micro-batch.
 StepItems evaluation_items(const StepModel& model, const StepOptions& options);

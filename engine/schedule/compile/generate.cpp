@@ -6,8 +6,8 @@
 // or by unit. The generator visits the items in that order. Before each it lets the streams emit
 // the transfers that start there: spills and fetches of activations, fetches of weights, and a
 // share of a save. Then it emits the pass with the buffers that it reads and writes, and sends its
-// gradients on their path. Updates go where the options place them: behind the backward pass, right
-// behind each completed gradient, or in front of the next step's use of the weights.
+// gradients on their path. Updates go where the options place them: after the backward pass, right
+// after each completed gradient, or in front of the next step's use of the weights.
 //
 // In a pipeline the items are those of the rank's own units, with sends and receives between them.
 //
@@ -51,15 +51,15 @@ struct MicrobatchBuffers {
 
 class StepGenerator {
  public:
-  // pending: the carried updates of the step before are made first.
+  // pending: the deferred updates of the step before are made first.
   StepGenerator(const StepModel& model, const StepOptions& options, bool pending = false)
       : model_(model),
         builder_(model, options, pending ? 1 : 0),
         gradients_(builder_),
-        carried_updates_(make_carried_updates()),
+        deferred_updates_(make_deferred_updates()),
         updates_(make_updates()) {
-    // The state log finds all state in one slot, so all of it is made by one update.
-    SLUICE_CHECK(!options.durable || carried() == 0 || carried() == units());
+    // The state log finds all state in one copy, so all of it is made by one update.
+    SLUICE_CHECK(!options.durable || deferred() == 0 || deferred() == units());
     SLUICE_CHECK(is_possible(model, options.recompute));
     SLUICE_CHECK(options.turns == 1 || may_take_turns(model));
     for (std::int32_t unit = 0; unit < units(); ++unit) {
@@ -67,7 +67,7 @@ class StepGenerator {
     }
   }
 
-  // The items of all passes come first, then the fold of tied gradients and the clip factor, which
+  // The items of all passes come first, then the sum of tied gradients and the clip factor, which
   // needs all norms. Updates that are not placed elsewhere end the step.
   Schedule training_step(bool saves) {
     if (saves) saver_.emplace(builder_);
@@ -84,28 +84,28 @@ class StepGenerator {
     updates_.emit_rest();
     const std::int32_t found = builder_.weight_version();
     const std::int32_t left = found + update_count(model_);
-    if (carried() == 0) emit_tied_weights(builder_, left);
+    if (deferred() == 0) emit_tied_weights(builder_, left);
     // Gradients stay for a redo, too.
     const bool redoable = options().update == UpdatePlacement::kSpeculative;
     return builder_.finish(
-        {.carried = {0, found, pending(), true}, .others = {found, left, false, redoable}},
-        carried_updates_.kept());
+        {.deferred = {0, found, pending(), true}, .others = {found, left, false, redoable}},
+        deferred_updates_.kept());
   }
 
   // The pending update alone.
   Schedule drain() {
-    carried_updates_.emit_rest();
-    if (carried() > 0) emit_tied_weights(builder_, 1);
-    return builder_.finish({.carried = {0, 1, true, false}, .others = {1, 1, false, false}});
+    deferred_updates_.emit_rest();
+    if (deferred() > 0) emit_tied_weights(builder_, 1);
+    return builder_.finish({.deferred = {0, 1, true, false}, .others = {1, 1, false, false}});
   }
 
-  // A speculative update made once more, with its clip factor. Carried gradients stay pending.
+  // A speculative update made once more, with its clip factor. Deferred gradients stay pending.
   Schedule redo() {
-    UpdateStream(builder_, own_units(carried(), units()),
+    UpdateStream(builder_, own_units(deferred(), units()),
                  {.gradients_complete = true, .clips = true})
         .emit_rest();
-    if (carried() == 0) emit_tied_weights(builder_, 1);
-    return builder_.finish({.carried = {0, 0, true, true}, .others = {0, 1, true, false}});
+    if (deferred() == 0) emit_tied_weights(builder_, 1);
+    return builder_.finish({.deferred = {0, 0, true, true}, .others = {0, 1, true, false}});
   }
 
   Schedule evaluation() {
@@ -121,8 +121,8 @@ class StepGenerator {
  private:
   const StepOptions& options() const { return builder_.options(); }
   std::int32_t units() const { return builder_.unit_count(); }
-  std::int32_t carried() const { return builder_.carried_units(); }
-  // Whether the carried updates of the step before are made first.
+  std::int32_t deferred() const { return builder_.carried_units(); }
+  // Whether the deferred updates of the step before are made first.
   bool pending() const { return builder_.weight_version() > 0; }
   // This rank's units [first, last), ascending.
   std::vector<std::int32_t> own_units(std::int32_t first, std::int32_t last) const {
@@ -167,7 +167,7 @@ class StepGenerator {
         return true;
     }
   }
-  // Whether the unit makes parts again from this value.
+  // Whether the unit recomputes parts from this value.
   bool is_source(std::int32_t unit, const SavedValue& value) const {
     const PartMask remade = options().recompute.parts_of(unit);
     return (sources_of(footprint(unit).saved_parts, remade) & value.parts) != 0;
@@ -189,7 +189,7 @@ class StepGenerator {
     std::vector<ActivationKey> keys;
     const bool goes_back = item.op == Op::kBackwardInput || item.op == Op::kBackwardWeight;
     const auto touch = [&](BufferRole role, std::int32_t of, std::uint64_t bytes) {
-      // An output that was dropped and made again is another value, so that none of them waits
+      // An output that was dropped and recomputed is another value, so that none of them waits
       // for the other. A forward pass reads the output of the same run, or of the one that stays.
       std::int32_t run = 0;
       if (role == BufferRole::kActivation) {
@@ -226,7 +226,7 @@ class StepGenerator {
         .tier;
   }
   // The stream sees all passes with the values that they touch, and so knows every next use. Passes
-  // that take turns are one to it.
+  // that are interleaved are one to it.
   ActivationStream make_activations(const std::vector<Turn>& turns) {
     std::vector<ActivationStream::Pass> passes;
     for (const Turn& turn : turns) {
@@ -242,10 +242,10 @@ class StepGenerator {
             [this](const ActivationKey& key) { return waiting_tier(key); }};
   }
 
-  // The carried updates of the step before, in the order in which the weights are needed.
-  UpdateStream make_carried_updates() {
+  // The deferred updates of the step before, in the order in which the weights are needed.
+  UpdateStream make_deferred_updates() {
     return {builder_,
-            own_units(0, carried()),
+            own_units(0, deferred()),
             {.gradients_complete = true, .clips = true, .keeps_ring = options().keeps_update_ring}};
   }
   // This step's updates of the other units, as they become possible: in the backward pass from the
@@ -254,7 +254,7 @@ class StepGenerator {
     const bool in_backward = updates_in_backward();
     std::vector<std::int32_t> order;
     // Delayed updates are streams of their own (make_delayed_update).
-    if (!delays_updates()) order = own_units(carried(), units());
+    if (!delays_updates()) order = own_units(deferred(), units());
     if (in_backward) std::reverse(order.begin(), order.end());
     if (in_backward && !model_.pipeline.is_alone()) order = in_order_of_completion(order);
     return {builder_,
@@ -277,8 +277,8 @@ class StepGenerator {
     return options().update == UpdatePlacement::kInBackward ||
            options().update == UpdatePlacement::kSpeculative;
   }
-  // Whether the gradient of one of the unit's updates is complete after this item. A tied embedding's is complete only
-  // after its fold.
+  // Whether the gradient of one of the unit's updates is complete after this item. A tied
+  // embedding's is complete only after its reduction.
   bool completes_gradient(const ComputeItem& item) const {
     return item.op == Op::kBackwardWeight &&
            item.microbatch % options().microbatches == last_own_microbatch(model_, options()) &&
@@ -301,7 +301,7 @@ class StepGenerator {
     WeightStream weights(builder_, *weight_versions_, uses, std::move(before_use));
     ActivationStream activations = make_activations(turns);
     const auto updated = std::find_if(turns.begin(), turns.end(), [&](const Turn& turn) {
-      return updates_in_backward() && first_of(turn).unit >= carried() &&
+      return updates_in_backward() && first_of(turn).unit >= deferred() &&
              std::ranges::any_of(items_of(turn),
                                  [&](const ComputeItem& item) { return completes_gradient(item); });
     });
@@ -350,8 +350,8 @@ class StepGenerator {
     return all;
   }
 
-  // An asynchronous server: the gradients of micro-batches [begin, end) that other ranks have computed,
-  // in the order in which all ranks meet. This rank's own come with its passes.
+  // An asynchronous server: the gradients of micro-batches [begin, end) that other ranks have
+  // computed, in the order in which all ranks meet. This rank's own come with its passes.
   void receive_arrivals(std::int32_t begin, std::int32_t end) {
     const RankView& view = builder_.view();
     for (std::int32_t update = begin; view.is_asynchronous() && update < end; ++update) {
@@ -364,13 +364,13 @@ class StepGenerator {
     }
   }
 
-  // The carried update of a unit, in front of a use of its weights.
+  // The deferred update of a unit, in front of a use of its weights.
   void make_pending_update(std::int32_t unit) {
-    carried_updates_.emit_through(unit);
+    deferred_updates_.emit_through(unit);
     if (unit == 0) return_tied_weights();
   }
   void return_tied_weights() {
-    if (carried() == 0 || tied_weights_returned_) return;
+    if (deferred() == 0 || tied_weights_returned_) return;
     tied_weights_returned_ = true;
     emit_tied_weights(builder_, builder_.weight_version());
   }
@@ -453,7 +453,7 @@ class StepGenerator {
   }
 
   // A head reads the targets and writes a loss. Other units write an output, except in most
-  // Recomputes, which only make saved values again.
+  // Recomputes, which only repeat saved values.
   void use_forward(const ComputeItem& item, PassUses& uses) {
     const auto at = static_cast<std::size_t>(item.unit);
     const UnitFootprint& unit = footprint(item.unit);
@@ -535,8 +535,8 @@ class StepGenerator {
     }
   }
 
-  // The visits take turns from sum to sum. The end of a forward pass behind its last sum comes late:
-  // behind the first steps of the next turn, which need not wait for that sum.
+  // The visits are interleaved from sum to sum. The end of a forward pass after its last sum comes
+  // late: after the first steps of the next turn, which need not wait for that sum.
   void emit_turn(const Turn& turn, const auto& window) {
     if (late_ && late_->items.front().microbatch == first_of(turn).microbatch) finish_late_visit();
     std::vector<OpenVisit> visits;
@@ -596,8 +596,8 @@ class StepGenerator {
     return uses;
   }
 
-  // The download of a pass's loss and the path of its gradients. An update in backward follows right
-  // behind the last gradient that it needs.
+  // The download of a pass's loss and the path of its gradients. An update in backward follows
+  // right after the last gradient that it needs.
   void follow(const ComputeItem& item, const PassUses& uses) {
     if (uses.loss != kNoId) {
       builder_.move(Op::kDownload, Lane::kD2H, -1, item.microbatch, -1,
@@ -647,11 +647,11 @@ class StepGenerator {
   const StepModel& model_;
   StepBuilder builder_;
   GradientPath gradients_;
-  UpdateStream carried_updates_;
+  UpdateStream deferred_updates_;
   UpdateStream updates_;
   std::vector<std::vector<SavedValue>> saved_values_;  // by unit
   std::vector<MicrobatchBuffers> buffers_;
-  std::optional<OpenVisit> late_;     // its end comes behind the next turn's first steps
+  std::optional<OpenVisit> late_;     // its end comes after the next turn's first steps
   MicrobatchBuffers* now_ = nullptr;  // of the micro-batch that is being emitted
   bool tied_weights_returned_ = false;
   std::optional<WeightVersions> weight_versions_;

@@ -4,24 +4,24 @@
 // window to it. Otherwise the window is downloaded in pieces, and the optimizer lane adds each
 // piece to the sum. The sum is the home in pinned memory, or pieces staged from storage: the
 // earlier sum is read, the gradient added, and the result written back. Additions go in micro-batch
-// order, as the arithmetic contract asks (host_gradient_path). After the last micro-batch the norm's partial sums of
-// squares are taken of each piece, while it is in memory.
+// order, as the arithmetic contract asks (host_gradient_path). After the last micro-batch the
+// norm's partial sums of squares are taken of each piece, while it is in memory.
 //
-// Several ranks first exchange a round of gradients, one micro-batch of each rank, as computed. Each
-// rank then holds N parts of its own shard and adds them in the order of micro-batches, each on the
-// way above. So the sum of a shard has the bits that one rank would give it. The additions stand
-// behind later exchanges in the list (StepOptions::exchange_lag), since a lane that has to wait for
-// an exchange computes nothing meanwhile. Homes that hold
-// gradients rounded (StepBuilder::rounds_gradients) get them from sums on the device.
+// Several ranks first exchange a round of gradients, one micro-batch of each rank, as computed.
+// Each rank then holds N parts of its own shard and adds them in the order of micro-batches, each
+// on the way above. So the sum of a shard has the bits that one rank would give it. The additions
+// stand after later exchanges in the list (StepOptions::exchange_lag), since a lane that has to
+// wait for an exchange computes nothing meanwhile. Homes that hold gradients rounded
+// (StepBuilder::rounds_gradients) get them from sums on the device.
 //
 // With several groups of micro-batches each group has a sum. The first one lies in the home, others
-// beside it (on the device, or in pinned memory) until they are folded (group_sums). A rank among
-// others sums its own groups on the device or a lower tier (partial_sums), exchanges one partial sum,
-// and folds those of all ranks.
+// next to it (on the device, or in pinned memory) until they are added (group_sums). A rank among
+// others sums its own groups on the device or a lower tier (partial_sums), exchanges one partial
+// sum, and adds those of all ranks.
 //
-// In a tied model the head's use of the embedding has a sum of its own. It is folded into the
-// embedding's sum when both are complete, and the norm follows the fold. In a pipeline the two sums
-// may lie on different ranks; the head's then travels to the embedding's (tied_stages).
+// In a tied model the head's use of the embedding has a sum of its own. It is added to the
+// embedding's sum when both are complete, and the norm follows the addition. In a pipeline the two
+// sums may lie on different ranks; the head's then travels to the embedding's (tied_stages).
 #include "engine/schedule/compile/gradient_path.hpp"
 
 #include <algorithm>
@@ -42,14 +42,14 @@ bool sums(const StepBuilder& builder) {
   return builder.options().microbatches > 1;
 }
 
-// The norm of a tied embedding follows its fold.
+// The norm of a tied embedding follows its reduction.
 bool folded_later(const StepBuilder& builder, std::int32_t unit) {
   return builder.model().tied_elems > 0 && (unit == 0 || unit == builder.tied_unit());
 }
 
-// The device computes the partials, and one copy brings them to pinned memory. Tensors may end inside
-// of shards of one size, so their blocks are not equally many. The buffer has room for those of any
-// rank, so that ranks with shards of one size need the same memory.
+// The device computes the partials, and one copy brings them to pinned memory. Tensors may end
+// inside of shards of one size, so their blocks are not equally many. The buffer has room for those
+// of any rank, so that ranks with shards of one size need the same memory.
 void emit_device_norm(StepBuilder& builder, std::int32_t unit, BufferId gradient, ElemRange range) {
   const Use home = builder.norm_partials_of(unit, range);
   std::uint64_t most_bytes = home.bytes;
@@ -75,7 +75,7 @@ void add_on_device(StepBuilder& builder, std::int32_t unit, ElemRange range,
   }
 }
 
-// Of its update.
+// Whether the micro-batch is the first of its update.
 bool is_first(const StepBuilder& builder, std::int32_t microbatch) {
   return microbatch % builder.options().microbatches == 0;
 }
@@ -97,7 +97,7 @@ void emit_device_path(StepBuilder& builder, std::int32_t unit,
   }
 }
 
-// Folds the sum `from`, which lies beside the home, into the home. waiting: pieces of the home's
+// Adds the sum `from`, which lies next to the home, to the home. waiting: pieces of the home's
 // content in pinned memory; empty if the content is at home.
 void fold_into_home(StepBuilder& builder, std::int32_t unit, BufferId from,
                     const std::vector<BufferId>& waiting, bool last) {
@@ -134,8 +134,8 @@ void fold_into_home(StepBuilder& builder, std::int32_t unit, BufferId from,
 
 }  // namespace
 
-// Without sums and with a home on the device, kernels write the home directly. A worker of a server has
-// no home.
+// Without sums and with a home on the device, kernels write the home directly. A worker of a server
+// has no home.
 BufferId gradient_target(StepBuilder& builder, std::int32_t unit, std::int32_t microbatch) {
   const BufferId home = builder.home(StateKind::kGradient, unit);
   const bool on_device = builder.home_tier(StateKind::kGradient, unit) == Tier::kDevice;
@@ -167,7 +167,7 @@ void GradientPath::end_paths(std::size_t left) {
   }
 }
 
-// The path that ends just now goes on behind another exchange, which has begun.
+// The path that ends just now goes on after another exchange, which has begun.
 void GradientPath::continue_path(std::function<void()> rest) {
   exchanging_.push_back({std::move(rest)});
   continues_ = true;
@@ -236,7 +236,7 @@ void GradientPath::emit_groups(std::int32_t unit, std::int32_t microbatch, Buffe
   }
 }
 
-// Adds a micro-batch to its group's sum, and folds what is complete with it.
+// Adds a micro-batch to its group's sum, and adds up what is complete with it.
 void GradientPath::add_to_group(std::int32_t unit, std::int32_t microbatch, BufferId window) {
   const StepOptions& options = builder_.options();
   const bool alone = builder_.view().is_alone();
@@ -279,8 +279,8 @@ void GradientPath::add_to_group(std::int32_t unit, std::int32_t microbatch, Buff
   });
 }
 
-// Exchanges the rank's sum of all its micro-batches: around the ring, within nodes first, or between
-// all ranks.
+// Exchanges the rank's sum of all its micro-batches: around the ring, within nodes first, or
+// between all ranks.
 void GradientPath::fold_ranks(std::int32_t unit, BufferId partial) {
   if (builder_.options().sum == GradientSum::kRing) {
     auto ring = std::make_shared<RingSum>(builder_, unit, partial);
@@ -336,8 +336,8 @@ void GradientPath::sum_on_device(std::int32_t unit, const std::vector<GradientPa
   hold_parts(builder_, parts);
 }
 
-// Rounds the sum of the rank's shard. Without shards of the optimizer's state every rank applies the
-// whole gradient, so each gathers the shards of the others; the norm is still taken once.
+// Rounds the sum of the rank's shard. Without shards of the optimizer's state every rank applies
+// the whole gradient, so each gathers the shards of the others; the norm is still taken once.
 void GradientPath::finish_rounded(std::int32_t unit) {
   const ElemRange own = builder_.own_shard(unit);
   const BufferId home = builder_.home(StateKind::kGradient, unit);
@@ -376,8 +376,8 @@ BufferId read_sum(StepBuilder& builder, BufferId from, std::int32_t unit, ElemRa
   return staged;
 }
 
-// Sends the tied sum from its home in pinned memory or on storage, in the pieces that the rank of the
-// embedding folds.
+// Sends the tied sum from its home in pinned memory or on storage, in the pieces that the rank of
+// the embedding adds.
 void send_from_host(StepBuilder& builder, ElemRange shared) {
   const std::int32_t unit = builder.tied_unit();
   const BufferId home = builder.home(StateKind::kGradient, unit);
@@ -393,11 +393,11 @@ void send_from_host(StepBuilder& builder, ElemRange shared) {
       [&](std::size_t i) { emit_tied_sum(builder, staged[i], pieces[i]); }, [](std::size_t) {});
 }
 
-// Folds in pinned memory. A home on storage is staged piece by piece.
+// Adds in pinned memory. A home on storage is staged piece by piece.
 void fold_on_host(StepBuilder& builder, ElemRange shared, ElemRange rest) {
   const BufferId home = builder.home(StateKind::kGradient, 0);
   const BufferId tied = builder.home(StateKind::kGradient, builder.tied_unit());
-  // Pieces of the shared tensor, then pieces of the rest, so that a fold never reads past it.
+  // Pieces of the shared tensor, then pieces of the rest, so that a reduction never reads past it.
   std::vector<ElemRange> pieces = builder.pieces(shared);
   const std::size_t folded = pieces.size();
   for (const ElemRange range : builder.pieces(rest)) pieces.push_back(range);

@@ -1,6 +1,6 @@
 // Carrying in a binary counter: each complete group is a one at the lowest place, and two sums of
 // equally many groups make one of twice as many. The sums that remain at the end have decreasing
-// powers of two of groups. Folding them from the last one gives each the split that the tree asks
+// powers of two of groups. Adding them from the last one gives each the split that the tree asks
 // for: a power of two on the left, and fewer groups on the right.
 #include "engine/schedule/compile/group_sums.hpp"
 

@@ -1,4 +1,4 @@
-// The sums of a unit's groups of micro-batches, while they are folded to one.
+// The sums of a unit's accumulation groups, while they are reduced to one.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,10 @@
 
 namespace sluice::schedule {
 
-// Groups are folded by a balanced tree, whose root splits n groups at the largest power of two below
-// n. Groups come in order, so the tree is a binary counter: two neighbouring sums of equally many
-// groups are folded at once, and what remains at the end is folded from the last to the first. At
-// most log2(n) + 1 sums are alive.
+// Groups are added by a balanced tree, whose root splits n groups at the largest power of two
+// below n. Groups come in order, so the tree is a binary counter: two neighbouring sums of equally
+// many groups are added at once, and what remains at the end is added from the last to the first.
+// At most log2(n) + 1 sums are alive.
 class GroupSums {
  public:
   struct Sum {

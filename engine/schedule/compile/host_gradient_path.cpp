@@ -1,5 +1,6 @@
-// In the order "unit" a sum's pieces wait in pinned memory for the next micro-batch, which is the next
-// item, so a home on storage is written once. Else each micro-batch reads and writes the sum there.
+// In the order "unit" a sum's pieces wait in pinned memory for the next micro-batch, which is the
+// next item, so a home on storage is written once. Else each micro-batch reads and writes the sum
+// there.
 #include "engine/schedule/compile/host_gradient_path.hpp"
 
 #include <utility>

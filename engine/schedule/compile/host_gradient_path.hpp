@@ -1,6 +1,6 @@
 // The gradient of one unit on its way to a home in pinned memory or on storage: one micro-batch, or
-// the parts of one round. Pieces flow through three stages: bring() downloads the gradient and reads
-// the earlier sum, add() adds them, and put_back() writes the sum to storage.
+// the parts of one round. Pieces flow through three stages: bring() downloads the gradient and
+// reads the earlier sum, add() adds them, and put_back() writes the sum to storage.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,6 @@
-// It is the drain of a run whose updates all wait (UpdatePlacement::kNextForward), with the norms and
-// the clip factor in front of it: a trainer has taken these in the step that left the gradients.
+// It is the drain of a run whose updates all wait (UpdatePlacement::kNextForward), with the norms
+// and the clip factor in front of it: a trainer has taken these in the step that left the
+// gradients.
 #include "engine/schedule/compile/host_update.hpp"
 
 #include <numeric>
@@ -32,7 +33,7 @@ Schedule compile_host_update(const StepModel& model, const StepOptions& options)
   emit_clip_factor(builder);
   UpdateStream(builder, units, {.gradients_complete = true, .clips = true}).emit_rest();
   Schedule schedule =
-      builder.finish({.carried = {0, 1, true, false}, .others = {1, 1, false, false}});
+      builder.finish({.deferred = {0, 1, true, false}, .others = {1, 1, false, false}});
   link(schedule);
   pack(schedule);
   return schedule;

@@ -1,5 +1,5 @@
-// A pass without cuts is one instruction, also where layers declare segments. Segments without a cut
-// between them run together.
+// A pass without cuts is one instruction, also where layers declare segments. Segments without a
+// cut between them run together.
 #include "engine/schedule/compile/inner_sums.hpp"
 
 #include <algorithm>
@@ -10,8 +10,9 @@
 namespace sluice::schedule {
 namespace {
 
-// The bytes that this rank sends, and those of the workspace that it receives parts in. Parts differ
-// by an element; all ranks of the group have room for the largest, so that their memory is alike.
+// The bytes that this rank sends, and those of the workspace that it receives parts in. Parts
+// differ by an element; all ranks of the group have room for the largest, so that their memory is
+// alike.
 struct Sizes {
   std::uint64_t sent = 0;
   std::uint64_t workspace = 0;
@@ -81,7 +82,7 @@ std::vector<PassStep> steps_of(const TensorView& tensor, const PassSegments& seg
     step.segments.end = segment + 1;
     steps.push_back({{segment + 1, SegmentRange().end}, {}});
   }
-  // Cuts behind the last segment belong to a pass that is cut, even if they are its only ones.
+  // Cuts after the last segment belong to a pass that is cut, even if they are its only ones.
   if (steps.size() == 1 && !steps.front().cuts.empty()) steps.front().segments.end = count;
   return steps;
 }

@@ -45,7 +45,7 @@ bool LaneClocks::ordered(InstructionId before) const {
   return positions_[before] <= start_[lane];
 }
 
-// A Release that only retires behind a transfer of its own lane passes nothing on to the lane's
+// A Release that only retires after a transfer of its own lane passes nothing on to the lane's
 // next instruction.
 void LaneClocks::require(InstructionId before) {
   SLUICE_CHECK(before < current_->id && schedule_.instructions[before].rank == current_->rank);

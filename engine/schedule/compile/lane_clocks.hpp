@@ -1,7 +1,7 @@
 // Vector clocks over the lanes of one rank: the instructions that are done when another one starts.
 //
 // Lanes retire in order. So when the k-th instruction of a lane is done, the first k are, and a
-// clock is one count per lane. A Release of a pipelined lane retires behind its lane's transfers,
+// clock is one count per lane. A Release of a pipelined lane retires after its lane's transfers,
 // but the lane starts later instructions before that (retires_behind). So later instructions do not
 // inherit the deps of such a Release on its own lane. Ranks meet only through messages, which carry
 // no buffer hazards; clocks of different ranks never mix, and cost does not grow with the number of

@@ -4,7 +4,7 @@
 // instruction collects the writers of the ranges that it reads (read after write), and the writers
 // and readers of the ranges that it writes (write after write, write after read). From these
 // candidates add_deps keeps only those that lane order and other deps do not imply. Then the
-// instruction enters the histories itself. Barriers and commits add candidates of their own.
+// instruction enters the histories itself. Commits add candidates of their own.
 #include "engine/schedule/compile/link.hpp"
 
 #include <algorithm>
@@ -44,9 +44,9 @@ struct Segment {
 };
 
 // All bytes of one buffer, without holes. Most buffers are only used whole and have one segment;
-// the others have a sorted list. Units come in ascending or in descending order, so a cut is near one
-// of its ends, and a deque moves little. It shares no code with the spans of validate_contents and
-// the map of symbolic_memory on purpose: a mistake here must not hide there.
+// the others have a sorted list. Units come in ascending or in descending order, so a cut is near
+// one of its ends, and a deque moves little. It shares no code with the spans of validate_contents
+// and the map of symbolic_memory on purpose: a mistake here must not hide there.
 class BufferHistory {
  public:
   explicit BufferHistory(std::uint64_t bytes) : whole_(0, bytes, kNoId) {}
@@ -129,10 +129,7 @@ class Linker {
   explicit Linker(Schedule& schedule)
       : schedule_(schedule),
         clocks_(schedule),
-        last_of_lane_(static_cast<std::size_t>(schedule.ranks)),
-        barrier_(static_cast<std::size_t>(schedule.ranks), kNoId),
         last_storage_write_(static_cast<std::size_t>(schedule.ranks), kNoId) {
-    for (auto& lanes : last_of_lane_) lanes.fill(kNoId);
     histories_.reserve(schedule.buffers.size());
     for (const Buffer& buffer : schedule.buffers) histories_.emplace_back(buffer.bytes);
   }
@@ -166,18 +163,11 @@ class Linker {
            std::string(op_name(instruction.op)) + ")";
   }
 
-  // Everything after a Barrier waits for it, and the Barrier waits for the last instruction of each
-  // lane. A Commit waits for the last storage write; earlier ones retire before that.
+  // A Commit waits for the last storage write; earlier ones retire before that.
   void collect_control(const Instruction& instruction, std::vector<InstructionId>& candidates) {
     const auto rank = static_cast<std::size_t>(instruction.rank);
-    if (barrier_[rank] != kNoId) candidates.push_back(barrier_[rank]);
     if (instruction.op == Op::kCommit && last_storage_write_[rank] != kNoId) {
       candidates.push_back(last_storage_write_[rank]);
-    }
-    if (instruction.op == Op::kBarrier) {
-      for (const InstructionId last : last_of_lane_[rank]) {
-        if (last != kNoId) candidates.push_back(last);
-      }
     }
   }
 
@@ -213,17 +203,13 @@ class Linker {
       const Range range = range_of(instruction, use);
       histories_[use.buffer].write(range.begin, range.end, instruction.id);
     }
-    last_of_lane_[rank][static_cast<std::size_t>(instruction.lane)] = instruction.id;
-    if (instruction.op == Op::kBarrier) barrier_[rank] = instruction.id;
     if (instruction.op == Op::kStorageWrite) last_storage_write_[rank] = instruction.id;
   }
 
   Schedule& schedule_;
   LaneClocks clocks_;
   std::vector<BufferHistory> histories_;
-  std::vector<std::array<InstructionId, kLaneCount>> last_of_lane_;  // by rank
-  std::vector<InstructionId> barrier_;                               // the last, by rank
-  std::vector<InstructionId> last_storage_write_;                    // by rank
+  std::vector<InstructionId> last_storage_write_;  // by rank
 };
 
 }  // namespace

@@ -8,9 +8,8 @@ namespace sluice::schedule {
 // Sets `id` of every instruction and buffer to its index, and `deps` from the data hazards of list
 // order: read after write, write after read, write after write on overlapping bytes of one buffer.
 // A Release touches all bytes of the buffers that it names (in reads or writes). A Commit waits for
-// every earlier StorageWrite of its rank; a Barrier for everything earlier of its rank, and
-// everything later of its rank for it. Deps that lane order or other deps imply are left out; deps
-// present before are kept unless implied.
+// every earlier StorageWrite of its rank. Deps that lane order or other deps imply are left out;
+// deps present before are kept unless implied.
 // Throws InternalError if a use names no buffer, a buffer of another rank, or bytes outside it.
 void link(Schedule& schedule);
 

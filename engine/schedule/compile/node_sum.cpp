@@ -1,5 +1,6 @@
-// Both exchanges are collectives of all data-parallel ranks, of which each names the ranks that it has
-// parts for. So no rank needs groups of its own, and all enter the same collectives in the same order.
+// Both exchanges are collectives of all data-parallel ranks, of which each names the ranks that it
+// has parts for. So no rank needs groups of its own, and all enter the same collectives in the same
+// order.
 #include "engine/schedule/compile/node_sum.hpp"
 
 #include "engine/schedule/compile/rank_share.hpp"

@@ -1,9 +1,9 @@
 // A sum over ranks that adds within each node first, with the bits of the tree over all ranks.
 //
 // A node is 2^k consecutive ranks, so the groups of its ranks are a whole subtree (law 2). Within a
-// node rank j gathers the parts of all shards whose owners have the place j in their nodes, and adds
-// those of its node. Then the ranks of one place exchange these sums, each for its own shard. So of a
-// shard only one part for each node crosses the network.
+// node rank j gathers the parts of all shards whose owners have the place j in their nodes, and
+// adds those of its node. Then the ranks of one place exchange these sums, each for its own shard.
+// So of a shard only one part for each node crosses the network.
 //
 // A rank sends the parts of other places within its node, then 4 bytes for each element of its own
 // place in other nodes.

@@ -37,9 +37,9 @@ constexpr std::uint64_t kRingSlack = 1024;
 // Where there are many pieces, no smaller boxes are tried from the bound plus 1/256 on.
 constexpr std::uint64_t kManyPiecesSlack = 256;
 constexpr std::size_t kManyPieces = 8192;
-// The most boxes of single places that single pieces follow, and the most single pieces where packings
-// are only compared, and otherwise. Packing them takes the time of comparing each with all that live
-// beside it.
+// The most boxes of single places that single pieces follow, and the most single pieces where
+// packings are only compared, and otherwise. Packing them takes the time of comparing each with all
+// that live next to it.
 constexpr std::size_t kMostPlaces = 8192;
 constexpr std::size_t kMostSinglePieces = 8192;
 constexpr std::size_t kMostExactPieces = 32768;
@@ -329,7 +329,7 @@ class Packer {
 
   // Packs windows, each in a row of slots, together with the arena's buffers.
   Ends pack_together(const Transients& windows, const Transients& others) {
-    const std::uint64_t base = others.base;  // behind all that is persistent
+    const std::uint64_t base = others.base;  // after all that is persistent
     std::vector<RingPiece> pieces = pieces_of(others);
     for (packing::Lifetime lifetime : windows.lifetimes) {
       lifetime.bytes *= schedule_.slot_bytes;

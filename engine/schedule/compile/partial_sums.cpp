@@ -1,6 +1,6 @@
-// Sums in pinned memory are added to in place. Those on storage go through staged pieces: the sum of
-// a piece is read, the gradient added, and the result written back, each beside its neighbours. The
-// order of additions is that of sums on the device, so the bits are theirs.
+// Sums in pinned memory are added to in place. Those on storage go through staged pieces: the sum
+// of a piece is read, the gradient added, and the result written back, each in parallel with its
+// neighbours. The order of additions is that of sums on the device, so the bits are theirs.
 #include "engine/schedule/compile/partial_sums.hpp"
 
 #include <vector>
@@ -115,7 +115,7 @@ BufferId PartialSums::complete(std::int32_t unit, std::int32_t microbatch, Buffe
   const bool begins = begins_group(microbatch);
   BufferId sum = begins ? builder_.add_sum(Tier::kDevice, unit) : bring_up(unit, groups.pop());
   emit_add_on_device(builder_, unit, whole, window, microbatch, sum, begins);
-  // The rank's groups are a power of two, so each sum is folded into one of as many groups.
+  // The rank's groups are a power of two, so each sum is added to one of as many groups.
   while (groups.count() > 0) {
     const BufferId into = bring_up(unit, groups.pop());
     emit_fold(builder_, Lane::kCompute, unit, builder_.part(into, whole), builder_.part(sum, whole),

@@ -1,10 +1,11 @@
 // The sums that a rank among others keeps of its own groups of micro-batches, where they wait in
 // pinned memory or on storage (Placement::partial).
 //
-// Such sums are of whole units: what becomes of a shard is known only when all groups are summed. On
-// the device they would take 4 bytes of each parameter from the first micro-batch to the last. Here
-// a micro-batch's gradient is downloaded and added on the host, and only the rank's last one is added
-// on the device, to a sum that comes back there. So the device holds the sums of one unit at a time.
+// Such sums are of whole units: what becomes of a shard is known only when all groups are summed.
+// On the device they would take 4 bytes of each parameter from the first micro-batch to the last.
+// Here a micro-batch's gradient is downloaded and added on the host, and only the rank's last one
+// is added on the device, to a sum that comes back there. So the device holds the sums of one unit
+// at a time.
 #pragma once
 
 #include <cstdint>
@@ -18,11 +19,11 @@ namespace sluice::schedule {
 class PartialSums {
  public:
   explicit PartialSums(StepBuilder& builder) : builder_(builder) {}
-  // Adds the gradient in `window`, which is not of the rank's last micro-batch. All of the unit's come
-  // in ascending order.
+  // Adds the gradient in `window`, which is not of the rank's last micro-batch. All of the unit's
+  // come in ascending order.
   void add(std::int32_t unit, std::int32_t microbatch, BufferId window);
-  // Adds that of the rank's last one. Returns the sum of all of the rank's micro-batches, which is on
-  // the device.
+  // Adds that of the rank's last one. Returns the sum of all of the rank's micro-batches, which is
+  // on the device.
   BufferId complete(std::int32_t unit, std::int32_t microbatch, BufferId window);
 
  private:

@@ -1,5 +1,5 @@
-// The instructions of one pass. A pass whose unit has parts on several ranks is cut: each step is an
-// instruction, and the sums over the ranks stand behind it.
+// The instructions of one pass. A pass whose unit has parts on several ranks is cut: each step is
+// an instruction, and the sums over the ranks stand after it.
 #pragma once
 
 #include <cstddef>
@@ -25,8 +25,8 @@ struct PassUses {
 // The segments of a unit's pass, as its layer declares them.
 const PassSegments& segments_of(const UnitFootprint& unit, Op pass);
 
-// Step `index` of the pass, and the sums over ranks behind it. A later step also reads what the first
-// one leaves for it; the last one makes the output.
+// Step `index` of the pass, and the sums over ranks after it. A later step also reads what the
+// first one leaves for it; the last one makes the output.
 void emit_step(StepBuilder& builder, const ComputeItem& item, const PassUses& uses,
                const std::vector<PassStep>& steps, std::size_t index);
 

@@ -1,6 +1,6 @@
-// Parts are ranges of shards. A rank brings its own shard and takes those of the others (Gather), or
-// brings to each rank the part of that rank's shard and takes N - 1 parts of its own (AllToAll). Each
-// use names the other rank, so an executor needs no knowledge of the partition.
+// Parts are ranges of shards. A rank brings its own shard and takes those of the others (Gather),
+// or brings to each rank the part of that rank's shard and takes N - 1 parts of its own (AllToAll).
+// Each use names the other rank, so an executor needs no knowledge of the partition.
 #include "engine/schedule/compile/rank_exchange.hpp"
 
 #include <algorithm>

@@ -49,8 +49,9 @@ bool has_partial_sums(const StepModel& model, const StepOptions& options) {
          own_microbatch_count(model, options) > 1;
 }
 
-// A rank has a power of two of groups. Its sums are those of a binary counter (group_sums), in which
-// the last group is never complete before the end, and one group may be incomplete beside them.
+// A rank has a power of two of groups. Its sums are those of a binary counter (group_sums), in
+// which the last group is never complete before the end, and one group may be incomplete besides
+// them.
 std::int32_t partial_sums_at_once(const StepModel& model, const StepOptions& options) {
   if (!has_partial_sums(model, options)) return 0;
   const std::int32_t own_groups = options.fold_groups / model.view.ranks;

@@ -8,7 +8,7 @@
 
 namespace sluice::schedule {
 
-// Elements of a unit. The number behind the last unit stands for the tied use, which has only a
+// Elements of a unit. The number after the last unit stands for the tied use, which has only a
 // gradient.
 std::uint64_t unit_elems(const StepModel& model, std::int32_t unit);
 // The range of the unit that a rank owns.

@@ -11,7 +11,7 @@
 namespace sluice::schedule {
 namespace {
 
-// parts_of(saved parts): the parts that a unit remakes.
+// parts_of(saved parts): the parts that a unit recomputes.
 template <typename PartsOf>
 Recomputation for_units(const StepModel& model, PartsOf parts_of) {
   Recomputation recompute;
@@ -149,7 +149,7 @@ bool is_possible(const StepModel& model, const Recomputation& recompute) {
     if (unit.output_run > 0 && !(whole(at) && whole(at + 1))) return false;
     if (unit.parts_run > 1 && !whole(at)) return false;
   }
-  // The output of a stage's last unit goes to another rank, which does not make it again.
+  // The output of a stage's last unit goes to another rank, which does not recompute it.
   for (std::size_t stage = 0; stage + 1 < model.pipeline.units.size(); ++stage) {
     if (recompute.drops_output(model.pipeline.units[stage].end - 1)) return false;
   }

@@ -1,4 +1,4 @@
-// The values that a step makes again in place of keeping them: by unit, and by saved part.
+// The values that a step recomputes in place of keeping them: by unit, and by saved part.
 //
 // A unit's backward visit begins with a Recompute of its parts, while the window of weights is
 // there for the visit anyway. The parts die with the visit. All parts of a unit together are its
@@ -22,12 +22,12 @@ struct StepModel;
 
 // Run 0 of a unit is its forward pass, run 1 the first pass that repeats it, and so on.
 struct UnitRecompute {
-  PartMask parts = 0;  // made again before backward reads them
+  PartMask parts = 0;  // recomputed before backward reads them
   // The run whose output stays until backward has read it. The output of an earlier run is dropped
   // when the next unit has read it. Beyond 0, all parts of this unit and of the next one are made
   // again too.
   std::int32_t output_run = 0;
-  // The run that makes the parts again, which is the last one. Beyond 1, earlier runs only make the
+  // The run that recomputes the parts, which is the last one. Beyond 1, earlier runs only make the
   // output.
   std::int32_t parts_run = 1;
   bool operator==(const UnitRecompute&) const = default;
@@ -54,7 +54,7 @@ struct Recomputation {
 // Units that cannot be recomputed keep all of their parts in each of these.
 // Recomputes units as a whole.
 Recomputation recompute_units(const StepModel& model);
-// Remakes the parts that operations of one kind make.
+// Recomputes the parts that operations of one kind make.
 Recomputation recompute_parts(const StepModel& model, MadeBy made_by);
 
 // Cuts each run of units that can be recomputed into segments of `length` units. The last segment
@@ -71,7 +71,7 @@ struct UnitRun {
 };
 // The passes that run again right before the backward passes of each unit, by unit, in order.
 std::vector<std::vector<UnitRun>> repeated_passes(const Recomputation& recompute);
-// Whether the units and parts can be made again as `recompute` says.
+// Whether the units and parts can be recomputed as `recompute` says.
 bool is_possible(const StepModel& model, const Recomputation& recompute);
 
 // The recomputation of a step in words and figures, for reports.
@@ -79,7 +79,7 @@ struct RecomputeSummary {
   // "none", "unit", "selective", "attention", "every:K", "segments" of several lengths, "nested"
   // segments or "mixed".
   std::string policy = "none";
-  std::int32_t units = 0;         // that make anything again
+  std::int32_t units = 0;         // that recompute anything
   std::int32_t of = 0;            // that could
   std::uint64_t freed_bytes = 0;  // of saved parts of one micro-batch that are not kept
 };

@@ -1,15 +1,15 @@
 // The classical ring all-reduce (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for
-// clusters of workstations", 2009), as instructions: a reduce-scatter around the ring. The all-gather
-// behind it is that of stage 0, of rounded gradients.
+// clusters of workstations", 2009), as instructions: a reduce-scatter around the ring. The
+// all-gather after it is that of stage 0, of rounded gradients.
 //
 // Each rank has an fp32 sum of its own micro-batches. The sum of shard p begins at rank p + 1 and
 // travels over p + 2, p + 3, ..., each of which adds its own to it, to rank p. So in step s rank r
 // sends that of shard r - 1 - s and receives that of shard r - 2 - s. A step goes in buckets: equal
 // slices of all shards, so that one slice travels while the one before is added.
 //
-// Each rank sends 4 (N - 1) / N bytes for each element, whatever the number of its micro-batches. The
-// order of additions differs from shard to shard and depends on N: the bits are reproducible, and
-// outside law 1.
+// Each rank sends 4 (N - 1) / N bytes for each element, whatever the number of its micro-batches.
+// The order of additions differs from shard to shard and depends on N: the bits are reproducible,
+// and outside law 1.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // One walk over the parts in order: a part joins the value before it if both wait in the same tier,
-// serve the same half of backward, and are both kept or both made again. Otherwise it begins a new
+// serve the same half of backward, and are both kept or both recomputed. Otherwise it begins a new
 // value.
 #include "engine/schedule/compile/saved_values.hpp"
 

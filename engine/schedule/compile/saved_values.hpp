@@ -1,7 +1,7 @@
 // Cuts a unit's saved region into values that move by themselves.
 //
 // Neighbouring parts that wait in the same tier and serve the same half of backward form one value.
-// Apart they would take the same way at the same time, in more transfers. Parts that are made again
+// Apart they would take the same way at the same time, in more transfers. Parts that are recomputed
 // do not wait, so they form values of their own.
 #pragma once
 
@@ -17,7 +17,7 @@ struct SavedValue {
   Tier tier = Tier::kDevice;
   SavedFor used_by = SavedFor::kBoth;
   PartMask parts = 0;
-  bool remade = false;  // its parts are made again (StepOptions::recompute)
+  bool remade = false;  // its parts are recomputed (StepOptions::recompute)
 };
 
 // Returns a unit's saved values in the order of its saved region; empty if it saves nothing.

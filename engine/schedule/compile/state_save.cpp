@@ -1,14 +1,14 @@
 // A durable run's checkpoint, taken inside a step.
 //
-// The state of a durable run lies on storage in two slots. A step between commits finds the state
-// in one slot and leaves it there. A step that commits finds it in that slot and leaves it in the
+// The state of a durable run lies on storage in two copies. A step between commits finds the state
+// in one copy and leaves it there. A step that commits finds it in that copy and leaves it in the
 // other, so the state that it found stays whole until a later commit. State on storage is therefore
 // never copied for a checkpoint.
 //
-// State in pinned or device memory is written to log copies with the same two slots. The writes go
+// State in pinned or device memory is written to log copies with the same two copies. The writes go
 // piece by piece from the homes themselves, spread over the step's passes. The update of a piece
 // waits for the write of its old value, since `link` finds that hazard like any other. The Commit
-// reads all saved state, so nothing overwrites the other slot, which holds the commit before, until
+// reads all saved state, so nothing overwrites the other copy, which holds the commit before, until
 // the Commit is done.
 #include "engine/schedule/compile/state_save.hpp"
 

@@ -14,9 +14,9 @@ class StateSaver {
  public:
   // Precondition: the builder's run is durable.
   explicit StateSaver(StepBuilder& builder);
-  // Emits the share of writes that is due when `done` of the step's parts are emitted, if all writes
-  // are due after `all` of them. `done` may pass `all`: the commit waits for the first update, which
-  // exchanges between ranks delay.
+  // Emits the share of writes that is due when `done` of the step's parts are emitted, if all
+  // writes are due after `all` of them. `done` may pass `all`: the commit waits for the first
+  // update, which exchanges between ranks delay.
   void advance(std::size_t done, std::size_t all);
   // Emits the rest and the Commit.
   void commit();

@@ -2,7 +2,7 @@
 //
 // Bookkeeping under the parts of a step. Homes come first in the list of buffers, in the same order
 // for every schedule of a run, so that they have the same ids and places in all of them. At the end
-// the last use of each transient buffer is known; a Release goes behind it on the same lane.
+// the last use of each transient buffer is known; a Release goes after it on the same lane.
 #include "engine/schedule/compile/step_builder.hpp"
 
 #include <algorithm>
@@ -28,9 +28,9 @@ Category category_of(StateKind kind) {
   }
 }
 
-// Fills the place behind an instruction with the Release of buffers that die there.
-void release_behind(std::vector<Instruction>& list, std::size_t at,
-                    std::span<const BufferId> dying) {
+// Fills the place after an instruction with the Release of buffers that die there.
+void release_after(std::vector<Instruction>& list, std::size_t at,
+                   std::span<const BufferId> dying) {
   Instruction& release = list[at + 1] = Instruction();
   release.id = static_cast<InstructionId>(at + 1);
   release.op = Op::kRelease;
@@ -106,11 +106,11 @@ BufferId StepBuilder::add_like(BufferId home, std::int32_t version) {
   return add_transient(std::move(buffer));
 }
 
-// Lists the groups of the whole world, since all ranks have the same table: of the data-parallel ranks
-// with the same parts of each pipeline rank, of the pipeline ranks of each place in a stage, of the two
-// of these that a tied head joins, of the ranks that hold parts of the same units, of those that have
-// parts of the same sequences, and of those that hold copies of the same key/value heads. A dimension
-// of one rank has none.
+// Lists the groups of the whole world, since all ranks have the same table: of the data-parallel
+// ranks with the same parts of each pipeline rank, of the pipeline ranks of each place in a stage,
+// of the two of these that a tied head joins, of the ranks that hold parts of the same units, of
+// those that have parts of the same sequences, and of those that hold copies of the same key/value
+// heads. A dimension of one rank has none.
 void StepBuilder::join_world() {
   const std::int32_t data_ranks = view().ranks, tensor_ranks = tensor().ranks;
   const std::int32_t pipeline_ranks = pipeline().ranks();
@@ -273,7 +273,7 @@ void StepBuilder::add_versions() {
   }
 }
 
-// Adds a shadow copy for the home of all state that a speculative update makes. A carried update
+// Adds a shadow copy for the home of all state that a speculative update makes. A deferred update
 // knows its clip factor and needs none.
 void StepBuilder::add_shadows() {
   for (std::int32_t unit = carried_units(); unit < unit_count(); ++unit) {
@@ -319,7 +319,7 @@ void StepBuilder::add_homes() {
     norm_blocks_of_earlier_units_.push_back(norm_blocks_of_earlier_units_.back() +
                                             model_.units[index(unit)].norm_blocks_before.back());
   }
-  // The sum of a tied use is folded before it is rounded, so it has no rounded home.
+  // The sum of a tied use is added before it is rounded, so it has no rounded home.
   if (has_tied_unit() && owns_head() && !rounds_gradients()) {
     homes_.back()[static_cast<std::size_t>(StateKind::kGradient)] =
         add_home(StateKind::kGradient, tied_unit(), place.gradient[0], gradient_dtype(0));
@@ -466,8 +466,8 @@ BufferId StepBuilder::add_update_workspace(Tier tier, std::int32_t unit) {
 }
 
 // Returns kNoId for no bytes: units without saved values or workspace have no such buffer.
-// Where visits take turns, one buffer serves all sums, which run one after another. So no later value
-// takes its memory and waits for a sum of another micro-batch.
+// Where visits are interleaved, one buffer serves all sums, which run one after another. So no
+// later value takes its memory and waits for a sum of another micro-batch.
 BufferId StepBuilder::add_sum_scratch(std::uint64_t bytes, std::int32_t unit,
                                       std::int32_t microbatch) {
   if (options_.turns == 1 || bytes == 0) {
@@ -550,7 +550,7 @@ void StepBuilder::declare_saved_parts() {
 }
 
 // A transient buffer dies with its last use in list order. All buffers that die with one
-// instruction share one Release behind it, on that instruction's lane.
+// instruction share one Release after it, on that instruction's lane.
 Schedule StepBuilder::finish(const StepBorders& borders, std::span<const BufferId> kept) {
   // The last instruction that touches each transient buffer.
   std::vector<std::size_t> last_use(schedule_.buffers.size(), SIZE_MAX);
@@ -587,7 +587,7 @@ Schedule StepBuilder::finish(const StepBorders& borders, std::span<const BufferI
     if (at != i) list[at] = std::move(list[i]);
     list[at].id = static_cast<InstructionId>(at);
     if (dying_here) {
-      release_behind(list, at, std::span(dying).subspan(ends[i], ends[i + 1] - ends[i]));
+      release_after(list, at, std::span(dying).subspan(ends[i], ends[i + 1] - ends[i]));
     }
     to = at;
   }
@@ -606,8 +606,8 @@ void StepBuilder::declare_residency(const StepBorders& borders) {
     const bool visits = view().rotates && view().rank > 0 && buffer.kind != StateKind::kWeight &&
                         buffer.kind != StateKind::kGradient;
     if (visits) continue;
-    const bool carried = buffer.unit < carried_units();
-    const StepBorders::OfUnits& border = carried ? borders.carried : borders.others;
+    const bool deferred = buffer.unit < carried_units();
+    const StepBorders::OfUnits& border = deferred ? borders.deferred : borders.others;
     Residency residency{buffer.kind, buffer.unit, -1, buffer.id, border.entry_version};
     if (buffer.shadow_of != kNoId) {
       // A shadow holds nothing between steps.

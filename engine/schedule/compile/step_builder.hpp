@@ -16,8 +16,8 @@
 
 namespace sluice::schedule {
 
-// The borders of a step, for carried units and for all others. The versions are those of all state
-// but gradients. An update that is pending at entry applies gradients of version 1 to version 0.
+// The borders of a step, for units of deferred updates and all others. Versions are those of all
+// state but gradients. An update that is pending at entry applies gradients of version 1 to 0.
 struct StepBorders {
   struct OfUnits {
     std::int32_t entry_version = 0;
@@ -25,7 +25,7 @@ struct StepBorders {
     bool pending_at_entry = false;
     bool pending_at_exit = false;  // this step's own gradients wait
   };
-  OfUnits carried;
+  OfUnits deferred;
   OfUnits others;
 };
 
@@ -61,8 +61,8 @@ class StepBuilder {
   const StageView& pipeline() const { return model_.pipeline; }
   // Whether this rank passes through the unit and keeps its state.
   bool owns(std::int32_t unit) const { return pipeline().owns(unit); }
-  // A tied head reads the window of its tensor's unit. Where that unit is of another rank, the head's
-  // rank keeps a copy of its weights and the sum of the tied use (tied_stages.hpp).
+  // A tied head reads the window of its tensor's unit. Where that unit is of another rank, the
+  // head's rank keeps a copy of its weights and the sum of the tied use (tied_stages.hpp).
   bool has_tied_unit() const { return model_.tied_elems > 0; }
   bool ties_ranks() const {
     return has_tied_unit() && pipeline().rank_of(0) != pipeline().rank_of(unit_count() - 1);
@@ -92,8 +92,8 @@ class StepBuilder {
     return sharers + (place * tensor().ranks + tensor().rank) / tensor().sharers;
   }
   const TensorView& tensor() const { return view().tensor; }
-  // The range of the unit that a rank owns, where servers take turns in the present update; all of it
-  // if the rank is alone.
+  // The range of the unit that a rank owns, where servers take turns in the present update; all of
+  // it if the rank is alone.
   ElemRange shard(std::int32_t unit, std::int32_t rank) const;
   ElemRange own_shard(std::int32_t unit) const { return shard(unit, view().rank); }
   // The elements that this rank's home holds; empty: the rank has no such home.
@@ -120,7 +120,8 @@ class StepBuilder {
   // What is emitted from now on serves this update of the step.
   void set_update(std::int32_t update) { versions_.update = update; }
   std::int32_t update() const { return versions_.update; }
-  // Delayed updates: the version that a micro-batch's passes read of the unit, from the step's first.
+  // Delayed updates: the version that a micro-batch's passes read of the unit, from the step's
+  // first.
   std::int32_t delayed_version(std::int32_t unit, std::int32_t microbatch) const;
   const Buffer& buffer(BufferId id) const { return schedule_.buffers[id]; }
 
@@ -129,8 +130,8 @@ class StepBuilder {
   Tier home_tier(StateKind kind, std::int32_t unit) const;
   // The buffer that an update writes: the home itself, or its shadow.
   BufferId made_home(StateKind kind, std::int32_t unit) const;
-  // Delayed updates (weight_versions.hpp): home() is the place of the newest version of the weights,
-  // and made_home() that of the next.
+  // Delayed updates (weight_versions.hpp): home() is the place of the newest version of the
+  // weights, and made_home() that of the next.
   void set_made_weights(std::int32_t unit, BufferId place);
   void settle_made_weights(std::int32_t unit);
   // A transient buffer of the same shape in the same tier.
@@ -164,7 +165,7 @@ class StepBuilder {
   // parts.
   BufferId add_received(StateKind kind, std::int32_t unit, ElemRange range, DType dtype,
                         std::int32_t microbatch, std::int32_t version);
-  // An fp32 sum of the unit's gradient that lies beside its home for a while. first_microbatch: of
+  // An fp32 sum of the unit's gradient that lies next to its home for a while. first_microbatch: of
   // the sum; on storage it tells the sums of a unit apart.
   BufferId add_sum(Tier tier, std::int32_t unit, std::int32_t first_microbatch = -1);
   // A pinned piece of a unit's state.
@@ -198,7 +199,7 @@ class StepBuilder {
 
   // Lists the segments of all units, if ranks compute micro-batches together.
   void declare_segments();
-  // Lists the parts of all saved regions in the schedule. A step that makes some of them again
+  // Lists the parts of all saved regions in the schedule. A step that recomputes some of them
   // needs this.
   void declare_saved_parts();
   // Inserts Releases, numbers the instructions, declares entry and exit residency.

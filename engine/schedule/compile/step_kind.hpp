@@ -16,20 +16,20 @@ namespace sluice::schedule {
 
 enum class StepKind : std::uint8_t {
   // A steady step: forward, loss and backward of all micro-batches, and one update, each where the
-  // options place it. The update of a carried unit (carried_units) is that of the step before, and
+  // options place it. A deferred update (carried_units) is that of the step before, and
   // this step's own is pending at exit: its gradient and the clip factor stay in their homes. With
-  // kSpeculative the step leaves the other units' state as found. It makes the updated state beside
-  // it, from the gradients as they are, and leaves the gradients and the clip factor for a redo.
+  // kSpeculative the step leaves the other units' state as found. It makes the updated state next
+  // to it, from the gradients as they are, and leaves the gradients and the clip factor for a redo.
   kTraining,
   // The loss of one micro-batch; changes no state.
   kEvaluation,
-  // With carried units only. A steady step with no update pending at entry: the first of a run, or
-  // the first after a drain.
+  // With deferred updates only. A steady step with no update pending at entry: the first of a run,
+  // or the first after a drain.
   kFirst,
-  // With carried units only. Makes the pending update and nothing else.
+  // With deferred updates only. Makes the pending update and nothing else.
   kDrain,
   // kSpeculative only. Makes a speculative step's update once more, with its clip factor: reads the
-  // state that the step found and overwrites the state that it made. Carried updates stay pending.
+  // state that the step found and overwrites the state that it made. Deferred updates stay pending.
   kRedo,
   // Durable runs only. A step with no update pending at entry that also commits the state that it
   // finds, while it computes.

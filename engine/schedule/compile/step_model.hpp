@@ -123,7 +123,7 @@ enum class UpdatePlacement : std::uint8_t {
   kInBackward,   // each unit as soon as its gradient is complete; nothing may depend on the norm
   kNextForward,  // in the next step's forward pass, each unit just before its weights are needed
   // As kInBackward, on the assumption that all gradients are finite and the clip factor is one. The
-  // result lies beside the state that the step finds. If the assumption fails, a pass behind the
+  // result lies next to the state that the step finds. If the assumption fails, a pass after the
   // step makes the true update.
   kSpeculative,
 };
@@ -134,7 +134,7 @@ enum class GradientSum : std::uint8_t { kInOrder, kRing };
 
 struct StepOptions {
   std::int32_t microbatches = 1;  // of each update, over all ranks
-  // Equal, consecutive groups of micro-batches with a sum each, folded by a balanced tree; divides
+  // Equal, consecutive accumulation groups with a sum each, added by a balanced tree; divides
   // `microbatches`. It changes the bits of the sums. 1: one sum, in the order of micro-batches.
   std::int32_t fold_groups = 1;
   // kRing: stage 0 only, and a group for each rank.
@@ -159,23 +159,23 @@ struct StepOptions {
   // stream_lookahead.
   std::uint64_t update_piece_elems = 0;  // multiple of 4,096
   std::int32_t update_lookahead = 0;
-  // No later value takes the memory of the ring of carried updates. So the last of its writes drain
-  // beside the passes that follow, and nothing waits for them.
+  // No later value takes the memory of the ring of deferred updates. So the last of its writes
+  // drain during the passes that follow, and nothing waits for them.
   bool keeps_update_ring = false;
   // kInBackward and kSpeculative: the updates of so many units, from the first on, run in the next
   // forward pass instead (carried_units).
   std::int32_t carried_units = 0;
-  // Several ranks: the number of later exchanges of gradients that begin before the parts of one are
-  // summed. Without any, the compute lane waits for each exchange; each takes memory for the
+  // Several ranks: the number of later exchanges of gradients that begin before the parts of one
+  // are summed. Without any, the compute lane waits for each exchange; each takes memory for the
   // gradient and the parts of one more unit.
   std::int32_t exchange_lag = 0;
-  // Pipelines: so many units of each stage, from its last one down, make their parts again before the
-  // first of the stage's backward passes. These wait for the gradient of the next stage, so the
+  // Pipelines: so many units of each stage, from its last one down, recompute their parts before
+  // the first of the stage's backward passes. These wait for the gradient of the next stage, so the
   // recomputation takes time of the bubble; the parts of all these units lie in memory at once.
   std::int32_t recompute_ahead = 0;
-  // Tensor groups: the passes of so many micro-batches through a unit take turns, segment by segment
-  // (compute_items.hpp), so that the sums of one are made beside the segments of the other. 1 or 2,
-  // in a pipeline 1.
+  // Tensor groups: the passes of so many micro-batches through a unit take turns, segment by
+  // segment (compute_items.hpp), so that the sums of one are made in parallel with the segments of
+  // the other. 1 or 2, in a pipeline 1.
   std::int32_t turns = 1;
   // Windows and the device arena use the same memory at different times (pack.hpp). That takes less
   // memory, but instructions that reuse memory wait longer.

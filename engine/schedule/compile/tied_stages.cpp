@@ -1,5 +1,5 @@
-// A group of two ranks. The sum is an AllToAll in which one of them brings a part, and the weights are
-// a Gather in which one of them does, so the checks follow their content as in any collective.
+// A group of two ranks. The sum is an AllToAll in which one of them brings a part, and the weights
+// are a Gather in which one of them does, so the checks follow their content as in any collective.
 #include "engine/schedule/compile/tied_stages.hpp"
 
 #include "engine/schedule/compile/pipeline_pieces.hpp"

@@ -7,13 +7,13 @@
 // back to the shadow. Rules that need whole tensors take a unit as one piece.
 //
 // The stream has one order of units. The generator decides when each update is due
-// (UpdatePlacement) and calls emit_through() with the unit; the pipeline runs across units. State is
-// read ahead even of units whose gradients are not complete, as long as the gradient itself is not
-// brought: nothing else changes the state before its update.
+// (UpdatePlacement) and calls emit_through() with the unit; the pipeline runs across units. State
+// is read ahead even of units whose gradients are not complete, as long as the gradient itself is
+// not brought: nothing else changes the state before its update.
 //
 // The ring of pieces is also the room for writes that lag behind. A place is taken again once its
-// piece is written, so updates run ahead of the storage lane by as many bytes as the ring holds, and
-// the last of a ring's writes drain beside the passes that follow.
+// piece is written, so updates run ahead of the storage lane by as many bytes as the ring holds,
+// and the last of a ring's writes drain during the passes that follow.
 #include "engine/schedule/compile/update_stream.hpp"
 
 #include <algorithm>

@@ -11,7 +11,7 @@
 
 namespace sluice::schedule {
 
-// Folds all norm partials into the norm, and computes the factor by which updates multiply
+// Adds all norm partials to the norm, and computes the factor by which updates multiply
 // gradients.
 void emit_clip_factor(StepBuilder& builder);
 

@@ -12,8 +12,8 @@
 // own. A version that is not made yet cannot be fetched ahead.
 //
 // If several ranks share the weights (ZeRO stage 3), each fetches its own shard into its place in
-// the window, and a Gather completes the window. So the same rules decide whether a gathered unit is
-// kept for its backward pass or gathered again.
+// the window, and a Gather completes the window. So the same rules decide whether a gathered unit
+// is kept for its backward pass or gathered again.
 //
 // From pinned memory a unit is uploaded in a few dozen parts, each of whole chunks. From storage it
 // goes through staged pieces in pinned memory, with the read of the next pieces ahead of the upload
@@ -72,8 +72,8 @@ std::size_t WeightStream::next_use(Value value) const {
   return next_position_[at] == positions.size() ? kNever : positions[next_position_[at]];
 }
 
-// Walks backwards with the streamed values in the order of their next use. Only the first `prefetch`
-// of them, and those that an instruction itself uses, can be asked for.
+// Walks backwards with the streamed values in the order of their next use. Only the first
+// `prefetch` of them, and those that an instruction itself uses, can be asked for.
 void WeightStream::look_ahead() {
   const auto wanted = static_cast<std::size_t>(builder_.options().prefetch);
   std::size_t most_used = 0;
@@ -131,7 +131,7 @@ bool WeightStream::make_room(Value value, std::size_t target_use) {
     if (on_device_.empty()) return false;
     const std::size_t farthest = on_device_.rbegin()->first;
     if (farthest <= target_use) return false;
-    // Of several windows that are needed last, the one of the first unit goes.
+    // If several windows are needed last, the one of the first unit goes.
     const auto victim = on_device_.lower_bound({farthest, 0});
     windows_[static_cast<std::size_t>(victim->second)] = kNoId;
     used_slots_ -= slots_of(victim->second);

@@ -22,8 +22,8 @@ class WeightStream {
   WeightStream(StepBuilder& builder, const WeightVersions& versions,
                const std::vector<std::vector<WeightUse>>& uses,
                std::function<void(std::int32_t unit)> before_use);
-  // Call before the i-th compute instruction, for each in turn. Emits the fetches that start here, for it and for
-  // later ones.
+  // Call before the i-th compute instruction, for each in turn. Emits the fetches that start here,
+  // for it and for later ones.
   void advance(std::size_t use_index);
   // The window that holds the weights now. Precondition: they are on the device.
   BufferId window(WeightUse weights) const;

@@ -1,9 +1,9 @@
 // Versions are values of their own. The home holds the weights that the step finds and, at its end,
-// those that it leaves. An update in between writes its weights where nobody needs the old ones: into
-// the home if the passes are done with the version there, else into a transient buffer of the same
-// shape in the same tier, which dies with its last reader as any other value. Nothing is copied, so a
-// stashed version costs memory and no traffic. There are never more places than versions that some
-// pass still reads, and the new one.
+// those that it leaves. An update in between writes its weights where nobody needs the old ones:
+// into the home if the passes are done with the version there, else into a transient buffer of the
+// same shape in the same tier, which dies with its last reader as any other value. Nothing is
+// copied, so a stashed version costs memory and no traffic. There are never more places than
+// versions that some pass still reads, and the new one.
 //
 // At a step's last update no pass is left, so the home is free, and the newest weights lie in it.
 #include "engine/schedule/compile/weight_versions.hpp"

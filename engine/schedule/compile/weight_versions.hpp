@@ -34,8 +34,8 @@ class WeightVersions {
   // So many compute instructions have been emitted, or will be before the next update.
   void advance(std::size_t emitted) { emitted_ = emitted; }
   // Call around the update of a unit.
-  // begin_update() chooses the place of the new version: the home, if nothing reads it any more, else
-  // a buffer like it.
+  // begin_update() chooses the place of the new version: the home, if nothing reads it any more,
+  // else a buffer like it.
   void begin_update(std::int32_t unit);
   void end_update(std::int32_t unit);
   // In place of both on a rank that never has the new version.

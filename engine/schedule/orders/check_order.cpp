@@ -152,7 +152,7 @@ class OrderCheck {
     const std::size_t whole = place(ActionKind::kBackward, stage, microbatch);
     return whole != kNowhere ? whole : place(ActionKind::kBackwardInput, stage, microbatch);
   }
-  bool crosses(std::int32_t stage) const {  // the border behind the stage
+  bool crosses(std::int32_t stage) const {  // the border after the stage
     return stage >= 0 && stage + 1 < order_.stages() &&
            order_.rank_of(stage) != order_.rank_of(stage + 1);
   }
@@ -160,14 +160,13 @@ class OrderCheck {
   void check_listed_messages() {
     for (std::int32_t stage = 0; stage < order_.stages(); ++stage) {
       for (std::int32_t k = 0; k < order_.microbatches; ++k) {
-        const auto expect = [&](ActionKind kind, bool crosses_ranks, bool behind,
-                                std::size_t pass) {
+        const auto expect = [&](ActionKind kind, bool crosses_ranks, bool after, std::size_t pass) {
           const std::size_t at = place(kind, stage, k);
           const StageAction action{kind, stage, k};
           if ((at != kNowhere) != crosses_ranks) {
             add(crosses_ranks ? "no rank lists " + describe(action)
                               : describe(action) + " crosses no ranks");
-          } else if (at != kNowhere && (behind ? at < pass : at > pass)) {
+          } else if (at != kNowhere && (after ? at < pass : at > pass)) {
             add(describe(action) + " stands on the wrong side of its pass");
           }
         };

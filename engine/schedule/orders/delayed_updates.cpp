@@ -2,8 +2,8 @@
 //
 // The passes are those of 1F1B. On stage s of p, 1F1B lists p - s - 1 forward passes ahead, so the
 // newest weights at the forward pass of micro-batch k have the updates of all micro-batches up to
-// k - (p - s). The versions are read off the list, and so hold for any number of micro-batches in an
-// update. The lists begin and end with nothing in flight, and version 0 is the state at entry.
+// k - (p - s). The versions are read off the list, and so hold for any number of micro-batches in
+// an update. The lists begin and end with nothing in flight, and version 0 is the state at entry.
 #include <algorithm>
 #include <set>
 
@@ -17,8 +17,8 @@ bool ends_backward(const StageAction& action) {
   return action.kind == ActionKind::kBackward || action.kind == ActionKind::kBackwardWeight;
 }
 
-// The number of updates that the stage has made when each forward pass begins. Precondition: a stage
-// on each rank, and backward passes in the order of micro-batches.
+// The number of updates that the stage has made when each forward pass begins. Precondition: a
+// stage on each rank, and backward passes in the order of micro-batches.
 std::vector<std::int32_t> newest_versions(const PipelineOrder& order) {
   const std::int32_t each = order.microbatches / order.updates;
   std::vector<std::int32_t> versions(order.place_count());
@@ -69,7 +69,7 @@ std::vector<std::int32_t> most_live_versions(const PipelineOrder& order) {
         if (action.stage != stage || !ends_backward(action)) continue;
         to_be_read.erase(to_be_read.find(order.version_of(stage, action.microbatch)));
         if (++done % each != 0) continue;
-        // The update behind this pass reads the version before it and makes this one.
+        // The update after this pass reads the version before it and makes this one.
         const std::int32_t made = done / each;
         std::set<std::int32_t> live(to_be_read.begin(), to_be_read.upper_bound(made - 1));
         live.insert(made);

@@ -21,8 +21,8 @@ PipelineOrder make_interleaved_order(std::int32_t ranks, std::int32_t stages_eac
         }
       }
     }
-    // The first group passes through all stages but the last one. The way from this rank to the last
-    // and back takes two passes for each rank between, since forward and backward alternate.
+    // The first group passes through all stages but the last one. The way from this rank to the
+    // last and back takes two passes for each rank between, since forward and backward alternate.
     const std::int32_t ahead = (stages_each - 1) * ranks + 2 * (ranks - rank - 1);
     std::vector<StageAction>& list = order.actions[static_cast<std::size_t>(rank)];
     list = alternate(forward, backward, ahead);

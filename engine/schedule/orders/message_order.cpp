@@ -1,14 +1,14 @@
 // The one order of all messages is that of the times at which they are made, each pass taking one
 // unit of time.
 //
-// It fits every list. A rank that consumes one message after it has made another is no problem: if a
-// send comes before a receive in the one order, then its value is made no later than that of the
-// receive, hence before the pass that consumes the latter begins. So the send's pass stands in front
-// of the receive's pass, and there is a place between them.
+// It fits every list. A rank that consumes one message after it has made another is no problem: if
+// a send comes before a receive in the one order, then its value is made no later than that of the
+// receive, hence before the pass that consumes the latter begins. So the send's pass stands in
+// front of the receive's pass, and there is a place between them.
 //
-// It cannot deadlock. Take the first message in the one order that is not delivered. All that stands
-// in front of it, in the list of either end, are passes and earlier messages, which are done. So both
-// ends get to it.
+// It cannot deadlock. Take the first message in the one order that is not delivered. All that
+// stands in front of it, in the list of either end, are passes and earlier messages, which are
+// done. So both ends get to it.
 #include "engine/schedule/orders/message_order.hpp"
 
 #include <algorithm>
@@ -24,7 +24,7 @@ struct Message {
   std::int64_t made_at = 0;
   StageAction send;
   StageAction receive;
-  std::size_t behind = 0;  // the number of its pass in the sender's list, plus one
+  std::size_t after = 0;  // the number of its pass in the sender's list, plus one
 };
 
 // The passes of each rank alone.
@@ -98,7 +98,7 @@ std::vector<std::vector<PlacedMessage>> place_messages(const PipelineOrder& orde
   for (const Message& message : messages_in_order(passes)) {
     const std::int32_t from = passes.rank_of(message.send.stage);
     const std::int32_t to = passes.rank_of(message.receive.stage);
-    list_of(from).push_back({message.send, to, message.behind});
+    list_of(from).push_back({message.send, to, message.after});
     const bool forward = message.receive.kind == ActionKind::kReceiveForward;
     const std::vector<std::size_t>& uses = forward ? consumers.forward : consumers.backward;
     list_of(to).push_back({message.receive, from, uses[index_of(passes, message.receive)]});

@@ -2,7 +2,7 @@
 
 namespace sluice::schedule {
 
-// Rank i runs as many forward passes ahead as there are ranks behind it: the first gradient comes
+// Rank i runs as many forward passes ahead as there are ranks after it: the first gradient comes
 // back when the last rank has got its first micro-batch.
 PipelineOrder make_1f1b_order(std::int32_t ranks, std::int32_t microbatches) {
   PipelineOrder order = begin_order(ranks, 1, microbatches);

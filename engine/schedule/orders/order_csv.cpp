@@ -65,7 +65,7 @@ class CsvReader {
       settle_dialect();
     }
     cell_ = 0;
-    // Blank rows behind the last rank.
+    // Blank rows after the last rank.
     while (!order_.actions.empty() && order_.actions.back().empty()) order_.actions.pop_back();
     assign_stages();
     return std::move(order_);

@@ -1,5 +1,5 @@
-// Each rank goes on with its list as far as the ends of earlier passes are known. Times do not depend
-// on the order in which the ranks are visited.
+// Each rank goes on with its list as far as the ends of earlier passes are known. Times do not
+// depend on the order in which the ranks are visited.
 #include "engine/schedule/orders/order_times.hpp"
 
 #include "base/error.hpp"

@@ -39,7 +39,7 @@ struct StageTimes {
   std::int64_t lead = 0;
   std::int64_t message = 0;  // from this stage to the next one, or back, if they have two ranks
 };
-// The same with times of each stage.
+// Times an order with times of each stage.
 OrderTimes time_stages(const PipelineOrder& order, const std::vector<StageTimes>& stages);
 
 }  // namespace sluice::schedule

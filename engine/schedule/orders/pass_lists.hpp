@@ -15,13 +15,14 @@ namespace sluice::schedule {
 // Stage s lies on rank s mod `ranks`. Precondition of all: the arguments are positive.
 PipelineOrder begin_order(std::int32_t ranks, std::int32_t stages_each, std::int32_t microbatches);
 
-// `ahead` forward passes first, then a backward pass behind each further forward pass, then the
+// `ahead` forward passes first, then a backward pass after each further forward pass, then the
 // rest. Both lists are equally long, and a backward pass has the place of its forward pass.
 std::vector<StageAction> alternate(const std::vector<StageAction>& forward,
                                    const std::vector<StageAction>& backward, std::int32_t ahead);
 
-// The list of a rank with one stage: `ahead` forward passes first, then a forward pass, the gradient
-// of an input, and the gradient of the weights of `lag` micro-batches before. What remains follows.
+// The list of a rank with one stage: `ahead` forward passes first, then a forward pass, the
+// gradient of an input, and the gradient of the weights of `lag` micro-batches before. What remains
+// follows.
 std::vector<StageAction> split_backward(std::int32_t stage, std::int32_t microbatches,
                                         std::int32_t ahead, std::int32_t lag);
 

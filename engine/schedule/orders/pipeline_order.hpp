@@ -67,11 +67,11 @@ std::string describe(const StageAction& action);
 
 struct PipelineOrder {
   std::int32_t microbatches = 0;
-  // Consecutive runs of equally many micro-batches that an update each applies. Above 1 the pipeline
-  // does not drain between them (delayed_updates.cpp).
+  // Consecutive runs of equally many micro-batches that an update each applies. Above 1 the
+  // pipeline does not drain between them (delayed_updates.cpp).
   std::int32_t updates = 1;
-  // Delayed updates: by place_of(), the version of the stage's weights that the micro-batch reads in
-  // all its passes, that is the number of updates before it. Empty: all read version 0.
+  // Delayed updates: by place_of(), the version of the stage's weights that the micro-batch reads
+  // in all its passes, that is the number of updates before it. Empty: all read version 0.
   std::vector<std::int32_t> versions;
   std::vector<std::int32_t> rank_of_stage;        // by stage
   std::vector<std::vector<StageAction>> actions;  // by rank
@@ -103,14 +103,14 @@ struct PipelineOrder {
 // Huang et al., "GPipe", NeurIPS 2019: all forward passes, then all backward passes.
 PipelineOrder make_gpipe_order(std::int32_t ranks, std::int32_t microbatches);
 // Narayanan et al., "Memory-efficient pipeline-parallel DNN training", ICML 2021 (PipeDream-flush):
-// a rank keeps no more micro-batches in flight than there are ranks behind it, and its own.
+// a rank keeps no more micro-batches in flight than there are ranks after it, and its own.
 PipelineOrder make_1f1b_order(std::int32_t ranks, std::int32_t microbatches);
 // Narayanan et al., "Efficient large-scale language model training on GPU clusters", SC 2021: each
 // rank has `stages_each` stages, rank i those numbered i, i + ranks, and so on.
 PipelineOrder make_interleaved_order(std::int32_t ranks, std::int32_t stages_each,
                                      std::int32_t microbatches);
-// Qi et al., "Zero bubble pipeline parallelism", ICLR 2024. H1 keeps as many micro-batches in flight
-// on each rank as 1F1B does on the first; H2 about twice as many.
+// Qi et al., "Zero bubble pipeline parallelism", ICLR 2024. H1 keeps as many micro-batches in
+// flight on each rank as 1F1B does on the first; H2 about twice as many.
 PipelineOrder make_zb_h1_order(std::int32_t ranks, std::int32_t microbatches);
 PipelineOrder make_zb_h2_order(std::int32_t ranks, std::int32_t microbatches);
 // Qi et al., "Pipeline parallelism with controllable memory", NeurIPS 2024: rank i has stages i and
@@ -121,14 +121,15 @@ PipelineOrder make_zb_v_order(std::int32_t ranks, std::int32_t microbatches);
 PipelineOrder make_vertical_order(std::int32_t ranks, std::int32_t stages_each,
                                   std::int32_t microbatches);
 
-// The same passes as 1F1B, of all micro-batches of several updates without a flush between them. A
-// stage updates its weights as soon as it has the gradients of an update's last micro-batch.
+// These orders have the passes of 1F1B, for all micro-batches of several updates without a flush
+// between them. A stage updates its weights as soon as it has the gradients of an update's last
+// micro-batch.
 enum class DelayRule : std::uint8_t {
   // Narayanan et al., "PipeDream: generalized pipeline parallelism for DNN training", SOSP 2019. A
-  // micro-batch reads the newest weights that each stage has when its forward pass begins, and keeps
-  // them for its backward pass.
+  // micro-batch reads the newest weights that each stage has when its forward pass begins, and
+  // keeps them for its backward pass.
   kStashing,
-  // The same paper: all stages read the version that the first one had.
+  // PipeDream's vertical sync (SOSP 2019): all stages read the version that the first one had.
   kVerticalSync,
   // Narayanan et al., "Memory-efficient pipeline-parallel DNN training", ICML 2021 (PipeDream-2BW):
   // all micro-batches of update u read version u - 1, so each stage keeps two versions.
@@ -142,7 +143,7 @@ PipelineOrder make_delayed_order(DelayRule rule, std::int32_t ranks, std::int32_
 // version is needed from its update to the last pass that reads it, and to the next update.
 std::vector<std::int32_t> most_live_versions(const PipelineOrder& order);
 
-// The same orders by name.
+// All orders by name.
 enum class OrderKind : std::uint8_t {
   kGPipe,
   k1F1B,

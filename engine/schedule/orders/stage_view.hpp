@@ -2,8 +2,9 @@
 //
 // The model is cut into stages, and an order of passes says which rank has which stages and when it
 // passes through them (orders/pipeline_order.hpp). A rank keeps the state of its own units alone.
-// With several data-parallel ranks as well, the order's micro-batches are those of one data-parallel
-// rank, by number in its list, and every pipeline rank is a group of data-parallel ranks.
+// With several data-parallel ranks as well, the order's micro-batches are those of one
+// data-parallel rank, by number in its list, and every pipeline rank is a group of data-parallel
+// ranks.
 #pragma once
 
 #include <algorithm>

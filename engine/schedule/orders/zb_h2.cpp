@@ -5,7 +5,7 @@
 namespace sluice::schedule {
 
 // Further forward passes fill the time in which a rank would wait for its first gradient, two for
-// each rank behind it. The gradients of weights wait twice as long as in H1.
+// each rank after it. The gradients of weights wait twice as long as in H1.
 PipelineOrder make_zb_h2_order(std::int32_t ranks, std::int32_t microbatches) {
   PipelineOrder order = begin_order(ranks, 1, microbatches);
   for (std::int32_t rank = 0; rank < ranks; ++rank) {

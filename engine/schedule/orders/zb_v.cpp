@@ -1,5 +1,5 @@
-// Micro-batches go down the ranks through the stages of the first half, and back up through those of
-// the second. With equal times of the three kinds of passes no rank ever waits:
+// Micro-batches go down the ranks through the stages of the first half, and back up through those
+// of the second. With equal times of the three kinds of passes no rank ever waits:
 //
 //   fill     forward passes of the lower stage, until the first micro-batch comes back up; then of
 //            both stages in turn; then of the upper stage, each with both its backward halves
@@ -19,7 +19,7 @@ class VShapedList {
  public:
   VShapedList(std::int32_t rank, std::int32_t ranks, std::int32_t microbatches)
       : rank_(rank),
-        behind_(ranks - rank),
+        after_(ranks - rank),
         lower_(rank),
         upper_(2 * ranks - 1 - rank),
         microbatches_(microbatches) {}
@@ -47,12 +47,12 @@ class VShapedList {
   }
 
   void fill() {
-    for (std::int32_t k = 0; k < 2 * behind_ - 1; ++k) add(ActionKind::kForward, lower_);
+    for (std::int32_t k = 0; k < 2 * after_ - 1; ++k) add(ActionKind::kForward, lower_);
     for (std::int32_t k = 0; k < rank_; ++k) {
       add(ActionKind::kForward, upper_);
       add(ActionKind::kForward, lower_);
     }
-    for (std::int32_t k = 0; k < behind_; ++k) {
+    for (std::int32_t k = 0; k < after_; ++k) {
       add(ActionKind::kForward, upper_);
       add_backward(upper_);
     }
@@ -63,7 +63,7 @@ class VShapedList {
       add(ActionKind::kBackwardInput, lower_);
       add(ActionKind::kBackwardInput, upper_);
     }
-    for (std::int32_t k = 0; k < behind_; ++k) add_backward(lower_);
+    for (std::int32_t k = 0; k < after_; ++k) add_backward(lower_);
     for (const std::int32_t stage : {upper_, lower_}) {
       while (done(ActionKind::kBackwardWeight, stage) < microbatches_) {
         add(ActionKind::kBackwardWeight, stage);
@@ -72,7 +72,7 @@ class VShapedList {
   }
 
   std::int32_t rank_;
-  std::int32_t behind_;  // this rank and those behind it
+  std::int32_t after_;  // this rank and those after it
   std::int32_t lower_;
   std::int32_t upper_;
   std::int32_t microbatches_;

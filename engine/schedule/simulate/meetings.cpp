@@ -1,6 +1,6 @@
-// One pass over the list finds both kinds. A send waits in a queue of its channel (direction, ranks,
-// tag) until the receive that takes it; the n-th collective of a group on each of its ranks belongs
-// to the group's n-th round.
+// One pass over the list finds both kinds. A send waits in a queue of its channel (direction,
+// ranks, tag) until the receive that takes it; the n-th collective of a group on each of its ranks
+// belongs to the group's n-th round.
 #include "engine/schedule/simulate/meetings.hpp"
 
 #include <cstddef>

@@ -8,8 +8,8 @@
 
 namespace sluice::schedule {
 
-// The instructions of other ranks that must have started or ended before one may run. The messages of
-// a pair of ranks match in the order of the list, and so do the collectives of a group.
+// The instructions of other ranks that must have started or ended before one may run. The messages
+// of a pair of ranks match in the order of the list, and so do the collectives of a group.
 class Meetings {
  public:
   // Throws InternalError if a receive comes before its send. The list of one rank of a world has

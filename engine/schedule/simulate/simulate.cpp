@@ -107,7 +107,7 @@ class Simulator {
     double left_s;  // of cost_s, alone
     double begin_s;
     double rate = 0.0;
-    bool ended = false;  // waits to retire behind its predecessors
+    bool ended = false;  // waits to retire after its predecessors
   };
   struct LaneState {
     std::vector<InstructionId> waiting;

@@ -31,7 +31,8 @@ struct Backend {
 
 // Replaces "auto" by "cuda" if this build and this machine have a usable GPU and
 // memory.link_bandwidth and memory.link_latency simulate no link, else by "host" with the reason as
-// the result. Throws InputError if "cuda" is requested but unavailable; the message gives the reason.
+// the result. Throws InputError if "cuda" is requested but unavailable; the message gives the
+// reason.
 std::string settle_backend(config::Config& config);
 
 // Whose GPU a backend is: the ranks of a machine take its GPUs in turn.
@@ -57,8 +58,8 @@ inline constexpr const char* kMadeUpLink =
     "memory.link_bandwidth and memory.link_latency make up a link, which only the host device has";
 [[noreturn]] void refuse_cuda(const std::string& missing);
 
-// The same for a machine that is only described: no GPU, driver or CUDA library is asked for
-// anything. "auto" becomes "cuda" where the profile has a GPU and no link is made up.
+// Settles the backend of a machine that is only described: no GPU, driver or CUDA library is asked
+// for anything. "auto" becomes "cuda" where the profile has a GPU and no link is made up.
 void settle_described_backend(config::Config& config, const planner::HardwareProfile& hardware);
 // A backend to plan with; it makes no device (InternalError). A GPU's kernels only know the sizes
 // of workspaces (planner/described_kernels.hpp). Arguments as above; both may go.

@@ -1,5 +1,5 @@
-// The host's backend, and those of machines that are only described. Apart from the others: a program
-// that plans for described machines needs no driver and no kernels of a GPU.
+// The host's backend, and those of machines that are only described. Apart from the others: a
+// program that plans for described machines needs no driver and no kernels of a GPU.
 #include "base/error.hpp"
 #include "device/host/host_device.hpp"
 #include "engine/planner/price/described_kernels.hpp"

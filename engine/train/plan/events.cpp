@@ -69,7 +69,8 @@ RunEvent places_json(const planner::Plan& plan) {
   return json;
 }
 
-// A step's share of the bytes that the forward passes save, by part and by the tier that holds them.
+// A step's share of the bytes that the forward passes save, by part and by the tier that holds
+// them.
 RunEvent saved_json(const planner::Plan& plan) {
   RunEvent json = RunEvent::object();
   for (const auto& [part, by_tier] : plan.saved_bytes) {
@@ -83,7 +84,7 @@ RunEvent saved_json(const planner::Plan& plan) {
   return json;
 }
 
-// Units that make saved parts again, of those that could, and the bytes of these parts for one
+// Units that recompute saved parts, of those that could, and the bytes of these parts for one
 // micro-batch.
 RunEvent recomputed_json(const schedule::RecomputeSummary& recompute) {
   return {{"units", recompute.units},
@@ -211,7 +212,8 @@ RunEvent job_json(const planner::Plan& plan) {
   return job;
 }
 
-// The sums over all ranks of a plan by classes: bytes of a step by kind of link, and the fullest rank.
+// The sums over all ranks of a plan by classes: bytes of a step by kind of link, and the fullest
+// rank.
 RunEvent world_json(const planner::Plan& plan) {
   std::uint64_t node = 0, network = 0;
   schedule::LinkBytes own;

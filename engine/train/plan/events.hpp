@@ -22,7 +22,7 @@ using run::EventSink;
 using run::RunEvent;
 
 RunEvent tier_bytes_json(const planner::TierBytes& bytes);
-// {"load":{"device":…, …}, …}: verbs without figures are left out.
+// {"load":{"device":…, …}, …}: phases without figures are left out.
 RunEvent verb_bytes_json(const VerbUse::Peaks& peaks);
 RunEvent link_bytes_json(const schedule::LinkBytes& bytes);
 // {"compute_s":…, "stalled_s":…, "by_cause_s":{"storage_read":…, …}}: causes that took no time are

@@ -1,8 +1,9 @@
-// Branch and bound over the meshes of a world. A bound takes milliseconds: even shares of the passes,
-// the way of a micro-batch through the pipeline, and the traffic of data-parallel ranks. Planning a
-// mesh takes up to seconds. So meshes are planned in the order of their bounds, and the search ends
-// with the first bound that the best plan has reached. Two are planned at once. If the first of them
-// rules the second out, the second counts as not planned, so the outcome is that of one after another.
+// Branch and bound over the meshes of a world. A bound takes milliseconds: even shares of the
+// passes, the way of a micro-batch through the pipeline, and the traffic of data-parallel ranks.
+// Planning a mesh takes up to seconds. So meshes are planned in the order of their bounds, and the
+// search ends with the first bound that the best plan has reached. Two are planned at once. If the
+// first of them rules the second out, the second counts as not planned, so the outcome is that of
+// one after another.
 #include "engine/train/plan/mesh_search.hpp"
 
 #include <algorithm>
@@ -95,8 +96,8 @@ Planned plan_of(const Candidate& candidate, const planner::HardwareProfile& hard
   return planned;
 }
 
-// Stages 1 and 2 differ in nothing: both keep shards of gradients. Returns the mesh of stage 1 that was
-// planned in place of one of stage 2; null: there is none.
+// Stages 1 and 2 differ in nothing: both keep shards of gradients. Returns the mesh of stage 1 that
+// was planned in place of one of stage 2; null: there is none.
 const TriedMesh* planned_before(const std::vector<TriedMesh>& tried, const Mesh& mesh) {
   if (mesh.zero != 2) return nullptr;
   const auto found = std::find_if(tried.begin(), tried.end(), [&](const TriedMesh& other) {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "engine/config/config.hpp"
-#include "engine/planner/price/hardware_profile.hpp"
+#include "engine/planner/hardware_profile.hpp"
 #include "engine/train/plan/events.hpp"
 #include "engine/train/plan/prepare.hpp"
 
@@ -26,7 +26,7 @@ std::string mesh_text(const Mesh& mesh);
 
 // Every mesh of so many ranks, the longest pipelines last. A node has whole tensor groups.
 std::vector<Mesh> meshes_of(std::int64_t world, std::int64_t node_ranks);
-// The same configuration on another mesh. Throws InputError where it cannot be.
+// The configuration on another mesh. Throws InputError where it cannot be.
 config::Config with_mesh(const config::Config& config, const Mesh& mesh);
 
 struct TriedMesh {
@@ -48,8 +48,8 @@ enum class MeshScope : std::uint8_t {
   kAll,
 };
 
-// Told of each mesh before it is planned. Precedes: the meshes before it in the order of bounds, of all
-// that the configuration can have.
+// Called for each mesh before it is planned. Precedes: the meshes before it in the order of bounds,
+// of all that the configuration can have.
 using MeshNotice = std::function<void(const TriedMesh& next, std::size_t precede, std::size_t of)>;
 
 // Plans meshes in the order of their bounds, until no other can be faster. So the choice is that of
@@ -59,8 +59,8 @@ MeshChoice choose_mesh(const config::Config& config, const planner::HardwareProf
                        std::int64_t world, MeshScope scope = MeshScope::kPossible,
                        const MeshNotice& notice = {});
 
-// An array with an object for each mesh: data, tensor, pipeline, zero, bound_s, step_time_s or null,
-// planned, why.
+// An array with an object for each mesh: data, tensor, pipeline, zero, bound_s, step_time_s or
+// null, planned, why.
 RunEvent meshes_json(const std::vector<TriedMesh>& tried);
 
 }  // namespace sluice::train

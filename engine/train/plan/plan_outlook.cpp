@@ -49,8 +49,8 @@ RunEvent links_json(const planner::HardwareProfile& hardware) {
           {"source", hardware.rank_links_source()}};
 }
 
-// The bytes that a step writes to the drives of the node that writes most, if its ranks all write as
-// much as the one that does.
+// The bytes that a step writes to the drives of the node that writes most, if its ranks all write
+// as much as the one that does.
 std::uint64_t written_on_node(const Prepared& prepared) {
   const planner::Plan& plan = std::get<planner::Plan>(prepared.result);
   std::uint64_t most = plan.step_bytes.storage_write;

@@ -25,8 +25,8 @@ std::optional<double> peak_flops(const planner::HardwareProfile& hardware,
 // Rates are those of all ranks together, the peak is that of one device. Precondition: prepared has
 // a plan.
 run::RunEvent outlook_json(const Prepared& prepared);
-// The event of `sluice plan --json` without options: the plan, configured shares of storage paths, and
-// the outlook. Precondition: prepared has a plan.
+// The event of `sluice plan --json` without options: the plan, configured shares of storage paths,
+// and the outlook. Precondition: prepared has a plan.
 run::RunEvent complete_event(const Prepared& prepared);
 run::RunEvent next_changes_json(const std::vector<NextChange>& changes);
 

@@ -19,8 +19,8 @@ namespace sluice::train {
 // The machine that a plan is for.
 enum class PlannedMachine {
   kThis,  // budgets are held against this machine's memory and disks
-  // Budgets and threads come from the profile alone; no GPU or driver is asked. Ranks are planned by
-  // classes (WorldScope), since no run follows.
+  // Budgets and threads come from the profile alone; no GPU or driver is asked. Ranks are planned
+  // by classes (WorldScope), since no run follows.
   kProfile,
 };
 
@@ -47,9 +47,9 @@ struct Prepared {
 Prepared prepare(const config::Config& config, const planner::HardwareProfile& hardware,
                  PlannedMachine machine, int ranks = 1, const DeviceShare& share = {});
 
-// The same configuration with the backend, threads and budgets of a machine that is only described.
+// The configuration with the backend, threads and budgets of a machine that is only described.
 config::Config settle_described(config::Config config, const planner::HardwareProfile& hardware);
-// The same for PlannedMachine::kProfile alone. A program that calls no more links no driver.
+// Prepares for PlannedMachine::kProfile alone. A program that calls no more links no driver.
 Prepared prepare_described(const config::Config& config, const planner::HardwareProfile& hardware);
 
 // With a backend of the caller's and the budgets that the configuration states.

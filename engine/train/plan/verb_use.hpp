@@ -1,4 +1,4 @@
-// Measures how much of its memory a run has in use in each verb: the ends of the places that
+// Measures how much of its memory a run has in use in each phase: the ends of the places that
 // RunMemory handed out for it. The plan says the same beforehand (planner/verb_needs.hpp).
 #pragma once
 
@@ -13,15 +13,15 @@ namespace sluice::train {
 
 class VerbUse {
  public:
-  // Nothing for verbs that have not run.
+  // Nothing for phases that have not run.
   using Peaks = std::array<std::optional<planner::TierBytes>, planner::kVerbCount>;
 
-  // resting: of the homes, which every verb holds, and of a durable run's log.
+  // resting: of the homes, which every phase holds, and of a durable run's log.
   explicit VerbUse(const runtime::MemoryNeed& resting) : resting_(resting) {
     programs_.fill(resting);
   }
 
-  // A program of `verb` was handed out these places. All programs of a verb count once it runs.
+  // A program of `verb` was handed out these places. All programs of a phase count once it runs.
   void add_program(planner::Verb verb, const runtime::MemoryNeed& handed_out) {
     programs_[static_cast<std::size_t>(verb)].include(handed_out);
   }

@@ -50,7 +50,7 @@ double tokens_of(const config::Config& config) {
   return static_cast<double>(config.train.seq * config.train.micro_batch * config.train.accumulate);
 }
 
-// The same machine with one more of its drives; without a number it has one.
+// The machine with one more of its drives; without a number it has one.
 HardwareProfile with_another_drive(const HardwareProfile& hardware) {
   HardwareProfile more = hardware;
   const std::int64_t drives = std::max<std::int64_t>(1, hardware.storage_drives);

@@ -22,7 +22,7 @@ void lion(StreamHandle stream, const OptimizerOptions& options, const UpdateBuff
           std::span<const ParameterSegment> segments, const UpdateScalars& scalars);
 
 // Rules that need whole tensors; every segment is one. workspace: 256-byte aligned, of the size
-// that the function beside the rule returns.
+// that the function next to the rule returns.
 void adafactor(StreamHandle stream, const OptimizerOptions& options, const UpdateBuffers& buffers,
                std::span<const ParameterSegment> segments, const UpdateScalars& scalars,
                void* workspace);

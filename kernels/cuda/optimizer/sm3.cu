@@ -100,7 +100,7 @@ struct Sm3Step {
   }
 };
 
-// Folds the tiles' maxima into new accumulators, one line per thread.
+// Reduces the tiles' maxima to new accumulators, one line per thread.
 __global__ void __launch_bounds__(kTileThreads) fold_lines_kernel(const Sm3Set set) {
   std::int64_t block = blockIdx.x;
   const Sm3Tensor& tensor = set.tensors[tensor_of<&TensorPlace::line_blocks_end>(set, block)];

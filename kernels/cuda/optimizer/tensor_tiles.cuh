@@ -93,7 +93,7 @@ std::uint64_t most_workspace_bytes(std::span<const ParameterSegment> segments,
   return most;
 }
 
-// Sums `count` numbers over 16 lanes, element i in lane i % 16, folded by halves. All lanes of half
+// Sums `count` numbers over 16 lanes, element i in lane i % 16, added by halves. All lanes of half
 // a warp call it; the first lane gets the sum. term(i) returns element i.
 template <class Term>
 __device__ __forceinline__ float lane_sum(std::int64_t count, const Term& term) {

@@ -1,7 +1,7 @@
 // The loop of all elementwise rules. It handles the formats (formats.cuh); a rule is only
 // arithmetic. A warp processes 128 elements of a segment. The list of segments travels in a
-// launch's parameters, which hold 4 KiB; a longer list takes several launches. Segments with several
-// runs of keys have a kernel of their own, so that all others do nothing for them.
+// launch's parameters, which hold 4 KiB; a longer list takes several launches. Segments with
+// several runs of keys have a kernel of their own, so that all others do nothing for them.
 //
 // A rule is a struct that is passed by value:
 //   kMoments  0 to 2: the moments that the loop reads and writes for it
@@ -36,7 +36,8 @@ struct UpdateSegment {
   Own own;
 };
 
-// With several runs of keys (kernels/key_runs.hpp); its units are theirs, and `base` has no meaning.
+// With several runs of keys (kernels/key_runs.hpp); its units are theirs, and `base` has no
+// meaning.
 template <class Own>
 struct RunsSegment : UpdateSegment<Own> {
   KeyRuns runs;
@@ -163,8 +164,8 @@ void launch_update(StreamHandle stream, DType moments, const UpdateBatch<Rule, S
   }
 }
 
-// Runs the rule over all segments. own_of(segment) returns the rule's Own. The keys of a segment are
-// one run, or SegmentOf is RunsSegment.
+// Runs the rule over all segments. own_of(segment) returns the rule's Own. The keys of a segment
+// are one run, or SegmentOf is RunsSegment.
 template <template <class> class SegmentOf = UpdateSegment, class Rule, class OwnOf>
 void run_update(StreamHandle stream, const UpdateArrays& arrays, const Rule& rule,
                 std::span<const ParameterSegment> segments, const OwnOf& own_of) {
@@ -188,8 +189,8 @@ void run_update(StreamHandle stream, const UpdateArrays& arrays, const Rule& rul
   if (batch.count > 0) launch_update(stream, moments, batch);
 }
 
-// The same for elementwise rules, which do not look at an element's place in its segment: also for
-// segments whose keys are several runs.
+// Updates by an elementwise rule, which does not look at an element's place in its segment: also
+// for segments whose keys are several runs.
 template <class Rule, class OwnOf>
 void run_elementwise(StreamHandle stream, const UpdateArrays& arrays, const Rule& rule,
                      std::span<const ParameterSegment> segments, const OwnOf& own_of) {

@@ -4,10 +4,10 @@
 //   1  sums of squares of the gradients (by row and by column) and of the parameter
 //   2  sum of squares of the update
 //   3  the update, computed again, is applied
-// Each pass works on tiles in parallel. Tiles write partial sums to their own memory, and folds add
-// them in the order of tiles (tensor_tiles.hpp), so the bits do not depend on threads. Passes 2 and
-// 3 multiply by the reciprocal root of an element's row and column where the formula has a division
-// and a square root: rows + cols of these in place of rows * cols.
+// Each pass works on tiles in parallel. Tiles write partial sums to their own memory, and
+// reductions add them in the order of tiles (tensor_tiles.hpp), so the bits do not depend on
+// threads. Passes 2 and 3 multiply by the reciprocal root of an element's row and column where the
+// formula has a division and a square root: rows + cols of these in place of rows * cols.
 #include <algorithm>
 #include <cmath>
 
@@ -158,7 +158,7 @@ struct MatrixUpdate {
   }
 };
 
-// The same for a vector, with statistics per element.
+// The update of a vector, with statistics per element.
 struct VectorUpdate {
   const float* statistics;
 
@@ -236,7 +236,6 @@ HWY_EXPORT(adafactor_lines);
 HWY_EXPORT(adafactor_update_squares);
 HWY_EXPORT(adafactor_apply);
 
-// Assigns workspace to a tensor. Over null `parts` only counts bytes.
 AdafactorTensor lay_out(const ParameterSegment& segment, WorkspaceParts& parts) {
   AdafactorTensor tensor;
   tensor.segment = &segment;
@@ -279,13 +278,7 @@ float step_size(const OptimizerOptions& options, const AdafactorTensor& tensor, 
 }  // namespace
 
 std::uint64_t adafactor_workspace_bytes(std::span<const ParameterSegment> segments) {
-  std::uint64_t most = 0;
-  for (const TensorBatch batch : tensor_batches(segments)) {
-    WorkspaceParts parts(nullptr);
-    for (const ParameterSegment& segment : batch) lay_out(segment, parts);
-    most = std::max(most, parts.bytes());
-  }
-  return most;
+  return batch_workspace_bytes(segments, lay_out);
 }
 
 void adafactor(const Parallel& parallel, const OptimizerOptions& options,
@@ -293,12 +286,9 @@ void adafactor(const Parallel& parallel, const OptimizerOptions& options,
                const UpdateScalars& scalars, void* workspace) {
   const UpdateArrays arrays = update_arrays(options, buffers, scalars);
   const auto step = static_cast<double>(scalars.step);
-  // Batches run one after the other and share the workspace.
-  for (const TensorBatch batch : tensor_batches(segments)) {
-    WorkspaceParts parts(workspace);
-    std::vector<AdafactorTensor> tensors;
-    for (const ParameterSegment& segment : batch) {
-      AdafactorTensor& tensor = tensors.emplace_back(lay_out(segment, parts));
+  for_each_batch(segments, workspace, lay_out, [&](std::vector<AdafactorTensor>& tensors) {
+    for (AdafactorTensor& tensor : tensors) {
+      const ParameterSegment& segment = *tensor.segment;
       tensor.statistics = static_cast<float*>(buffers.moment2) + segment.moment2_begin;
       tensor.lr_decay = scalars.lr * segment.lr_scale * segment.weight_decay;
       tensor.rate = static_cast<float>(std::pow(step, options.beta2_decay));
@@ -324,7 +314,7 @@ void adafactor(const Parallel& parallel, const OptimizerOptions& options,
     for_each_tile(parallel, tensors, [&](const AdafactorTensor& tensor, const Tile& tile) {
       HWY_DYNAMIC_DISPATCH(adafactor_apply)(arrays, tensor, tile);
     });
-  }
+  });
 }
 
 }  // namespace sluice::kernels::host

@@ -40,13 +40,8 @@ HWY_EXPORT(adamw_range);
 
 void adamw(const Parallel& parallel, const OptimizerOptions& options, const UpdateBuffers& buffers,
            std::span<const ParameterSegment> segments, const UpdateScalars& scalars) {
-  const UpdateArrays arrays = update_arrays(options, buffers, scalars);
-  const AdamConstants constants = adam_constants(options, scalars.step);
-  for_segment_pieces(parallel, arrays, buffers.elems, segments,
-                     [&](const ParameterSegment& segment, std::int64_t begin, std::int64_t end) {
-                       HWY_DYNAMIC_DISPATCH(adamw_range)
-                       (arrays, constants, scalars, segment, begin, end);
-                     });
+  update_segments(parallel, options, buffers, segments, scalars,
+                  adam_constants(options, scalars.step), HWY_DYNAMIC_DISPATCH(adamw_range));
 }
 
 }  // namespace sluice::kernels::host

@@ -29,17 +29,17 @@ inline std::int64_t update_task_elems(std::int64_t elems, int threads) {
 
 // Elementwise rules. host::update has checked the segments. A format without a kernel throws
 // InternalError.
-void adamw(const Parallel& parallel, const OptimizerOptions& options, const UpdateBuffers& buffers,
-           std::span<const ParameterSegment> segments, const UpdateScalars& scalars);
-void adam(const Parallel& parallel, const OptimizerOptions& options, const UpdateBuffers& buffers,
-          std::span<const ParameterSegment> segments, const UpdateScalars& scalars);
-void sgd(const Parallel& parallel, const OptimizerOptions& options, const UpdateBuffers& buffers,
-         std::span<const ParameterSegment> segments, const UpdateScalars& scalars);
-void lion(const Parallel& parallel, const OptimizerOptions& options, const UpdateBuffers& buffers,
-          std::span<const ParameterSegment> segments, const UpdateScalars& scalars);
+using ElementwiseRule = void(const Parallel& parallel, const OptimizerOptions& options,
+                             const UpdateBuffers& buffers,
+                             std::span<const ParameterSegment> segments,
+                             const UpdateScalars& scalars);
+ElementwiseRule adamw;
+ElementwiseRule adam;
+ElementwiseRule sgd;
+ElementwiseRule lion;
 
 // Rules that need whole tensors; every segment is one. workspace: 256-byte aligned, of the size
-// that the function beside the rule returns.
+// that the function next to the rule returns.
 void adafactor(const Parallel& parallel, const OptimizerOptions& options,
                const UpdateBuffers& buffers, std::span<const ParameterSegment> segments,
                const UpdateScalars& scalars, void* workspace);

@@ -70,12 +70,8 @@ HWY_EXPORT(sgd_range);
 
 void sgd(const Parallel& parallel, const OptimizerOptions& options, const UpdateBuffers& buffers,
          std::span<const ParameterSegment> segments, const UpdateScalars& scalars) {
-  const UpdateArrays arrays = update_arrays(options, buffers, scalars);
-  for_segment_pieces(parallel, arrays, buffers.elems, segments,
-                     [&](const ParameterSegment& segment, std::int64_t begin, std::int64_t end) {
-                       HWY_DYNAMIC_DISPATCH(sgd_range)
-                       (arrays, options, scalars, segment, begin, end);
-                     });
+  update_segments(parallel, options, buffers, segments, scalars, options,
+                  HWY_DYNAMIC_DISPATCH(sgd_range));
 }
 
 }  // namespace sluice::kernels::host

@@ -3,9 +3,9 @@
 // An element's accumulator is computed from those of its row and column, as the last step left
 // them, and used at once. Pieces of a matrix are runs of elements that may begin and end inside
 // rows, because 8-bit moments are blocks of elements. Each piece records the largest new
-// accumulator of the rows and columns that it met; a fold then takes the maximum over pieces. A
-// maximum does not depend on the order, so neither do the bits. The cost per element is one square
-// root and one division; the folds add (rows + pieces * cols) comparisons.
+// accumulator of the rows and columns that it met; a reduction then takes the maximum over pieces.
+// A maximum does not depend on the order, so neither do the bits. The cost per element is one
+// square root and one division; the reductions add (rows + pieces * cols) comparisons.
 #include <algorithm>
 #include <cmath>
 
@@ -232,7 +232,7 @@ Sm3Tensor lay_out(const ParameterSegment& segment, WorkspaceParts& parts) {
   return tensor;
 }
 
-// Folds the partial maxima of lines [begin, end) (rows, then columns) into new accumulators.
+// Reduces the partial maxima of lines [begin, end) (rows, then columns) to new accumulators.
 void fold_lines(const Sm3Tensor& tensor, std::int64_t begin, std::int64_t end) {
   const std::int64_t rows = tensor.segment->tensor.rows, cols = tensor.segment->tensor.cols;
   for (std::int64_t row = begin; row < std::min(end, rows); ++row) {
@@ -254,24 +254,16 @@ void fold_lines(const Sm3Tensor& tensor, std::int64_t begin, std::int64_t end) {
 }  // namespace
 
 std::uint64_t sm3_workspace_bytes(std::span<const ParameterSegment> segments) {
-  std::uint64_t most = 0;
-  for (const TensorBatch batch : tensor_batches(segments)) {
-    WorkspaceParts parts(nullptr);
-    for (const ParameterSegment& segment : batch) lay_out(segment, parts);
-    most = std::max(most, parts.bytes());
-  }
-  return most;
+  return batch_workspace_bytes(segments, lay_out);
 }
 
 void sm3(const Parallel& parallel, const OptimizerOptions& options, const UpdateBuffers& buffers,
          std::span<const ParameterSegment> segments, const UpdateScalars& scalars,
          void* workspace) {
   const UpdateArrays arrays = update_arrays(options, buffers, scalars);
-  for (const TensorBatch batch : tensor_batches(segments)) {
-    WorkspaceParts parts(workspace);
-    std::vector<Sm3Tensor> tensors;
-    for (const ParameterSegment& segment : batch) {
-      Sm3Tensor& tensor = tensors.emplace_back(lay_out(segment, parts));
+  for_each_batch(segments, workspace, lay_out, [&](std::vector<Sm3Tensor>& tensors) {
+    for (Sm3Tensor& tensor : tensors) {
+      const ParameterSegment& segment = *tensor.segment;
       tensor.accumulators = static_cast<float*>(buffers.moment2) + segment.moment2_begin;
       tensor.lr = scalars.lr * segment.lr_scale;
       tensor.lr_decay = tensor.lr * segment.weight_decay;
@@ -291,7 +283,7 @@ void sm3(const Parallel& parallel, const OptimizerOptions& options, const Update
                    [&](std::size_t i, std::int64_t begin, std::int64_t end) {
                      fold_lines(tensors[i], begin, end);
                    });
-  }
+  });
 }
 
 }  // namespace sluice::kernels::host

@@ -1,9 +1,9 @@
 // Work of updates that need whole tensors, cut by the tensors' shapes alone.
 //
 // A tensor is cut into tiles of 64 rows and 1,024 columns. A tile writes partial results (sums or
-// maxima) to its own memory: one per row, one per column, and one for itself. Folds then go over
-// the tiles in order. The bits depend neither on the thread count nor on the set of tensors in a
-// call. Long sums are fp64. An fp32 sum covers one row of a tile (1,024 elements in 16 lanes,
+// maxima) to its own memory: one per row, one per column, and one for itself. Reductions then go
+// over the tiles in order. The bits depend neither on the thread count nor on the set of tensors in
+// a call. Long sums are fp64. An fp32 sum covers one row of a tile (1,024 elements in 16 lanes,
 // lane_sums of simd.hpp) or one column of a tile (64 elements, in row order).
 #pragma once
 
@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 #include "kernels/optimizer.hpp"
@@ -33,7 +34,7 @@ class LinePartials {
   // Lines are numbered: rows first, then columns.
   std::int64_t lines() const { return rows_ + cols_; }
   bool is_row(std::int64_t line) const { return line < rows_; }
-  // Folds the partials of each line in [begin, end), from `start` on, in the order of tiles:
+  // Reduces the partials of each line in [begin, end), from `start` on, in the order of tiles:
   // totals[line - begin] = fold(totals[line - begin], partial).
   template <class Total, class Fold>
   void fold(std::int64_t begin, std::int64_t end, Total start, const Fold& fold,
@@ -72,6 +73,32 @@ using TensorBatch = std::span<const ParameterSegment>;
 // Every batch except the last has at least 2^20 elements (4 MiB of fp32).
 std::vector<TensorBatch> tensor_batches(std::span<const ParameterSegment> segments);
 
+// Returns the workspace bytes of the batch that needs most. lay_out(segment, parts) assigns a
+// tensor its part of the workspace; over null `parts` it only counts bytes.
+template <class LayOut>
+std::uint64_t batch_workspace_bytes(std::span<const ParameterSegment> segments,
+                                    const LayOut& lay_out) {
+  std::uint64_t most = 0;
+  for (const TensorBatch batch : tensor_batches(segments)) {
+    WorkspaceParts parts(nullptr);
+    for (const ParameterSegment& segment : batch) lay_out(segment, parts);
+    most = std::max(most, parts.bytes());
+  }
+  return most;
+}
+
+// Calls body(tensors) for each batch. Batches run one after the other and share the workspace.
+template <class LayOut, class Body>
+void for_each_batch(std::span<const ParameterSegment> segments, void* workspace,
+                    const LayOut& lay_out, const Body& body) {
+  for (const TensorBatch batch : tensor_batches(segments)) {
+    WorkspaceParts parts(workspace);
+    std::vector<std::invoke_result_t<LayOut, const ParameterSegment&, WorkspaceParts&>> tensors;
+    for (const ParameterSegment& segment : batch) tensors.push_back(lay_out(segment, parts));
+    body(tensors);
+  }
+}
+
 // Calls body(tensor of the batch, piece) for every piece; `pieces` returns a tensor's count.
 void for_each_piece(const Parallel& parallel, std::size_t tensors,
                     const std::function<std::int64_t(std::size_t)>& pieces,
@@ -82,7 +109,7 @@ void for_each_piece(const Parallel& parallel, std::size_t tensors,
 void for_each_block(const Parallel& parallel, std::size_t tensors,
                     const std::function<std::int64_t(std::size_t)>& extent, std::int64_t block,
                     const std::function<void(std::size_t, std::int64_t, std::int64_t)>& body);
-// Lines (rows and columns) that one task folds.
+// Lines (rows and columns) that one task reduces.
 inline constexpr std::int64_t kLinesToATask = 1024;
 
 // Calls body(tensor, tile) for every tile of each tensor, a type with a member `tiles`.

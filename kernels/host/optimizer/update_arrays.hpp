@@ -19,8 +19,8 @@ inline std::int64_t guarded_task_elems(std::int64_t elems) {
   return std::clamp(twelfth, UpdateGuard::kElems, kMost);
 }
 
-// Calls body(run, begin, end) for the runs of keys that have elements [begin, end) of a segment, each
-// as a segment of its own.
+// Calls body(run, begin, end) for the runs of keys that have elements [begin, end) of a segment,
+// each as a segment of its own.
 template <class Body>
 void for_key_runs(const ParameterSegment& segment, std::int64_t begin, std::int64_t end,
                   const Body& body) {
@@ -74,6 +74,21 @@ void for_segment_pieces(const Parallel& parallel, const UpdateArrays& arrays, st
       arrays.guard->after(at, to);
     }
   });
+}
+
+// Runs an elementwise rule over all segments. `range` is HWY_DYNAMIC_DISPATCH of the function that
+// updates elements [begin, end) of one segment on the calling thread.
+template <class Constants>
+void update_segments(const Parallel& parallel, const OptimizerOptions& options,
+                     const UpdateBuffers& buffers, std::span<const ParameterSegment> segments,
+                     const UpdateScalars& scalars, const Constants& constants,
+                     void (*range)(const UpdateArrays&, const Constants&, const UpdateScalars&,
+                                   const ParameterSegment&, std::int64_t, std::int64_t)) {
+  const UpdateArrays arrays = update_arrays(options, buffers, scalars);
+  for_segment_pieces(parallel, arrays, buffers.elems, segments,
+                     [&](const ParameterSegment& segment, std::int64_t begin, std::int64_t end) {
+                       range(arrays, constants, scalars, segment, begin, end);
+                     });
 }
 
 }  // namespace sluice::kernels::host

@@ -62,7 +62,7 @@ class AllocatorBench {
     queue(stream, [block] { for_each_place(block, write_mark); }, {&access, 1});
     return block;
   }
-  // Orders `reader` behind the work queued on the block's stream, then checks the block on it.
+  // Orders `reader` after the work queued on the block's stream, then checks the block on it.
   void check_on(StreamId reader, const MarkedBlock& block) {
     if (reader != block.stream) {
       const std::unique_ptr<device::Event> event = inner_->create_event();

@@ -179,12 +179,12 @@ void BlockSpaceTest::expect_cheapest_window(std::uint64_t bytes, const CounterRn
   };
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (all[i].letter == 'u') continue;
-    // A free stretch with no hollow one beside it is no window: find_free knows it already.
-    const auto is_hollow = [&](std::size_t n) {
+    // A free stretch with no unbacked one next to it is no window: find_free knows it already.
+    const auto is_unbacked = [&](std::size_t n) {
       return n < all.size() && all[n].letter == 'h' &&
              &range_of(all[n].address) == &range_of(all[i].address);
     };
-    if (all[i].letter == 'f' && !is_hollow(i + 1) && (i == 0 || !is_hollow(i - 1))) continue;
+    if (all[i].letter == 'f' && !is_unbacked(i + 1) && (i == 0 || !is_unbacked(i - 1))) continue;
     if (const auto cost = cost_at(all[i].address); cost && (!best || *cost < *best)) best = cost;
   }
   if (!best) return;
@@ -235,7 +235,7 @@ TEST_F(BlockSpaceTest, AnySequenceAgreesWithTheModel) {
         }
       } else if (kind < 92) {
         if (Block* const block = pick_page('f', rng.bits(n++), page)) {
-          ASSERT_EQ(space_.hollow(block, page)->kind, BlockKind::kHollow);
+          ASSERT_EQ(space_.unback(block, page)->kind, BlockKind::kUnbacked);
           mark(page, kSpacePage, 'h');
         }
       } else {

@@ -171,7 +171,7 @@ TEST(CachingAllocatorFaults, TheNthFailureLosesNothing) {
   EXPECT_GT(call_count, 30);
 }
 
-// The same for the heap: the Nth allocation of each call fails, for each N, until the call
+// Faults of the heap: the Nth allocation of each call fails, for each N, until the call
 // succeeds.
 class HeapFailures : public ::testing::Test {
  protected:

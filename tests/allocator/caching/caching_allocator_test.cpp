@@ -238,7 +238,7 @@ TEST_F(CachingAllocatorTest, RatherThanGrowMuchAStreamWaits) {
   hold_stream_b();
   allocator_->record_use(data, b_);
   free(data);
-  EXPECT_EQ(allocate(2 * kPage, a_), data);  // behind b, which the host does not wait for
+  EXPECT_EQ(allocate(2 * kPage, a_), data);  // after b, which the host does not wait for
   const CachingAllocatorStatistics statistics = allocator_->statistics();
   EXPECT_EQ(statistics.event_waits, 1u);
   EXPECT_EQ(statistics.reserved_bytes, 2 * kPage);

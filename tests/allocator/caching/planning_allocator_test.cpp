@@ -177,7 +177,7 @@ TEST_F(PlanningAllocatorTest, AnotherWayOfWorkingIsPlannedAnew) {
 }
 
 TEST_F(PlanningAllocatorTest, WithoutRoomForTheArenaItGoesOnWithoutPlan) {
-  make(5);  // an arena of 4 pages beside 2 that are held between steps and 1 of small blocks
+  make(5);  // an arena of 4 pages next to 2 that are held between steps and 1 of small blocks
   std::byte* const weight = planner_->allocate({100, 0});
   for (int i = 0; i < 8; ++i) {
     planner_->begin_step();

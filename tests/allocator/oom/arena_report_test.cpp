@@ -69,7 +69,7 @@ TEST(ArenaReport, ListsTheBlocksOfAPlannedArena) {
   }
 }
 
-// First the new plan's arena stands beside the larger one of the dropped plan, in which a block is
+// First the new plan's arena stands next to the larger one of the dropped plan, in which a block is
 // still held. Then the new arena is dropped for lack of room, and the old one stands alone.
 TEST(ArenaReport, ListsTheArenaOfADroppedPlan) {
   record::MemoryRecorder recorder(1000);

@@ -1,5 +1,5 @@
 // Ranks as processes that are killed, stopped or cut off in the middle of their collectives. Every
-// survivor ends within 10 s and reports the same first cause.
+// survivor ends within 10 s and reports the same root cause.
 #include <sys/socket.h>
 
 #include <cerrno>

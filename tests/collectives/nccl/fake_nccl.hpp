@@ -3,8 +3,8 @@
 // A group's calls are made by a thread of their own once the group has ended; until then, and until
 // all peers have come, the communicator is ncclInProgress.
 //
-// Calls on a stream of the simulated CUDA driver are accepted at once, and run when the stream comes
-// to them. Their buffers are memory of the simulated GPU.
+// Calls on a stream of the simulated CUDA driver are accepted at once, and run when the stream
+// comes to them. Their buffers are memory of the simulated GPU.
 #pragma once
 
 #include <atomic>

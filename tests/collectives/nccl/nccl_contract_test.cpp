@@ -1,4 +1,4 @@
-// The contract over NCCL's stand-in: buffers lie in host memory, and the fold runs emulated.
+// The contract over NCCL's stand-in: buffers lie in host memory, and the reduction runs emulated.
 #include <memory>
 
 #include "collectives/nccl/nccl_communicator.hpp"

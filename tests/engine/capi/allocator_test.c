@@ -216,9 +216,9 @@ static void record_use(sluice_allocator* allocator, void* data, const sluice_str
   }
 }
 
-/* A block that another stream of the program still reads is not overwritten: the next request has no
- * other memory, so work on it waits for that stream, though the block is freed and belongs to the
- * stream that asks. */
+/* A block that another stream of the program still reads is not overwritten: the next request has
+ * no other memory, so work on it waits for that stream, though the block is freed and belongs to
+ * the stream that asks. */
 static void test_streams(int for_torch) {
   enum { BYTES = 3 << 20, ROUNDS = 8 };
   const sluice_stream first = make_stream(), second = make_stream();
@@ -335,7 +335,7 @@ static void test_usage(void) {
   sluice_engine_destroy(engine);
 }
 
-/* The same calls in every step: after a few steps they are answered from the packed arena. */
+/* All steps make the same calls: after a few steps they are answered from the packed arena. */
 static void test_planned(void) {
   sluice_engine* engine = make_engine(256 * MIB);
   sluice_allocator* allocator = make_allocator(engine, 1, 0);

@@ -40,7 +40,7 @@ TEST(CapiStructs, AnOldProgramsStructIsFilledAsFarAsItGoes) {
   write_struct(&out, GrownOptions{0, 5, 6}, "out");
   EXPECT_EQ(out.struct_size, 8u);
   EXPECT_EQ(out.first, 5);
-  EXPECT_EQ(out.second, 99u);  // behind what the program says that it has
+  EXPECT_EQ(out.second, 99u);  // after what the program says that it has
 }
 
 TEST(CapiStructs, NoVersionIsSmallerThanTheFirst) {

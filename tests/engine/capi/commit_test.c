@@ -1,6 +1,6 @@
-/* Commits of sessions: the bits of the uninterrupted run after a session's end and after a kill, in each
- * format and from each tier; commits without an update, writes and loads between commits; wrong
- * directories, other parameters and damaged data. */
+/* Commits of sessions: the bits of the uninterrupted run after a session's end and after a kill, in
+ * each format and from each tier; commits without an update, writes and loads between commits;
+ * wrong directories, other parameters and damaged data. */
 #define _POSIX_C_SOURCE 200809L
 #include <dirent.h>
 #include <errno.h>
@@ -76,7 +76,7 @@ static uint64_t plain_digest(int format, uint32_t updates) {
   return digest;
 }
 
-/* Commits behind updates 2 and 3, and what came behind the last one is lost. */
+/* Commits after updates 2 and 3, and what came after the last one is lost. */
 static void test_tiers(int format, int place, int next_place) {
   struct trial t;
   double norm;
@@ -112,7 +112,8 @@ static void test_tiers(int format, int place, int next_place) {
   for_files(remove_file);
 }
 
-/* Weights and moments that are written, and state that is loaded, leave the commit before as it was. */
+/* Weights and moments that are written, and state that is loaded, leave the commit before as it
+ * was. */
 static void test_changes_between(int format, int place) {
   static unsigned char raw[400000];
   char path[8192];
@@ -142,7 +143,7 @@ static void test_changes_between(int format, int place) {
   train(&t, 3, 4, &norm);
   EXPECT(SLUICE_OK, sluice_session_load(t.session, folder));
   CHECK(digest_state(&t) == changed && updates_of(&t) == 3);
-  /* A file behind a commit. */
+  /* A file after a commit. */
   EXPECT(SLUICE_OK, sluice_session_load(t.session, path));
   CHECK(digest_state(&t) == committed);
   close_here(&t);
@@ -159,7 +160,7 @@ static void test_changes_between(int format, int place) {
   for_files(remove_file);
 }
 
-/* A gradient that is not finite moves the state to the other slot and changes no bit. */
+/* A gradient that is not finite moves the state to the other copy and changes no bit. */
 static void test_not_finite(void) {
   sluice_update_info info = SLUICE_UPDATE_INFO_INIT;
   struct trial t;
@@ -213,7 +214,7 @@ static void test_refusals(void) {
   EXPECT(SLUICE_OK, sluice_error(&info));
   CHECK(strstr(info.message, "storage_paths") != NULL);
   CHECK(for_files(NULL) == 0);
-  /* A program of the first version has no commit_path, whatever lies behind its struct. */
+  /* A program of the first version has no commit_path, whatever lies after its struct. */
   old.struct_size = 8;
   old.commit_path = "/nonexistent/sluice";
   EXPECT(SLUICE_OK, sluice_session_create(plain, &old, &session));

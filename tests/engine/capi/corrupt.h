@@ -1,5 +1,5 @@
-/* Damage to the storage of a session or a pager, as a bad disk would do it. A program that includes this
- * file defines _POSIX_C_SOURCE first. */
+/* Damage to the storage of a session or a pager, as a bad disk would do it. A program that includes
+ * this file defines _POSIX_C_SOURCE first. */
 #ifndef SLUICE_TESTS_ENGINE_CAPI_CORRUPT_H
 #define SLUICE_TESTS_ENGINE_CAPI_CORRUPT_H
 #include <dirent.h>
@@ -9,7 +9,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Overwrites 64 KiB from `offset` on of every file above 128 KiB below `folder` that this process has open. */
+/* Overwrites 64 KiB from `offset` on of every file above 128 KiB below `folder` that this process
+ * has open. */
 static int corrupt_files(const char* folder, off_t offset) {
   DIR* open_files = opendir("/proc/self/fd");
   struct dirent* entry;

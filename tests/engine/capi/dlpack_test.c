@@ -138,7 +138,8 @@ static void test_in(void) {
   EXPECT(SLUICE_E_VERSION, sluice_from_dlpack(&from, &tensor, got));
 }
 
-/* A session's weight goes out and comes back as the same tensor; a gradient comes in from DLPack. */
+/* A session's weight goes out and comes back as the same tensor; a gradient comes in from
+ * DLPack. */
 static void test_session(void) {
   sluice_engine_options options = SLUICE_ENGINE_OPTIONS_INIT;
   sluice_session_options session_options = SLUICE_SESSION_OPTIONS_INIT;

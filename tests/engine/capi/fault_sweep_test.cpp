@@ -1,6 +1,7 @@
-// Every operation on storage fails once, and from some moment on for ever, in each way, under a pager and
-// under a session that commits. A call that fails says so by its status. Bytes that a call hands out are
-// the right ones. Nothing stays behind, and the process goes on. The last commit is whole.
+// Every operation on storage fails once, and from some moment on for ever, in each way, under a
+// pager and under a session that commits. A call that fails says so by its status. Bytes that a
+// call hands out are the right ones. Nothing stays behind, and the process goes on. The last commit
+// is whole.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -227,7 +228,7 @@ class SessionTrial {
     return outcome;
   }
 
-  // Of the healthy trial: the state after each update.
+  // The healthy trial's state after each update.
   std::map<std::uint64_t, State> states() const { return states_; }
   // The last commit that reported success, or a later one, is whole in another session. Writes that
   // were lost or flipped are found, and then the commit before counts, or none.

@@ -39,7 +39,7 @@ static void test_write(sluice_engine* engine, const char* folder) {
   static float values[LARGE_ELEMS];
   sluice_param param = {0};
   sluice_session* session = make_session(engine, LARGE_ELEMS, &param);
-  /* Behind the first window of the first moment. */
+  /* After the first window of the first moment. */
   CHECK(corrupt_files(folder, (off_t)(2 * WINDOW * sizeof(float))) > 0);
   EXPECT(SLUICE_E_INTEGRITY, sluice_session_write(session, param, SLUICE_KIND_MOMENT1, 2 * WINDOW,
                                                   10, values, 10 * sizeof(float)));

@@ -1,6 +1,6 @@
-/* Default budgets, limits, members that are reserved, scales that leave a format, and gradients that
- * are given by a write. A process with an engine cannot be forked into another with one, so the first
- * test is about a process in which making one failed. */
+/* Default budgets, limits, members that are reserved, scales that leave a format, and gradients
+ * that are given by a write. A process with an engine cannot be forked into another with one, so
+ * the first test is about a process in which making one failed. */
 #define _POSIX_C_SOURCE 200809L
 #include <math.h>
 #include <sys/stat.h>
@@ -148,7 +148,7 @@ static sluice_status update(struct trial* t, sluice_update_info* info) {
   return sluice_session_update(t->session, info);
 }
 
-/* A gradient that is finite, and is not behind its scale: no weight becomes infinite. */
+/* A gradient that is finite, and is not after its scale: no weight becomes infinite. */
 static void test_scale_overflow(void) {
   sluice_group_options group = SLUICE_GROUP_OPTIONS_INIT;
   sluice_update_info info = SLUICE_UPDATE_INFO_INIT;

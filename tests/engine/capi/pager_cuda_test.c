@@ -1,6 +1,6 @@
-/* A pager over the simulated CUDA driver, with streams that belong to the program. Their work is slow:
- * each reads a unit's window long after the unit was released, so a fetch that does not wait for it
- * would be seen. */
+/* A pager over the simulated CUDA driver, with streams that belong to the program. Their work is
+ * slow: each reads a unit's window long after the unit was released, so a fetch that does not wait
+ * for it would be seen. */
 #define _POSIX_C_SOURCE 200809L
 #include "tests/engine/capi/tested_device.h"
 
@@ -80,7 +80,8 @@ static void check_result_of(struct program* p, int unit, int use) {
   CHECK(wrong == 0);
 }
 
-/* Steady orders are fetched ahead, others on demand; a third of the uses are of two streams at once. */
+/* Steady orders are fetched ahead, others on demand; a third of the uses are of two streams at
+ * once. */
 static void pass(struct program* p, int steady) {
   int units[USES], use, stream;
   EXPECT(SLUICE_OK, sluice_pager_begin_pass(p->pager));

@@ -1,5 +1,5 @@
-/* Pagers: 1,000 passes in random and in steady orders over every placement, each byte compared with a
- * plain array; plans, refusals, wrong calls, and corrupted storage. */
+/* Pagers: 1,000 passes in random and in steady orders over every placement, each byte compared with
+ * a plain array; plans, refusals, wrong calls, and corrupted storage. */
 #define _POSIX_C_SOURCE 200809L
 #include "tests/engine/capi/corrupt.h"
 #include "tests/engine/capi/structs.h"

@@ -387,7 +387,7 @@ static void test_wrong_calls(const char* folder) {
   CHECK(session == NULL);
   options.state = 0;
 
-  /* An open session: wrong options, and calls that belong behind seal. */
+  /* An open session: wrong options, and calls that belong after seal. */
   EXPECT(SLUICE_OK, sluice_session_create(engine, &options, &session));
   EXPECT(SLUICE_E_INPUT, sluice_session_add_group(session, &group, NULL));
   group.rule = 99;
@@ -511,7 +511,7 @@ static void test_wrong_calls(const char* folder) {
     EXPECT(SLUICE_OK, sluice_session_update(t.session, &info));
     CHECK(digest_state(&t) != before);
   }
-  /* Reads and writes of parts, and of a weight beside its neighbours. */
+  /* Reads and writes of parts, and of a weight next to its neighbours. */
   for (i = 0; i < 15; ++i) values[i] = (float)i;
   EXPECT(SLUICE_OK,
          sluice_session_write(t.session, t.params[3], SLUICE_KIND_MOMENT2, 65530, 15, values, 60));
@@ -626,8 +626,9 @@ static void test_frozen_and_order(void) {
   sluice_session_destroy(t.session);
 }
 
-/* The program's own update over staged state: two moments of fp32 beside bf16 weights, in one session with
- * a group of ours. State on storage, in pieces of whole parameters, gives the bits of state in memory. */
+/* The program's own update over staged state: two moments of fp32 with bf16 weights, in one
+ * session with a group of ours. State on storage, in pieces of whole parameters, gives the bits of
+ * state in memory. */
 static void test_caller(const char* folder) {
   uint64_t digests[2] = {0, 1};
   int place, step, p;

@@ -1,6 +1,6 @@
-/* Calls a function with a struct whose struct_size is wrong in each way, and with NULL. is_input: 0, the
- * struct is filled; 1, it is read; 2, it is read and NULL stands for the defaults. The struct lies at the
- * end of an allocation, so that ASan sees a read beyond the stated size. */
+/* Calls a function with a struct whose struct_size is wrong in each way, and with NULL. is_input:
+ * 0, the struct is filled; 1, it is read; 2, it is read and NULL stands for the defaults. The
+ * struct lies at the end of an allocation, so that ASan sees a read beyond the stated size. */
 #ifndef SLUICE_TESTS_ENGINE_CAPI_STRUCTS_H
 #define SLUICE_TESTS_ENGINE_CAPI_STRUCTS_H
 #include "tests/engine/capi/check.h"

@@ -587,7 +587,7 @@ static void check_nulls(const struct row* row) {
   }
 }
 
-/* Structs lie at the end of an allocation, so that ASan sees a read behind their size. */
+/* Structs lie at the end of an allocation, so that ASan sees a read after their size. */
 static void check_sizes(const struct row* row) {
   const uint32_t size = (uint32_t)row->struct_bytes;
   const uint32_t wrong[] = {0, 1, size - 1, UINT32_MAX};

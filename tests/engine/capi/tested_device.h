@@ -1,6 +1,6 @@
-/* The device of a test that is compiled twice: the CPU, or with TESTED_CUDA the simulated CUDA driver that
- * LD_LIBRARY_PATH names. Its streams belong to the test, as to a host program, and work slowly, on
- * threads of their own. On the CPU any number is a stream. */
+/* The device of a test that is compiled twice: the CPU, or with TESTED_CUDA the simulated CUDA
+ * driver that LD_LIBRARY_PATH names. Its streams belong to the test, as to a host program, and work
+ * slowly, on threads of their own. On the CPU any number is a stream. */
 #ifndef SLUICE_TESTS_ENGINE_CAPI_TESTED_DEVICE_H
 #define SLUICE_TESTS_ENGINE_CAPI_TESTED_DEVICE_H
 #include "tests/engine/capi/check.h"
@@ -90,7 +90,7 @@ static inline void destroy_results(unsigned char* results) {
   free(results);
 }
 
-/* Queues a read of the device's memory behind some other work of the stream. */
+/* Queues a read of the device's memory after some other work of the stream. */
 static inline void queue_read(void* into, const void* from, size_t bytes, sluice_stream stream) {
   int i;
   for (i = 0; i < 3; ++i) {

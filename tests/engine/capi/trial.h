@@ -1,5 +1,5 @@
-/* A session of five parameters in two units and two groups, trained on numbers that are drawn, in each
- * format of state. */
+/* A session of five parameters in two units and two groups, trained on numbers that are drawn, in
+ * each format of state. */
 #ifndef SLUICE_TESTS_ENGINE_CAPI_TRIAL_H
 #define SLUICE_TESTS_ENGINE_CAPI_TRIAL_H
 #include "tests/engine/capi/check.h"
@@ -7,7 +7,7 @@
 #define MIB ((uint64_t)1 << 20)
 enum { PARAMS = 5, STEPS = 7 };
 
-/* Shapes that share blocks of 4,096 elements, fill them, and pass them. */
+/* Shapes that share norm blocks of 4,096 elements, fill them, and pass them. */
 static const int64_t shapes[PARAMS][2] = {{3, 5}, {64, 64}, {130, 100}, {1, 70000}, {7, 1}};
 static const char* const names[PARAMS] = {"a", "b", "c", "d", "e"};
 

@@ -1,6 +1,6 @@
-// The export for transformers: its header beside one that transformers wrote, and its elements
-// beside the weights that they come from. (tests/tools/sluice/huggingface_peer.py loads it with the
-// peer.)
+// The export for transformers: its header compared with one that transformers wrote, and its
+// elements compared with the weights that they come from. (tests/tools/sluice/huggingface_peer.py
+// loads it with the peer.)
 #include "engine/checkpoint/huggingface_export.hpp"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ namespace {
 
 using nlohmann::json;
 
-// The same shapes as in tests/engine/checkpoint/record_huggingface_headers.py.
+// These are the shapes of tests/engine/checkpoint/record_huggingface_headers.py.
 model::ModelShape gpt2_shape() {
   // Layers, hidden, heads, kv_heads, ffn, vocab, max_seq.
   return {model::ModelFamily::kGpt2, 2, 24, 3, 3, 40, 256, 32};

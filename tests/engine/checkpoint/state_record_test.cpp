@@ -56,8 +56,8 @@ TEST(StateRecord, RoundTrips) {
   EXPECT_EQ(parse(format_state_record(manifest(), state())), Record(manifest(), state()));
 }
 
-// Sums of whole tensors lie at places that earlier versions numbered otherwise, so their records are
-// refused and not misread.
+// Sums of whole tensors lie at places that earlier versions numbered otherwise, so their records
+// are refused and not misread.
 TEST(StateRecord, SumsOfWholeTensorsHaveOnePlace) {
   CheckpointManifest of_rule = manifest();
   of_rule.settings["optimizer.name"] = "\"adafactor\"";
@@ -91,7 +91,8 @@ TEST(StateRecord, AShardHasItsRange) {
                              "'first_elem' must be a multiple of 4096"));
 }
 
-// Of an earlier version: it had no id of its log, and no shares, for its storage was striped evenly.
+// A record of an earlier version had no id of its log, and no shares, for its storage was striped
+// evenly.
 TEST(StateRecord, LaterMembersMayBeMissing) {
   nlohmann::json record = record_as_json();
   record["space"].erase("log_id");

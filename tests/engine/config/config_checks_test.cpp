@@ -137,7 +137,7 @@ TEST(Config, AnOptimizerRefusesStatesThatItCannotKeep) {
   EXPECT_EQ(parse(kSmall, {"optimizer.name=muon"}).optimizer.momentum, 0.95);
 }
 
-// Units that are made again save nothing between their passes.
+// Units that are recomputed save nothing between their passes.
 TEST(Config, PlacesOfSavedPartsAreRefusedWhereUnitsAreRecomputed) {
   const std::string unit = "recompute.policy=unit";
   for (const std::string part : {"qkv", "*"}) {

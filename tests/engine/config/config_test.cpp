@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "engine/config/schema.hpp"
@@ -166,9 +165,6 @@ TEST(Config, ParameterGroupsAreTables) {
                            "{match=\"blocks.0.*\",weight_decay=0.0}]"})
                 .optimizer.groups,
             wanted);
-  const auto json = nlohmann::json::parse(config_to_json(config));
-  EXPECT_EQ(json["optimizer"]["groups"][0]["match"], "*.bias");
-  EXPECT_FALSE(json["optimizer"]["groups"][0].contains("weight_decay"));
   EXPECT_NE(result_settings(config), result_settings(parse(kSmall)));
   for (const std::string bad :
        {"[{lr_scale=2.0}]", "[{match=\"a\",lr_scale=-1.0}]", "[{match=\"a\",rate=1.0}]", "[1]",
@@ -189,8 +185,6 @@ TEST(Config, PlacesOfSavedPartsAreATable) {
   EXPECT_TRUE(saved(parse(config_to_toml(parse(kSmall)))).empty());
   EXPECT_EQ(saved(parse(kSmall, {"memory.place.saved={mlp_hidden='storage','*'='device'}"})),
             wanted);
-  const auto json = nlohmann::json::parse(config_to_json(config));
-  EXPECT_EQ(json["memory"]["place"]["saved"]["mlp_hidden"], "storage");
   EXPECT_EQ(result_settings(config), result_settings(parse(kSmall)));
   expect_refusals({{{"memory.place.saved='storage'"}, "memory.place.saved must be a table such as"},
                    {{"memory.place.saved={"}, "memory.place.saved must be a table such as"}});
@@ -257,10 +251,7 @@ TEST(Config, TheDumpReadsBackToTheSameConfiguration) {
   EXPECT_EQ(again.data.paths, config.data.paths);
   EXPECT_EQ(again.optimizer.lr, 0.1);
   EXPECT_EQ(again.memory.link_latency_s, config.memory.link_latency_s);
-  const auto json = nlohmann::json::parse(config_to_json(config));
-  EXPECT_EQ(json["memory"]["device"], 96 * kMiB);
-  EXPECT_EQ(json["memory"]["place"]["weight"], "auto");
-  EXPECT_EQ(json["optimizer"]["betas"][1], 0.95);
+  EXPECT_EQ(again.optimizer.beta2, 0.95);
 }
 
 TEST(Config, EveryKeyIsListedOnceAndCanBeSetToItsOwnValue) {

@@ -81,8 +81,8 @@ TEST(ResultSettings, PipeDreamBelongsToItsPipelines) {
   }
 }
 
-// Sums around a ring have the bits of one number of ranks; all other ways to divide a step among ranks
-// have those of one.
+// Sums around a ring have the bits of one number of ranks; all other ways to divide a step among
+// ranks have those of one.
 TEST(ResultSettings, OnlyARingBelongsToItsNumberOfRanks) {
   const std::vector<std::string> step{"train.accumulate=8"};
   const auto with = [&](std::vector<std::string> more) {

@@ -1,9 +1,10 @@
 // A pager has no schedule: it follows the uses of a program that it does not know. So a pager runs
-// here over random lists of uses, with units skipped, repeated, reordered and held, and the calls that
-// it made of the device are written as a schedule. Each fetch is an upload into a window of slots,
-// each use is an External that reads it, and the only deps are the waits that the pager asked for.
-// `validate` and `interpret` judge that schedule as any other: no slot is overwritten before its last
-// use, no use reads another unit's bytes, no mapping changes below a use, whatever the timing.
+// here over random lists of uses, with units skipped, repeated, reordered and held, and the calls
+// that it made of the device are written as a schedule. Each fetch is an upload into a window of
+// slots, each use is an External that reads it, and the only deps are the waits that the pager
+// asked for. `validate` and `interpret` judge that schedule as any other: no slot is overwritten
+// before its last use, no use reads another unit's bytes, no mapping changes below a use, whatever
+// the timing.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -173,8 +174,8 @@ Observation observe(std::uint64_t seed, Order order = Order::kRandom) {
 }
 
 // The schedule of an observation. Lanes: uploads on the pager's stream, uses on the program's, and
-// mappings on D2H, which stands for the pager's thread. A unit's addresses are scratch memory that its
-// uses and its mappings touch, so they must be in an order, too.
+// mappings on D2H, which stands for the pager's thread. A unit's addresses are scratch memory that
+// its uses and its mappings touch, so they must be in an order, too.
 class ObservedSchedule {
  public:
   // Leaves out the orders that calls of these kinds make.
@@ -316,7 +317,7 @@ class ObservedSchedule {
     });
   }
   void upload(std::uint32_t unit) {
-    // The pager's thread queues it behind its mappings and all that it has waited for.
+    // The pager's thread queues it after its mappings and all that it has waited for.
     wait(Lane::kH2D, last_of(Lane::kD2H));
     pending_[Lane::kH2D].insert(pending_[Lane::kD2H].begin(), pending_[Lane::kD2H].end());
     for (std::uint32_t other = 0; other < units_.size(); ++other) {
@@ -365,7 +366,7 @@ class ObservedSchedule {
   std::vector<std::uint32_t> uses_;
 };
 
-// The same uses with all weights on the device.
+// The uses with all weights on the device.
 std::map<std::int32_t, schedule::Term> terms_of_plain(const Observation& observation,
                                                       const std::vector<std::uint32_t>& uses) {
   Observation plain;

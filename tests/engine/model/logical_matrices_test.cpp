@@ -1,6 +1,6 @@
 // Rules that look at whole tensors update each matrix that PyTorch's model has, although the engine
 // stores Llama's q, k and v in one tensor, and gate and up in another: to the bits of an update of
-// that matrix alone. (tests/kernels/optimizer/torch_golden_test.cpp compares that with torch.)
+// that matrix alone. (tests/kernels/optimizer/oracle_test.cpp compares that with torch.)
 #include <gtest/gtest.h>
 
 #include <algorithm>

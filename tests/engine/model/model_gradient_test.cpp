@@ -124,7 +124,7 @@ void load_weights(WholeModel& whole, const std::string& path) {
   }
 }
 
-// The schedule's wiring: micro-batches summed, tied uses folded, the norm over all tensors.
+// The schedule's wiring: micro-batches summed, tied uses added, the norm over all tensors.
 void expect_step_is_the_passes(const Overrides& model) {
   const TrainingBench bench;
   const config::Config config =

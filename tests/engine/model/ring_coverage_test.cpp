@@ -1,8 +1,10 @@
-// Which keys each query attends to in a ring, and where the gradients of keys come from, shown by the values.
+// Which keys each query attends to in a ring, and where the gradients of keys come from, shown by
+// the values.
 //
-// Every token has a component of its own in the vectors of a head. With scores of zero a query's output
-// is the mean of the values that it saw. So the output names each key that was seen, and how often; the
-// gradients of keys and values name the queries that contributed, and those of queries the keys.
+// Every token has a component of its own in the vectors of a head. With scores of zero a query's
+// output is the mean of the values that it saw. So the output names each key that was seen, and how
+// often; the gradients of keys and values name the queries that contributed, and those of queries
+// the keys.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -121,8 +123,8 @@ void pass_gradients(std::vector<RingRank>& ranks, kernels::Kernels& kernels) {
   }
 }
 
-// Of the score of this query and key, if the output's gradient is the query's component, as often as it
-// sees keys.
+// The gradient of the score of this query and key, if the output's gradient is the query's
+// component, as often as it sees keys.
 float score_gradient(std::int64_t query, std::int64_t key) {
   if (key > query) return 0;
   return (query == key ? 1.0f : 0.0f) - 1.0f / static_cast<float>(query + 1);

@@ -1,4 +1,5 @@
-// Layers of context ranks that pass keys and values round a ring, against the layers of one rank in fp32.
+// Layers of context ranks that pass keys and values round a ring, against the layers of one rank in
+// fp32.
 #include <gtest/gtest.h>
 
 #include <algorithm>

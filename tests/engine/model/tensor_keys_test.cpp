@@ -1,5 +1,5 @@
-// Keys of stochastic rounding in a tensor group: an element has the same key on every rank that holds
-// it, and on a rank alone. So an update of parts has the bits of an update of the whole.
+// Keys of stochastic rounding in a tensor group: an element has the same key on every rank that
+// holds it, and on a rank alone. So an update of parts has the bits of an update of the whole.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -112,7 +112,8 @@ TEST(TensorKeys, AreThoseOfTheWholeModel) {
   }
 }
 
-// --- updates ---------------------------------------------------------------------------------------
+// --- updates
+// ---------------------------------------------------------------------------------------
 
 // The arrays of a unit, as bytes.
 struct UnitArrays {

@@ -1,7 +1,7 @@
 // Layers that hold parts of a tensor group, against the layers of the whole model in fp32.
 //
-// Losses agree within 1e-5 and gradients within 1e-4, relative to the norm of their tensor: sums over
-// ranks have another order. Values that all ranks hold have the same bits.
+// Losses agree within 1e-5 and gradients within 1e-4, relative to the norm of their tensor: sums
+// over ranks have another order. Values that all ranks hold have the same bits.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -158,8 +158,8 @@ TEST(TensorLayers, CrossAsManyElementsAsTheFormulaSays) {
     group.loss();
     const std::uint64_t rows = kMicroBatch * kSeq, phi = rows * 24;
     const auto layers = static_cast<std::uint64_t>(shape.layers);
-    // With cut rows each sum is a scatter, and there are as many gathers: one for each of them, and two
-    // more of each layer, of the head and of the embedding for the weight gradients.
+    // With cut rows each sum is a scatter, and there are as many gathers: one for each of them, and
+    // two more of each layer, of the head and of the embedding for the weight gradients.
     const std::uint64_t forward = phi + layers * 2 * phi + phi;
     EXPECT_EQ(group.crossed_elems(),
               forward + 3 * rows + (c.sequence ? layers * 2 * phi + phi : 0));
@@ -176,8 +176,8 @@ TEST(TensorLayers, CrossAsManyElementsAsTheFormulaSays) {
   }
 }
 
-// Finite differences of the loss through the cross-entropy that ranks share. A tied table is that of the
-// embedding, too.
+// Finite differences of the loss through the cross-entropy that ranks share. A tied table is that
+// of the embedding, too.
 TEST(TensorLayers, HaveTheDerivativeOfTheSharedLoss) {
   const std::vector<Case> derived{{ModelFamily::kLlama, 4, 4, 37, false},
                                   {ModelFamily::kGpt2, 2, 4, 37, false, true},

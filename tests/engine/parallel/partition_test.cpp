@@ -1,4 +1,4 @@
-// Shards cover a unit, break at blocks of 4,096 elements, and are as even as blocks allow.
+// Shards cover a unit, break at norm blocks of 4,096 elements, and are as even as blocks allow.
 #include "engine/parallel/partition.hpp"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// Cuts of a model into stages, beside all possible cuts.
+// Cuts of a model into stages, compared with all possible cuts.
 #include "engine/parallel/stages.hpp"
 
 #include <gtest/gtest.h>
@@ -54,8 +54,8 @@ TEST(CutStages, IsAsGoodAsTheBestOfAllCuts) {
   }
 }
 
-// The least cost of the most expensive run, of all cuts from `begin` on in which no run of the stages
-// from `stage` on has more bytes; the largest number if there is none.
+// The least cost of the most expensive run, of all cuts from `begin` on in which no run of the
+// stages from `stage` on has more bytes; the largest number if there is none.
 std::uint64_t least_within(const std::vector<std::uint64_t>& costs, const StageBytes& bytes,
                            std::uint64_t most_bytes, std::size_t begin, std::size_t stage) {
   constexpr std::uint64_t kNone = ~std::uint64_t{0};
@@ -136,8 +136,8 @@ TEST(CutStages, TheStagesBelowTheSlowestAreEven) {
   }
 }
 
-// 128 layers between an embedding that costs nothing and a head of half a layer, as of a model of 1 T
-// parameters on 25 stages.
+// 128 layers between an embedding that costs nothing and a head of half a layer, as of a model of 1
+// T parameters on 25 stages.
 TEST(CutStages, NoStageHasTheEmbeddingAlone) {
   std::vector<std::uint64_t> costs(130, 1'000'000'000);
   costs.front() = 1;

@@ -1,5 +1,5 @@
-// recompute.policy = "auto" beside every fixed policy: 48 blocks on a paper GPU at 40 budgets of
-// device memory. The suite plans some 300 times, which takes half a minute.
+// recompute.policy = "auto" compared with every fixed policy: 48 blocks on a paper GPU at 40
+// budgets of device memory. The suite plans some 300 times, which takes half a minute.
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -95,7 +95,7 @@ TEST(AutoRecompute, IsNeverSlowerWithStateAnywhere) {
   EXPECT_GE(compare_at_all_budgets(blocks_48(4), 1, 16), 20);
 }
 
-// Where the inputs of all blocks do not fit, outputs are dropped and made again; below every:2, the
+// Where the inputs of all blocks do not fit, outputs are dropped and recomputed; below every:2, the
 // segments nest.
 TEST(AutoRecompute, NestsSegmentsWhereUnitInputsDoNotFit) {
   Config config = blocks_48(8);

@@ -77,7 +77,7 @@ TEST(BatchSplit, ARefusalIsThatOfSingleSamples) {
   EXPECT_EQ(chosen.refusal()->sentence(), single);
 }
 
-// train.accumulate may not be given beside "auto".
+// train.accumulate may not be given with "auto".
 TEST(BatchSplit, AStepThatIsTooLongNamesTheKeyOfTheBatch) {
   const TrainingBench bench;
   const auto refusal_of = [&](const Overrides& batch) {

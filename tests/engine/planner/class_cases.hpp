@@ -1,4 +1,5 @@
-// Worlds of ranks for the comparison of classes with all ranks: a mesh, and random settings and links.
+// Worlds of ranks for the comparison of classes with all ranks: a mesh, and random settings and
+// links.
 #pragma once
 
 #include <cmath>
@@ -136,7 +137,8 @@ inline AllRanks all_ranks(const config::Config& config, const planner::Plan& pla
     all.figures.push_back(planner::figures_of(lists.back(), costs.links()));
     all.figures.back().peak_bytes = need.peak_bytes();
   }
-  // A search may state a larger need than that of the first rank's lists, for all ranks or by classes.
+  // A search may state a larger need than that of the first rank's lists, for all ranks or by
+  // classes.
   all.figures.front().peak_bytes = plan.need.peak_bytes();
   schedule::Schedule world = schedule::merge(lists);
   costs.apply(world);
@@ -158,8 +160,8 @@ inline AllRanks all_ranks(const config::Config& config, const planner::Plan& pla
   return all;
 }
 
-// The plan speaks of the class that ends last and of the one that needs most, and each class's shares
-// add up to the step.
+// The plan speaks of the class that ends last and of the one that needs most, and each class's
+// shares add up to the step.
 inline void expect_job(const planner::Plan& plan) {
   const double total_s = plan.simulation.total_s;
   EXPECT_NEAR(plan.critical_path.total_s(), total_s, 1e-6 * total_s);
@@ -205,7 +207,8 @@ inline std::size_t expect_classes_equal_all_ranks(const TrainingBench& bench, st
     const planner::RankFigures& own = all.figures[static_cast<std::size_t>(rank)];
     const planner::RankFigures& of_class =
         plan->ranks[static_cast<std::size_t>(classes.class_of(rank))];
-    // The parts of a sum in a tensor group differ by an element; the class has those of the first rank.
+    // The parts of a sum in a tensor group differ by an element; the class has those of the first
+    // rank.
     const bool first_of_group = rank % mesh.tensor == 0;
     EXPECT_EQ(all.waits[static_cast<std::size_t>(rank)],
               all.waits[static_cast<std::size_t>(classes.world_rank_of(classes.class_of(rank)))])

@@ -86,7 +86,7 @@ TEST(CriticalPath, ALaneInUseIsWaitedForAsADepIs) {
   EXPECT_EQ(path_of(sketch.finished()).instructions, (std::vector<InstructionId>{2, 0}));
 }
 
-// The second transfer ends first and retires behind the first.
+// The second transfer ends first and retires after the first.
 TEST(CriticalPath, ATransferThatIsHeldUpStandsForTheOneThatHoldsIt) {
   Sketch sketch;
   sketch.add(Lane::kStorageRead, 3.0);

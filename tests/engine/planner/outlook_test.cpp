@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "base/error.hpp"
-#include "engine/planner/price/bundled_profiles.hpp"
+#include "engine/planner/bundled_profiles.hpp"
 #include "engine/train/plan/plan_outlook.hpp"
 #include "engine/train/plan/prepare.hpp"
 #include "engine/train/plan/what_if.hpp"
@@ -126,8 +126,8 @@ double gpt2_step_s(const char* name, const Overrides& more) {
                    more);
 }
 
-// A mixture that updates after backward has no room beside windows for two units ahead, and leads to
-// the fastest plan from beside one.
+// A mixture that updates after backward has no room next to windows for two units ahead, and leads
+// to the fastest plan from one with room for one.
 TEST(PaperMachine, AMixtureIsTriedBesideOneUnitAhead) {
   const Overrides llama{"model.family=llama", "model.layers=32",     "model.hidden=4096",
                         "model.ffn=11008",    "model.heads=32",      "model.kv_heads=32",
@@ -168,8 +168,8 @@ void expect_fastest_of_tried(const char* name, const Overrides& overrides) {
   }
 }
 
-// 12 layers of 2,048: coarse trials hid that small pieces are slow, and a plan of 316 ms was taken in
-// place of one of 245 ms.
+// 12 layers of 2,048: coarse trials hid that small pieces are slow, and a plan of 316 ms was taken
+// in place of one of 245 ms.
 TEST(PaperMachine, APlanIsNoSlowerThanOneThatWasTried) {
   expect_fastest_of_tried(
       "rtx4090-256g-12nvme",

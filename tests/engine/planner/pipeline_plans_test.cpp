@@ -1,5 +1,5 @@
-// Plans of pipelines: every rank fits its budgets, the bubble is that of the order, and what cannot be
-// is refused with a sentence.
+// Plans of pipelines: every rank fits its budgets, the bubble is that of the order, and what cannot
+// be is refused with a sentence.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
@@ -117,7 +117,7 @@ TEST(PipelinePlans, MoreMicroBatchesHaveASmallerBubble) {
   EXPECT_LT(many, few);
 }
 
-// With room for the parts of several units, the passes that remake them run while a stage waits.
+// With room for the parts of several units, the passes that recompute them run while a stage waits.
 TEST(PipelinePlans, RecomputeInTheBubbleWhereItIsFaster) {
   const auto ahead = [](const char* device) {
     return pipeline_plan(pipeline_config({"model.layers=16", "model.hidden=256", "train.seq=128",
@@ -128,8 +128,8 @@ TEST(PipelinePlans, RecomputeInTheBubbleWhereItIsFaster) {
   EXPECT_GT(ahead("memory.device=4GiB"), 1);
 }
 
-// The stage with the longest passes bounds the step. In the first cut no border could move to make it
-// shorter. Later cuts take fewer bytes at most.
+// The stage with the longest passes bounds the step. In the first cut no border could move to make
+// it shorter. Later cuts take fewer bytes at most.
 TEST(PipelinePlans, NoStageCanGiveAUnitToItsNeighbour) {
   const config::Config config = pipeline_config({"model.vocab=4096", "model.hidden=128"});
   const std::unique_ptr<kernels::Kernels> kernels = kernels::make_host_kernels({1});
@@ -169,7 +169,8 @@ TEST(PipelinePlans, NoStageCanGiveAUnitToItsNeighbour) {
     }
     return largest;
   };
-  // The embedding's table has most of the state and few of the passes, so it moves to a stage of its own.
+  // The embedding's table has most of the state and few of the passes, so it moves to a stage of
+  // its own.
   ASSERT_GT(cuts.size(), 1u);
   EXPECT_LT(elems(cuts.back()), elems(cuts.front()));
   EXPECT_EQ(cuts.back().front().end, 1);
@@ -271,8 +272,9 @@ TEST(PipelinePlans, DelayedUpdatesHaveOnePlaceAndACutOfTheirOwn) {
 }
 
 // The formulas of docs/design/pipelines.md, "Bytes", with all state on storage. A stage moves the
-// optimizer's state once for each update, writes its weights as often, and reads each unit's weights
-// in each pass and nowhere else. The same synchronous step with as many micro-batches reads as many.
+// optimizer's state once for each update, writes its weights as often, and reads each unit's
+// weights in each pass and nowhere else. The same synchronous step with as many micro-batches reads
+// as many.
 TEST(PipelinePlans, DelayedUpdatesMoveTheBytesOfTheirFormulas) {
   constexpr int kUpdates = 5, kEach = 3, kRanks = 3;
   for (const std::string rule : {"pipedream", "pipedream-vsync", "2bw"}) {

@@ -79,8 +79,8 @@ TEST(PlanEqualsRun, ForVariedConfigurations) {
   EXPECT_GT(redone_steps, 0u);
 }
 
-// Updates that wait for the next step are made at an evaluation, a checkpoint and the end. Their bytes
-// are in no step.
+// Updates that wait for the next step are made at an evaluation, a checkpoint and the end. Their
+// bytes are in no step.
 TEST(PlanEqualsRun, StepsAndTheTimesBetweenThemMoveAllBytes) {
   const TrainingBench bench;
   for (const char* mode : {"scratch", "durable"}) {
@@ -125,7 +125,7 @@ TEST(PlanEqualsRun, AlsoForEvaluation) {
   }
 }
 
-// The states of a piece are written side by side: no lane stops at the Release behind a write.
+// The states of a piece are written side by side: no lane stops at the Release after a write.
 TEST(StorageLanes, WriteSeveralPiecesAtOnce) {
   const TrainingBench bench;
   const config::Config config =

@@ -141,13 +141,13 @@ TEST(PlanOrRefuse, AUnitLargerThanTheDeviceIsNamed) {
       << small.sentence();
   const std::uint64_t least = small.suggestions.front().front().second;
   EXPECT_GE(least, small.too_large->device_bytes);
-  // Just below the least budget the unit fits by itself, but not with what is beside it.
+  // Just below the least budget the unit fits by itself, but not with what is next to it.
   const Refusal near = refusal(std::to_string(small.too_large->device_bytes + 1));
   EXPECT_FALSE(near.too_large);
   EXPECT_EQ(near.sentence().find("the largest unit"), std::string::npos);
 }
 
-// The linear program has seconds of copies beside seconds of compute, whatever their ratio is.
+// The linear program has seconds of copies next to seconds of compute, whatever their ratio is.
 TEST(PlanOrRefuse, ALinkOfAnySpeedIsPlanned) {
   const TrainingBench bench;
   config::Config config = bench.config(
@@ -250,8 +250,8 @@ TEST(PlanOrRefuse, MoreMemoryNeverHurts) {
   EXPECT_GT(plans, sweep(kGrownConfigurations) / 8);
 }
 
-// Rules for whole tensors stage a unit as one piece. Coarse needs once cut it to the pieces of other
-// rules, so that a group seemed to fit and nothing did.
+// Rules for whole tensors stage a unit as one piece. Coarse needs once cut it to the pieces of
+// other rules, so that a group seemed to fit and nothing did.
 TEST(PlanOrRefuse, UnitsOfWholeTensorsAreStagedWhole) {
   const TrainingBench bench;
   const auto config = [&](const std::string& device) {

@@ -150,8 +150,8 @@ TEST_F(PromotedPlan, SaysHowManyBytesOfEachKindLieWhere) {
   EXPECT_GT(master[static_cast<std::size_t>(Tier::kStorage)], 0u);
 }
 
-// An update from storage may have pieces of its own, many of them in its ring. Where tensors are updated
-// whole it has none, for it would hold as many units.
+// An update from storage may have pieces of its own, many of them in its ring. Where tensors are
+// updated whole it has none, for it would hold as many units.
 TEST_F(PromotedPlan, AnUpdateOfWholeTensorsHasNoPiecesOfItsOwn) {
   config_.memory.place.weight = config_.memory.place.gradient = config::Config::Place::kPinned;
   config_.memory.place.optimizer = config::Config::Place::kStorage;

@@ -1,4 +1,5 @@
-// A plan by classes of ranks gives each rank the times, bytes and memory that its own list gives it.
+// A plan by classes of ranks gives each rank the times, bytes and memory that its own list gives
+// it.
 #include <gtest/gtest.h>
 
 #include "tests/engine/planner/class_cases.hpp"

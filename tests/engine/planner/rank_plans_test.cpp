@@ -91,7 +91,7 @@ std::uint64_t elems_of(const Plan& plan) {
   return elems;
 }
 
-// 8 for each block of 4,096 elements of each tensor.
+// 8 for each norm block of 4,096 elements of each tensor.
 std::uint64_t norm_bytes(const Plan& plan) {
   for (const schedule::Buffer& buffer : plan.training().buffers) {
     if (buffer.role == schedule::BufferRole::kNormPartial && buffer.persistent) return buffer.bytes;
@@ -323,7 +323,7 @@ TEST(RankPlans, PartialSumsOfAllUnitsNeedNotLieOnTheDevice) {
               plan.options.placement.partial_of(0) != Tier::kDevice);
   EXPECT_THROW(plan_of(config_of(world, by_microbatch + Overrides{"memory.place.partial=device"})),
                InputError);
-  // Of the lower tiers the planner takes one that has room.
+  // The planner takes a lower tier that has room.
   const Plan auto_plan = plan_of(config_of(world, by_microbatch));
   EXPECT_EQ(auto_plan.options.placement.partial_of(0), Tier::kPinned);
   const std::uint64_t pinned = auto_plan.peak_bytes[1];
@@ -386,8 +386,8 @@ TEST(RankPlans, RefuseAPlaceOfSumsThatNoRankHas) {
   }
 }
 
-// Shards of whole tensors: ranks together keep one rank's state, about evenly, and send the formulas'
-// bytes.
+// Shards of whole tensors: ranks together keep one rank's state, about evenly, and send the
+// formulas' bytes.
 TEST(RankPlans, OfRulesForWholeTensorsDivideTheirState) {
   for (const char* rule :
        {"optimizer.name=muon", "optimizer.name=adafactor", "optimizer.name=sm3"}) {

@@ -12,7 +12,8 @@
 namespace sluice::planner {
 namespace {
 
-// Up to six units in one to three classes of up to six options, two phases of up to three resources.
+// Up to six units in one to three classes of up to six options, two phases of up to three
+// resources.
 Knapsack drawn_knapsack(std::uint64_t seed) {
   const CounterRng random(seed, stream_of("test/knapsack"));
   std::uint64_t drawn = 0;

@@ -16,7 +16,7 @@ namespace {
 
 class LeastStep : public ::testing::Test {
  protected:
-  // The bound of a configuration with these settings, beside the work of its cost model.
+  // The bound of a configuration with these settings, next to the work of its cost model.
   void settle(const std::vector<std::string>& settings) {
     std::vector<std::string> all{"model.heads=1",      "data.paths=x",       "train.threads=1",
                                  "memory.device=1GiB", "memory.pinned=1GiB", "memory.storage=1GiB"};

@@ -14,7 +14,7 @@ namespace {
 
 using namespace testing;
 
-// Passes of 512 rows take longer to make again than their saved activations take to copy.
+// Passes of 512 rows take longer to recompute than their saved activations take to copy.
 TEST(SpilledActivations, TakeThePlaceOfRecomputationWhereThatIsFaster) {
   const TrainingBench bench;
   const auto plan_of = [&](const std::string& tier, std::uint64_t device) {

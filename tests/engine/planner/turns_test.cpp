@@ -1,5 +1,5 @@
-// Two micro-batches whose segments take turns: the sums of a tensor group hide behind the compute of
-// the other one, and the planner takes the turns where they are faster.
+// Two micro-batches whose pass segments are interleaved: the sums of a tensor group hide behind the
+// compute of the other one, and the planner interleaves them where they are faster.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -48,7 +48,7 @@ std::vector<Plan> rank_plans_with(const config::Config& config,
   return plans;
 }
 
-// Whether a layer's products are in it. The end of a pass behind its last sum has none.
+// Whether a layer's products are in it. The end of a pass after its last sum has none.
 bool works(const schedule::Instruction& instruction) {
   switch (instruction.op) {
     case Op::kForward:
@@ -63,8 +63,8 @@ bool works(const schedule::Instruction& instruction) {
   }
 }
 
-// The part of the time of all sums that some segment computes beside, where a segment takes `ratio`
-// times as long as a layer's largest sum, and nothing else takes time.
+// The part of the time of all sums that some segment computes alongside, where a segment takes
+// `ratio` times as long as a layer's largest sum, and nothing else takes time.
 double hidden_part(const std::vector<Plan>& plans, double ratio) {
   std::vector<schedule::Schedule> lists;
   for (const Plan& plan : plans) lists.push_back(plan.training());

@@ -1,4 +1,4 @@
-// The whole run is in the plan: each verb (load, resume, train, evaluate, save, export) uses
+// The whole run is in the plan: each phase (load, resume, train, evaluate, save, export) uses
 // exactly the bytes that the plan states for it, and the plan's peaks hold them all.
 #include <gtest/gtest.h>
 
@@ -107,7 +107,7 @@ TEST(Verbs, UseExactlyThePlannedBytes) {
   EXPECT_GT(verbs_below_the_peak, done);
 }
 
-// The plan's word is not all there is: a pattern in the pinned memory beyond a verb's peak stays.
+// The plan's word is not all there is: a pattern in the pinned memory beyond a phase's peak stays.
 TEST(Verbs, TouchNoPinnedMemoryBeyondTheirPeaks) {
   static constexpr std::byte kUntouched{0xA5};
   const TrainingBench bench;
@@ -146,8 +146,8 @@ TEST(Verbs, TouchNoPinnedMemoryBeyondTheirPeaks) {
   EXPECT_GT(touched_bytes, kMiB);
 }
 
-// Beside the planned bytes, no verb takes more of the heap than a buffer of 1 MiB and names, with
-// a model whose state is many times as large.
+// In addition to the planned bytes, no phase takes more of the heap than a buffer of 1 MiB and
+// names, with a model whose state is many times as large.
 TEST(Verbs, KeepNothingOnTheHeap) {
   constexpr std::uint64_t kMostBytes = 3 * kMiB / 2;
   const TrainingBench bench;

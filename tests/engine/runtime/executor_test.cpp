@@ -122,7 +122,7 @@ TEST(Executor, AFailureEndsThePassAndTheNextOneRuns) {
     if (instruction.id != 0) ++later;
   };
   EXPECT_EQ(testing::message_of<DeviceError>([&] { bench.run(); }), "the update found a NaN");
-  EXPECT_EQ(later, 0);  // nothing behind the failed instruction ran
+  EXPECT_EQ(later, 0);  // nothing after the failed instruction ran
   fails = false;
   bench.run();
   EXPECT_EQ(later, 1);

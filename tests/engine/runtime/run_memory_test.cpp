@@ -76,7 +76,7 @@ TEST(RunMemory, NotesTheEndsOfThePlacesThatItHandsOut) {
   EXPECT_EQ(homes.peak_bytes(), resting_need(bench.schedule).peak_bytes());
   EXPECT_GT(homes.storage_bytes, 0u);
   EXPECT_EQ(homes.pinned_bytes, 0u);
-  EXPECT_EQ(bench.memory->io_window(0, 4096).size(), 4096u);
+  EXPECT_EQ(bench.memory->io_buffer(0, 4096).size(), 4096u);
   EXPECT_EQ(bench.memory->take_handed_out().pinned_bytes, 4096u);
 }
 

@@ -16,7 +16,7 @@ double of(const runtime::Stalls& stalls, StallCause cause) {
   return stalls.by_cause_s[static_cast<std::size_t>(cause)] * 1e3;
 }
 
-// A pass made by hand, in milliseconds: when each instruction ran, on which lane, and behind which
+// A pass made by hand, in milliseconds: when each instruction ran, on which lane, and after which
 // others.
 struct Instruction {
   Op op;
@@ -65,7 +65,7 @@ const Pass kPasses[] = {
       {Op::kUpload, Lane::kH2D, 8, 10, {0}},
       {Op::kForward, Lane::kCompute, 11, 20, {1}}},
      {{StallCause::kStorageRead, 8}, {StallCause::kUpload, 2}, {StallCause::kHandOver, 1}}},
-    // Only while the compute lane stands still: a read behind other work costs nothing.
+    // Only while the compute lane stands still: a read after other work costs nothing.
     {"TransfersHiddenByComputeAreNoStall",
      10,
      {{Op::kForward, Lane::kCompute, 0, 6},
@@ -83,7 +83,7 @@ const Pass kPasses[] = {
       {Op::kStorageRead, Lane::kStorageRead, 7, 9},
       {Op::kForward, Lane::kCompute, 9, 20, {4}}},
      {{StallCause::kOptimizer, 4}, {StallCause::kStorageWrite, 3}, {StallCause::kStorageRead, 2}}},
-    // An instruction behind a Release in a lane waits for the cause of that Release's wait. A
+    // An instruction after a Release in a lane waits for the cause of that Release's wait. A
     // Release waits for the instruction before it. Neither ends the chain.
     {"AReleaseWithoutDepsPassesOnTheCauseOfItsLane",
      20,

@@ -98,7 +98,7 @@ std::vector<bool> threads_given() {
 }
 
 TEST(UpdateThreads, AnUpdateThatWaitsForStorageRunsOnOneThread) {
-  // The first, and those behind it until twelve in turn have not waited.
+  // The first, and those after it until twelve in turn have not waited.
   std::vector<bool> expected(kUpdates, false);
   std::fill_n(expected.begin(), 12, true);
   std::vector<bool> given;

@@ -1,4 +1,4 @@
-// Ranks agree before and between steps, and a fault of one is told by the others.
+// Ranks agree before and between steps, and the others report a fault of one.
 #include "engine/train/world.hpp"
 
 #include <gtest/gtest.h>
@@ -35,7 +35,7 @@ Told run_three(const std::function<void(World&)>& body) {
       body(*world);
     } catch (const JobError& error) {
       told.texts[at] = error.what();
-      told.silent[at] = error.is_told_elsewhere();
+      told.silent[at] = error.is_already_reported();
     }
     if (!world->alone()) world->finish();
   });
@@ -114,8 +114,8 @@ TEST(World, AFaultNamesTheRankAndTheOperation) {
             "after step 3");
 }
 
-// A fault on which the ranks have agreed has its rank in front, and gets no other; each rank may add
-// where its own state is saved.
+// A fault on which the ranks have agreed has its rank in front, and gets no other; each rank may
+// add where its own state is saved.
 TEST(World, AnAgreedFaultNamesItsRankOnce) {
   RankWorlds worlds(3);
   std::array<std::string, 3> texts;

@@ -1,4 +1,4 @@
-// The GPU's kernels as one object: their stream, their context, and their results beside the
+// The GPU's kernels as one object: their stream, their context, and their results compared with the
 // host's. The contract has the values of each method.
 #include "kernels/backend/cuda_kernels.hpp"
 
@@ -132,6 +132,7 @@ __global__ void wait_kernel(const std::atomic<bool>* open) {
 }
 
 // While an earlier kernel of the stream runs, a call returns and changes nothing.
+// NOLINTNEXTLINE(readability-function-size): one table of all calls
 TEST_F(CudaKernelsTest, EveryCallIsQueuedOnTheStream) {
   constexpr DType kType = DType::kBF16;
   constexpr std::size_t kBytes = 1 << 16;

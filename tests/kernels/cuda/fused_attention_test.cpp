@@ -1,5 +1,5 @@
-// The library's attention beside our own, on a GPU: shapes that take several slices, and long ones
-// that the host would be slow to check.
+// The library's attention compared with our own, on a GPU: shapes that take several slices, and
+// long ones that the host would be slow to check.
 #include "kernels/cuda/fused_attention.hpp"
 
 #include <gtest/gtest.h>

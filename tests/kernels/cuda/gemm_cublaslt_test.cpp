@@ -21,7 +21,7 @@ using sluice::testing::GemmFactors;
 constexpr sluice::testing::GemmSize kSize{7, 5, 11};
 constexpr GemmShape kShape{7, 5, 11, false, false, DType::kBF16, DType::kBF16};
 
-// Of arrays `offset` elements after 256-byte addresses.
+// The product of arrays `offset` elements after 256-byte addresses.
 host::DTypeArray multiply(GemmBackend& backend, const GemmShape& shape, bool with_bias,
                           std::int64_t offset = 0, cudaStream_t stream = nullptr,
                           void* workspace = nullptr) {

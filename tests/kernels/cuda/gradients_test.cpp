@@ -25,7 +25,7 @@ float sum_along_tree(const std::vector<host::DTypeArray>& parts, std::size_t beg
          sum_along_tree(parts, begin + left, end, i);
 }
 
-// The fold adds along the tree, in fp32, and rounds once.
+// The reduction adds along the tree, in fp32, and rounds once.
 TEST_F(CudaGradients, FoldsRanksAlongTheTree) {
   constexpr std::int64_t kElems = 777;
   for (const DType type : {DType::kBF16, DType::kF16, DType::kF32}) {
@@ -44,7 +44,7 @@ TEST_F(CudaGradients, FoldsRanksAlongTheTree) {
           gathered.insert(gathered.end(), part.bytes().begin(),
                           part.bytes().begin() + static_cast<std::ptrdiff_t>(bytes));
         }
-        // The fold does not read the own rank's place.
+        // The reduction does not read the own rank's place.
         std::fill_n(gathered.begin() + own * static_cast<std::ptrdiff_t>(bytes), bytes, 0xff);
         const DeviceBytes others(gathered.data(), gathered.size());
         DeviceDTypeArray in_place(parts[static_cast<std::size_t>(own)]);

@@ -20,7 +20,7 @@ using testing::tensor_rules;
 using testing::UpdateChunk;
 using testing::UpdateFormats;
 
-// The same elements at the beginning of small arrays, and at element `base` of large ones.
+// Elements at the beginning of small arrays, and at element `base` of large ones.
 class FarCopy {
  public:
   FarCopy(const OptimizerOptions& options, const UpdateBuffers& near, std::int64_t base,
@@ -85,7 +85,7 @@ class FarCopy {
 constexpr std::array<std::int64_t, 2> kBases{(std::int64_t{1} << 31) - 4096,
                                              (std::int64_t{1} << 32) - 4096};
 
-// The same update of the same elements, near and far.
+// One update of the same elements, near and far.
 void expect_same_far_away(const UpdateChunk& start, std::int64_t base) {
   UpdateChunk near = start;
   near.draw_grad(5);

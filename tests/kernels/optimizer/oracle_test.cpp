@@ -1,5 +1,5 @@
-// Every rule over many steps on the host: beside its fp64 oracle, and beside torch.optim. The
-// contract has each step's bits, which are those of every device.
+// Every rule over many steps on the host: compared with its fp64 oracle, and compared with
+// torch.optim. The contract has each step's bits, which are those of every device.
 #include <cstdlib>
 #include <fstream>
 #include <functional>

@@ -29,7 +29,7 @@ inline constexpr TensorView kRepeated{kPeriods * kPeriod.rows, kPeriod.cols};
 inline constexpr std::int64_t kPeriodElems = kPeriod.rows * kPeriod.cols;
 static_assert(kPeriods * kPeriodElems > std::int64_t{1} << 31);
 
-// The same bytes again and again, at addresses of their own: memory is that of one period.
+// A period of bytes, repeated at addresses of their own: memory is that of one period.
 class RepeatedMemory {
  public:
   RepeatedMemory(std::span<const std::byte> period, std::int64_t times)

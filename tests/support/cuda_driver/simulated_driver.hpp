@@ -39,7 +39,7 @@ class Driver {
   // Every function begins here. Not CUDA_SUCCESS: it returns that at once, or, if it releases
   // something, once it has done so.
   CUresult enter(const char* function);
-  // The same for functions that need a current context.
+  // Enters a function that needs a current context.
   CUresult enter_context(const char* function, Gpu*& gpu);
 
   std::mutex mutex;  // guards all below
@@ -82,7 +82,7 @@ CUresult call(const char* name, const Body& body) {
   const CUresult status = Driver::instance().enter_context(name, gpu);
   return status == CUDA_SUCCESS ? body(Driver::instance(), *gpu) : status;
 }
-// The same with the mutex held.
+// Runs the body with the mutex held.
 template <class Body>
 CUresult call_locked(const char* name, const Body& body) {
   return call(name, [&](Driver& driver, Gpu& gpu) {

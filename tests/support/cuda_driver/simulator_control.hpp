@@ -1,4 +1,4 @@
-// Functions of the simulated driver for tests, beside the driver's own. Tests look them up in
+// Functions of the simulated driver for tests, next to the driver's own. Tests look them up in
 // libcuda.so.1; a real one does not have them.
 #pragma once
 

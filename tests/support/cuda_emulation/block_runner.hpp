@@ -37,7 +37,7 @@ struct LaunchShape {
 
 inline constexpr int kWarpLanes = 32;
 inline constexpr std::size_t kExchangeBytes = 64;  // the most that a lane may hand to its warp
-// Of sm_90. (sm_80: 163 KiB, sm_120: 99 KiB.)
+// The limit of sm_90 (sm_80: 163 KiB, sm_120: 99 KiB).
 inline constexpr std::size_t kMaxSharedBytes = 227 * 1024;
 
 // The values that each lane of a warp handed in.

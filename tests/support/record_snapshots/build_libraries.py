@@ -4,7 +4,7 @@
     build_libraries.py --torch SITE-PACKAGES/torch --headers INCLUDE -o DIRECTORY
 
 --torch: an installed CUDA build of torch (2.15.0; 2.6.0 of CUDA 12 before this knew CUDA 13). None of NVIDIA's
-packages may be on sys.path or beside it when it runs, for torch would prefer them: tests/python/test_allocator_door.py
+packages may be on sys.path or next to it when it runs, for torch would prefer them: tests/python/test_allocator_door.py
 makes such a view of an environment that has them. --headers: the include folder of the package
 nvidia-cuda-runtime of the same version (only its declarations are used).
 

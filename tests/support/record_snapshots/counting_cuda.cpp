@@ -1,20 +1,20 @@
 // A CUDA runtime that only counts; counting_driver.cpp is its driver. Memory is given out as
-// addresses and accounted; launches and copies succeed and do nothing. PyTorch's CUDA build runs over
-// it on a machine without a GPU, so that its own allocator, autograd and optimizers can be recorded.
-// There is no arithmetic.
+// addresses and accounted; launches and copies succeed and do nothing. PyTorch's CUDA build runs
+// over it on a machine without a GPU, so that its own allocator, autograd and optimizers can be
+// recorded. There is no arithmetic.
 //
 // - Memory: counting_memory.hpp.
 //   COUNTING_BYTES is the memory of the device (80 GiB); beyond it, calls fail as on a full device.
 //   The lowest range of addresses that fits is taken, by 2 MiB, or the highest with
 //   COUNTING_PLACE=descending. There is one device, of compute capability 8.0.
 // - Reads from the device give zeros. Copies between host buffers copy.
-// - Streams and events are names; an event has passed as soon as it is recorded, unless a test holds
-//   the work of its stream back (counting_hold, which the driver's library has).
+// - Streams and events are names; an event has passed as soon as it is recorded, unless a test
+//   holds the work of its stream back (counting_hold, which the driver's library has).
 // - build_libraries.py makes every other function that PyTorch needs to find: it succeeds where it
 //   has nothing to do (SUCCEED there), or fails with "not supported".
 //
-// Of CUDA 12 and 13. Thread-safe. Built by build_libraries.py into libcudart.so; libcuda.so.1 borrows
-// the cu... functions.
+// It serves CUDA 12 and 13. Thread-safe. Built by build_libraries.py into libcudart.so;
+// libcuda.so.1 borrows the cu... functions.
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 

@@ -1,5 +1,5 @@
-// The driver of the counting device, as far as PyTorch and Sluice call it. counting_cuda.cpp says what
-// the device does.
+// The driver of the counting device, as far as PyTorch and Sluice call it. counting_cuda.cpp says
+// what the device does.
 #include <cuda.h>
 
 #include <atomic>
@@ -36,7 +36,7 @@ bool is_unfinished(CUevent event) {
 
 extern "C" {
 
-// For tests, beside the driver's own functions. held: 1 or 0. When no stream is held, all work is
+// For tests, next to the driver's own functions. held: 1 or 0. When no stream is held, all work is
 // done.
 void counting_hold(CUstream stream, int held) {
   const std::lock_guard lock(held_mutex);

@@ -1,5 +1,5 @@
-/* The values that PyTorch reads back from cuBLAS, cuBLASLt and cuDNN before it launches: a handle, one
-   algorithm, a version. All other functions of those libraries succeed and do nothing
+/* The values that PyTorch reads back from cuBLAS, cuBLASLt and cuDNN before it launches: a handle,
+   one algorithm, a version. All other functions of those libraries succeed and do nothing
    (build_libraries.py makes them). Pointers are void, for the libraries' own headers are not
    needed. */
 #include <stddef.h>

@@ -1,6 +1,6 @@
 // The memory of the counting device, which the runtime (counting_cuda.cpp) and the driver
-// (counting_driver.cpp) share. Memory is a range of addresses that is reserved and never accessible:
-// a stray access faults. Thread-safe.
+// (counting_driver.cpp) share. Memory is a range of addresses that is reserved and never
+// accessible: a stray access faults. Thread-safe.
 #pragma once
 
 #include <sys/mman.h>

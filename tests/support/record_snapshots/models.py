@@ -209,7 +209,7 @@ def make_resnet(shape):
 
 
 def make_hf(shape, family):
-    """The same sizes, by the package transformers (from a configuration; nothing is downloaded)."""
+    """A model of these sizes, by the package transformers (from a configuration; nothing is downloaded)."""
     import transformers
     if family == "gpt2":
         config = transformers.GPT2Config(

@@ -6,7 +6,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "engine/planner/price/hardware_profile.hpp"
+#include "engine/planner/hardware_profile.hpp"
 #include "engine/train/plan/prepare.hpp"
 
 namespace sluice::bench {
@@ -23,8 +23,8 @@ TEST(RankPlansAtScale, StepsComeNearTheirLimits) {
   EXPECT_LE(plans[1]["over"].get<double>(), 0.10) << plans[1];
   EXPECT_LE(plans[0]["over_own"].get<double>(), 0.03) << plans[0];
   EXPECT_LE(plans[1]["over_own"].get<double>(), 0.20) << plans[1];
-  // Windows stay for the backward pass, so the plan sends less and is faster than that. It comes near
-  // the least time that gathers before the loss and exchanges behind it allow.
+  // Windows stay for the backward pass, so the plan sends less and is faster than that. It comes
+  // near the least time that gathers before the loss and exchanges after it allow.
   for (const nlohmann::json& plan : plans) {
     EXPECT_LE(plan["step_s"].get<double>(), 1.05 * plan["ordered_s"].get<double>()) << plan;
     EXPECT_GE(plan["step_s"].get<double>(), plan["ordered_s"].get<double>()) << plan;

@@ -223,7 +223,7 @@ TEST_F(DoctorRun, AGpuIsMeasuredIntoAProfileOfItsOwn) {
   EXPECT_GT(gpu.single_core_copy_bytes_per_s, 1e7);
   EXPECT_GE(gpu.hand_over_s, gpu.launch_overhead_s);
   EXPECT_EQ(device_->counters().live_bytes, 0u);
-  // Kept beside the host's figures, as every figure that a plan needs.
+  // Kept next to the host's figures, as every figure that a plan needs.
   planner::HardwareProfile profile;
   planner::HardwareProfile cuda = gpu;
   cuda.backend = "cuda";

@@ -53,11 +53,12 @@ class CliTest : public ::testing::Test {
   const std::filesystem::path& path() const { return directory_.path(); }
   std::filesystem::path path(const std::string& name) const { return directory_.path() / name; }
 
-  // Of every program that a test starts: no profile but one that doctor makes here; no fio.
+  // The variables of every program that a test starts: no profile but one that doctor makes here;
+  // no fio.
   std::map<std::string, std::string> environment() const;
   std::unique_ptr<ChildProcess> start(const Words& arguments) const;
   ChildOutcome run(const Words& arguments) const;
-  // The same for a line of sh, in which $SLUICE is the program.
+  // Runs a line of sh, in which $SLUICE is the program.
   ChildOutcome run_shell(const std::string& line) const;
   // Runs and expects exit 0.
   ChildOutcome succeed(const Words& arguments) const;

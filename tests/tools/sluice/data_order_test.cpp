@@ -48,7 +48,7 @@ TEST_F(DataOrder, NamesTheTokensThatTrainingReads) {
         EXPECT_EQ(sample.at("number"), at + 1);
         EXPECT_EQ(sample.at("tokens"), 33);
         const std::string bytes = read_file(path(sample.at("file").get<std::string>()));
-        // A sample that passes the end of the first document goes on behind a token 0.
+        // A sample that passes the end of the first document goes on after a token 0.
         const std::string stream =
             sample.at("file") == "first.txt" ? bytes + '\0' + read_file(path("second.txt")) : bytes;
         const auto offset = sample.at("offset").get<std::size_t>();

@@ -243,7 +243,7 @@ TEST_F(Isolation, ALockKeepsItsBoundWhateverStoodInIt) {
   end_run(*child);
 }
 
-// A file called lock makes no run; files of others beside it stay.
+// A file called lock makes no run; files of others next to it stay.
 TEST_F(Isolation, CleaningLeavesForeignFilesAlone) {
   fs::create_directories(path("foreign/checkpoints/step-00000001.tmp"));
   write_file(path("foreign/lock"), "somebody's");

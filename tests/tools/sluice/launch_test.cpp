@@ -76,7 +76,8 @@ TEST_F(Launch, TheFirstFailureIsTheExitStatus) {
   EXPECT_TRUE(holds(killed.err, "[1] rank 0 of 2 is gone"));
 }
 
-// Ranks that still wait for each other are told, too: by rank 0, or by the launcher in its place.
+// Ranks that still wait for each other get the report, too: by rank 0, or by the launcher in its
+// place.
 TEST_F(Launch, ARankThatEndsBeforeTheMeetingIsNamedAtOnce) {
   for (const std::string lost : {"0", "1", "2"}) {
     const auto began = std::chrono::steady_clock::now();

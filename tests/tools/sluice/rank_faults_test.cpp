@@ -87,9 +87,9 @@ class RankFaults : public RankTest {
     bool durable = false;
     bool has_stages = false;
     bool has_groups = false;
-    Words mesh = {};               // more settings, such as a mesh that has neither
-    bool early = false;            // as soon as the ranks have met: they plan, and connect
-    std::int64_t behind_step = 0;  // not 0: as soon as rank 0 has made this many steps
+    Words mesh = {};              // more settings, such as a mesh that has neither
+    bool early = false;           // as soon as the ranks have met: they plan, and connect
+    std::int64_t after_step = 0;  // not 0: as soon as rank 0 has made this many steps
     Fault fault = Fault::kKill;
     bool cuts_all = false;
     std::size_t victim = 0;
@@ -118,9 +118,9 @@ class RankFaults : public RankTest {
     const auto job = start_ranks(trial.ranks, words);
     if (trial.early) {
       wait_for_meeting(*job);
-    } else if (trial.behind_step > 0) {
+    } else if (trial.after_step > 0) {
       job->rank(0).wait_for_output(
-          R"("event":"step","step":)" + std::to_string(trial.behind_step) + ",", kCliDeadline);
+          R"("event":"step","step":)" + std::to_string(trial.after_step) + ",", kCliDeadline);
     } else {
       job->rank(0).wait_for_output(R"("event":"plan")", kCliDeadline);
     }
@@ -163,7 +163,7 @@ class RankFaults : public RankTest {
         << "rank " << rank << ": " << outcome.err;
   }
 
-  // Whether the run told of a checkpoint or a commit.
+  // Whether the run reported a checkpoint or a commit.
   bool has_saved(const Trial& trial, const std::string& run) const {
     const fs::path events = path(run + "/0001/events.jsonl");
     if (!fs::exists(events)) return false;
@@ -246,7 +246,7 @@ TEST_F(RankFaults, EverySurvivorNamesTheRankAndAResumeHasTheSameBits) {
   }
 }
 
-// Two groups of two ranks. Each is struck behind step 3, when the state of step 2 is saved.
+// Two groups of two ranks. Each is struck after step 3, when the state of step 2 is saved.
 TEST_F(RankFaults, GroupsInEachDirectionEndAndResumeToTheirBits) {
   const Words shorter = kPlanned + Words{"train.steps=6", "train.eval_every=0"};
   const auto contexts = [](const char* attention) {
@@ -265,7 +265,7 @@ TEST_F(RankFaults, GroupsInEachDirectionEndAndResumeToTheirBits) {
   for (std::size_t i = 0; i < trials.size(); ++i) {
     Trial& trial = trials[i];
     trial.victim = i % 4;
-    trial.behind_step = 3;
+    trial.after_step = 3;
     trial.cuts_all = true;
     std::string& hash = whole[trial.mesh];
     trial.mesh = trial.mesh + shorter;
@@ -298,7 +298,7 @@ TEST_F(RankFaults, EightRanksInThreeDimensionsEndAndResumeAsTwoDo) {
     trial.mesh = shorter;
     trial.fault = fault;
     trial.victim = fault == Fault::kKill ? 7 : 2;
-    trial.behind_step = 3;
+    trial.after_step = 3;
     trial.cuts_all = true;
     SCOPED_TRACE(kFaultNames[static_cast<std::size_t>(fault)]);
     const std::string run = "run" + std::to_string(trial.victim);
@@ -330,7 +330,7 @@ pid_t process_of(const fs::path& run, std::size_t rank) {
   return event.at("places").at(rank).at("process").get<pid_t>();
 }
 
-// A finished run beside it is another job's.
+// A finished run next to it is another job's.
 TEST_F(RankFaults, TheLauncherRestartsItsOwnRunAndNoOther) {
   const Words job = settings(2) + Words{"checkpoint.every=0"};
   const std::string whole = hash_of(run_launched(2, train_words(job)));
@@ -373,8 +373,8 @@ TEST_F(RankFaults, AFirstCommitOfSomeRanksIsNoCommit) {
   EXPECT_EQ(hash_of(outcome), whole);
 }
 
-// Damages the newest record of a log (offload/state_log.hpp), as a rank leaves it that is killed while
-// it writes its commit. Returns the number of the record.
+// Damages the newest record of a log (offload/state_log.hpp), as a rank leaves it that is killed
+// while it writes its commit. Returns the number of the record.
 std::uint64_t damage_newest_record(const fs::path& log) {
   std::string bytes = read_file(log);
   constexpr std::size_t kHeaderBytes = 8192;

@@ -25,7 +25,7 @@ class RankTest : public CliTest {
     return Words{"launch", "-n", std::to_string(ranks)} + options + Words{"--"} + command;
   }
 
-  // The same words on every rank.
+  // Starts all ranks with these words.
   std::unique_ptr<JobProcesses> start_ranks(int ranks, const Words& arguments) const {
     return start_each(std::vector<Words>(static_cast<std::size_t>(ranks), arguments));
   }
@@ -39,8 +39,8 @@ class RankTest : public CliTest {
   }
 };
 
-// The figures of a run that are to be equal on any number of ranks: every step's loss and norm, every
-// evaluation, and the weights.
+// The figures of a run that are to be equal on any number of ranks: every step's loss and norm,
+// every evaluation, and the weights.
 inline std::vector<std::string> result_of(const ChildOutcome& outcome) {
   std::vector<std::string> result;
   for (const Json& event : events_of(outcome)) {

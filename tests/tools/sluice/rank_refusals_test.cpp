@@ -86,7 +86,7 @@ TEST_F(RankRefusals, RanksThatWereStartedDifferently) {
   const auto other = start_each({same, same, same + Words{"--set", "optimizer.lr=0.5"}});
   expect_refused_job(*other, {"rank 2 of 3 has optimizer.lr = 0.5, and rank 0 has 3e-04"});
 
-  // The same keys, and another text behind them.
+  // These data have the same keys, and another text after them.
   TempDirectory elsewhere;
   fs::copy(path(), elsewhere.path(), fs::copy_options::recursive);
   write_file(elsewhere.path() / "text.txt", read_file(path("text.txt")) + "One line more.\n");
@@ -95,7 +95,7 @@ TEST_F(RankRefusals, RanksThatWereStartedDifferently) {
   JobProcesses data({{command, path(), 0}, {command, elsewhere.path(), 1}}, 2, environment());
   expect_refused_job(data, {"rank 1 of 2 has data.paths with the fingerprint"});
 
-  // The same version, and other bytes.
+  // This program has the same version, and other bytes.
   const fs::path program = elsewhere.path() / "sluice";
   fs::copy_file(SLUICE_PROGRAM, program);
   std::ofstream(program, std::ios::app | std::ios::binary) << "another build";

@@ -1,5 +1,5 @@
-// `sluice train` on several ranks over Gloo: one rank's bits and files, whatever the ZeRO stage, the
-// number of ranks and the places of state are.
+// `sluice train` on several ranks over Gloo: one rank's bits and files, whatever the ZeRO stage,
+// the number of ranks and the places of state are.
 #include <array>
 #include <set>
 #include <thread>

@@ -8,7 +8,7 @@ class Replay : public CliTest {};
 
 TEST_F(Replay, AGeneratedTraceIsTheSameFromItsFile) {
   const Json generated = events_of(succeed(
-      {"replay", "--generate", "lora", "--seed", "1", "--iterations", "3", "--policy",
+      {"replay", "--generate", "dense", "--seed", "1", "--iterations", "3", "--policy",
        "native,dynamic", "--no-least", "--write", "trace.csv", "--plot", "plot.svg", "--json"}))[0];
   const Json read =
       events_of(succeed({"replay", "trace.csv", "--policy", "native,dynamic", "--json"}))[0];
@@ -25,7 +25,7 @@ TEST_F(Replay, AGeneratedTraceIsTheSameFromItsFile) {
   // Two policies, one file, under the name that was given.
   const std::string plot = read_file(path("plot.svg"));
   EXPECT_TRUE(plot.ends_with("</svg>\n"));
-  for (const char* title : {"lora seed 1, native", "lora seed 1, dynamic"}) {
+  for (const char* title : {"dense seed 1, native", "dense seed 1, dynamic"}) {
     EXPECT_TRUE(holds(plot, title));
   }
   const std::filesystem::directory_iterator files(path());

@@ -210,7 +210,7 @@ TEST_F(DurableDirectory, StateWithACutOrDamagedLogIsKept) {
   const fs::path data = only_file(".durable");
   const std::string whole = read_file(log);
   std::string damaged = whole;
-  damaged[damaged.size() / 2 + 4096 + 100] ^= 1;  // in the second area, behind the header
+  damaged[damaged.size() / 2 + 4096 + 100] ^= 1;  // in the second area, after the header
   write_file(log, damaged);
   expect_refused({"train", "run"},
                  {log.filename().string() + ": 1 of its two records cannot be read"});

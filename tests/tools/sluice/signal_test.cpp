@@ -14,7 +14,7 @@ constexpr const char* kSteps = "train.steps=12";
 
 class Signals : public CliTest {
  protected:
-  // A slow run that gets `signals` behind its second step: the last thing that it does is to save
+  // A slow run that gets `signals` after its second step: the last thing that it does is to save
   // the step that it has finished.
   ChildOutcome stopped_by(const std::vector<int>& signals, const Words& settings = {}) const {
     const auto child = start(train_words(Words{kSlowLink, kSteps} + settings));

@@ -1,5 +1,5 @@
-// Durable commits of a tensor group, from outside: jobs of other sizes go on from them to one export,
-// and a commit whose boxes are forged or missing is refused in one sentence.
+// Durable commits of a tensor group, from outside: jobs of other sizes go on from them to one
+// export, and a commit whose slices are forged or missing is refused in one sentence.
 #include <filesystem>
 
 #include "tests/support/forged_record.hpp"

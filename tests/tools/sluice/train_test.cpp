@@ -112,7 +112,7 @@ TEST_F(Train, ThePlanAndTheSummaryAreOnStdoutAndTheStepsOnStderr) {
   const ChildOutcome quiet = succeed(command + Words{"--quiet"});
   EXPECT_EQ(quiet.err, "");
   for (const std::string& word : summary) EXPECT_TRUE(holds(quiet.out, word));
-  // Beside events the answers are notices.
+  // With events the answers are notices.
   const ChildOutcome events = succeed(command + Words{"--json"});
   EXPECT_EQ(events_of(events, "done").size(), 1u);
   for (const std::string& word : summary) EXPECT_TRUE(holds(events.err, word));
@@ -166,7 +166,7 @@ TEST_F(Train, SavesNothingAtTheEndIfAskedTo) {
     EXPECT_TRUE(fs::exists(path("run/0001") / name)) << name;
     EXPECT_FALSE(fs::exists(path("unsaved/0001") / name)) << name;
   }
-  // Those that are due are saved as ever.
+  // Checkpoints that are due are saved as ever.
   EXPECT_EQ(events_of(succeed(unsaved + Words{"log.dir=every", "checkpoint.every=4"}), "checkpoint")
                 .size(),
             1u);

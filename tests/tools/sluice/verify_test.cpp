@@ -33,8 +33,8 @@ TEST_F(Verify, WhatCannotRunIsSkippedWithItsReason) {
   EXPECT_TRUE(holds(outcome.out, "train.accumulate is 3"));
 }
 
-// A durable configuration commits and goes on from a commit, alone and among ranks, and leaves nothing.
-// Its updates are in the backward pass, before which a commit has to end.
+// A durable configuration commits and goes on from a commit, alone and among ranks, and leaves
+// nothing. Its updates are in the backward pass, before which a commit has to end.
 TEST_F(Verify, ADurableConfigurationCommitsAndGoesOn) {
   const auto before = snapshot();
   const ChildOutcome outcome =
@@ -47,7 +47,8 @@ TEST_F(Verify, ADurableConfigurationCommitsAndGoesOn) {
   EXPECT_FALSE(holds(said, "DIFFERS")) << said;
 }
 
-// The ring is outside law 1, and verify says so instead of comparing it with other numbers of ranks.
+// The ring is outside law 1, and verify says so instead of comparing it with other numbers of
+// ranks.
 TEST_F(Verify, ARingIsNotComparedWithOtherNumbersOfRanks) {
   const ChildOutcome outcome =
       succeed({"verify", "config.toml", "--steps", "1", "--set", "parallel.data=3",

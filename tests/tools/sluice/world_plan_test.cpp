@@ -47,8 +47,8 @@ Words drawn_delay(Draw& draw, std::uint64_t pipeline, std::uint64_t data) {
   return settings + Words{"parallel.server_mode=asp", "train.accumulate=1"};
 }
 
-// A job on paper: several data-parallel ranks, stages, or both, with tensor groups or without. Of five
-// jobs two have delayed updates.
+// A job on paper: several data-parallel ranks, stages, or both, with tensor groups or without. Of
+// five jobs two have delayed updates.
 Words drawn_job(Draw& draw) {
   const bool is_delayed = draw.below(5) < 2;
   const std::uint64_t pipeline = draw.pick<std::uint64_t>({1, 2, 3, 4, 8});
@@ -122,15 +122,15 @@ double sum_of(const Json& seconds) {
   return sum;
 }
 
-// "rank 3" or "ranks 96-127", behind the stages.
+// "rank 3" or "ranks 96-127", after the stages.
 std::string ranks_text(const Json& of_class) {
   const auto rank = of_class.at("rank").get<int>();
   return of_class.at("alike") == 1 ? "rank " + std::to_string(rank)
                                    : "ranks " + std::to_string(rank) + "-";
 }
 
-// Each rank has its share of the pipeline's bubble, and the line of the slowest rank the same as its
-// shares of the step.
+// Each rank has its share of the pipeline's bubble, and the line of the slowest rank the same as
+// its shares of the step.
 void expect_one_bubble(const Json& event, const std::string& text) {
   const double bubble_s = event.at("pipeline").at("bubble_s").get<double>();
   char bubble[64] = "; no bubble";
@@ -335,7 +335,8 @@ TEST_F(WorldPlan, FiguresOfOneRankNameIt) {
   EXPECT_TRUE(holds(delayed, " instructions of rank 0 for 4 steps\n")) << delayed;
 }
 
-// With equal stages the bubble is (p - 1) / (m + p - 1) of the span, whatever sums and messages take.
+// With equal stages the bubble is (p - 1) / (m + p - 1) of the span, whatever sums and messages
+// take.
 TEST_F(WorldPlan, ABubbleIsThatOfTheOrderAndNoStageHasAnEmbeddingAlone) {
   const Json event = events_of(succeed({"plan",
                                         "config.toml",

@@ -16,6 +16,7 @@ class Draws {
   std::uint64_t between(std::uint64_t low, std::uint64_t high) {
     return low + below(high - low + 1);
   }
+  void skip(std::uint64_t count) { next_ += count; }
   double uniform() { return rng_.uniform(next_++); }
   double normal() { return rng_.normal(next_++); }
   bool chance(double probability) { return uniform() < probability; }

@@ -26,10 +26,6 @@ void ModelStates::allocate_weights() {
   });
 }
 
-bool ModelStates::wants(std::size_t unit, std::uint32_t parameter) const {
-  return unit < states_.size() && parameter < states_[unit].size();
-}
-
 void ModelStates::accept(std::size_t unit, std::uint32_t parameter, BufferId gradient) {
   State& state = states_[unit][parameter];
   if (state.gradient == kNoBuffer) {
@@ -140,33 +136,6 @@ void ModelStates::update() {
       });
       return;
   }
-}
-
-namespace {
-
-std::vector<std::vector<Parameter>> adapter_units(const TransformerShape& shape,
-                                                  std::uint64_t rank) {
-  const std::vector<Parameter> block{{"adapter.q.a", shape.hidden * rank},
-                                     {"adapter.q.b", shape.hidden * rank},
-                                     {"adapter.v.a", shape.hidden * rank},
-                                     {"adapter.v.b", shape.kv_hidden() * rank}};
-  std::vector<std::vector<Parameter>> units(1);  // the embedding has no adapter
-  units.insert(units.end(), shape.layers, block);
-  return units;
-}
-
-}  // namespace
-
-AdapterStates::AdapterStates(TraceRecorder& recorder, const TransformerShape& shape,
-                             std::uint64_t rank)
-    : states_(recorder, adapter_units(shape, rank), {.weight_bytes = 4, .has_master = false}) {}
-
-bool AdapterStates::wants(std::size_t unit, std::uint32_t parameter) const {
-  return parameter >= kFirstAdapter && states_.wants(unit, parameter - kFirstAdapter);
-}
-
-void AdapterStates::accept(std::size_t unit, std::uint32_t parameter, BufferId gradient) {
-  states_.accept(unit, parameter - kFirstAdapter, gradient);
 }
 
 }  // namespace sluice::replay::generated

@@ -44,7 +44,6 @@ class ModelStates : public UnitStates {
 
   // Allocates weights. Gradients come with the first backward, states with the first step.
   void allocate_weights() override;
-  bool wants(std::size_t unit, std::uint32_t parameter) const override;
   // The first gradient of an iteration stays; later ones are added to it and freed.
   void accept(std::size_t unit, std::uint32_t parameter, BufferId gradient) override;
   void optimizer_step(std::uint32_t iteration) override;
@@ -67,26 +66,6 @@ class ModelStates : public UnitStates {
   std::vector<std::vector<State>> states_;
   std::vector<BufferId> buckets_;
   StateOptions options_;
-};
-
-// LoRA: the base is frozen, and adapters are trained in 32 bits.
-class AdapterStates : public UnitStates {
- public:
-  AdapterStates(TraceRecorder& recorder, const TransformerShape& shape, std::uint64_t rank);
-  void allocate_weights() override { states_.allocate_weights(); }
-  bool wants(std::size_t unit, std::uint32_t parameter) const override;
-  void accept(std::size_t unit, std::uint32_t parameter, BufferId gradient) override;
-  void optimizer_step(std::uint32_t iteration) override { states_.optimizer_step(iteration); }
-
- private:
-  ModelStates states_;
-};
-
-// No weight wants a gradient.
-class FrozenWeights : public GradientSink {
- public:
-  bool wants(std::size_t, std::uint32_t) const override { return false; }
-  void accept(std::size_t, std::uint32_t, BufferId) override {}
 };
 
 }  // namespace sluice::replay::generated

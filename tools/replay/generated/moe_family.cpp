@@ -202,9 +202,12 @@ void generate_moe(TraceRecorder& recorder, const GeneratorOptions& options) {
   state_options.shards = scenario.ranks;
   const std::uint64_t per_token =
       shape.layers * kExpertsPerToken * shape.element_bytes * (2 * shape.hidden + 4 * shape.ffn);
-  fit_micro_batch(scenario, {sharded_state_bytes(scenario, element_count(units)),
-                             bytes_per_sequence(scenario, shape.layers) +
-                                 3 * per_token * scenario.batch.sequence / 2});
+  // Weights and gradients are whole; the optimizer's states, 12 bytes an element, are split.
+  const std::uint64_t elements = element_count(units);
+  const std::uint64_t state_bytes =
+      elements * 2 * shape.element_bytes + elements * 12 / scenario.ranks;
+  fit_micro_batch(scenario, {state_bytes, bytes_per_sequence(scenario) +
+                                              3 * per_token * scenario.batch.sequence / 2});
   ModelStates states(recorder, units, state_options);
   ExpertLayers layers(recorder, scenario, states);
   TransformerPass& pass = layers.pass();

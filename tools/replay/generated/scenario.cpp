@@ -26,10 +26,7 @@ void check_bounds(const GeneratorOptions& options) {
       {"vocab", options.vocab, 64, 1'048'576},
       {"sequence", options.sequence, 16, 1'048'576},
       {"micro_batch", options.micro_batch, 1, 4'096},
-      {"element_bytes", options.element_bytes, 2, 4},
       {"ranks", options.ranks, 1, 65'536},
-      {"stages", options.stages, 1, 64},
-      {"chunks", options.chunks, 1, 16},
   };
   const auto refuse = [](const std::string& key, std::uint32_t value, const std::string& rule) {
     throw InputError("trace generator: " + key + " = " + std::to_string(value) + " must be " +
@@ -44,10 +41,6 @@ void check_bounds(const GeneratorOptions& options) {
   if (options.iterations < 1 || options.iterations > 1'000) {
     refuse("iterations", options.iterations, "1 to 1000");
   }
-  if (options.completion_jitter > 10'000) {
-    refuse("completion_jitter", options.completion_jitter, "at most 10000");
-  }
-  if (options.element_bytes == 3) refuse("element_bytes", 3, "2 or 4");
 }
 
 std::uint64_t step_of_four(Draws& draws, const std::uint64_t (&range)[2]) {
@@ -88,7 +81,6 @@ TransformerShape make_shape(const GeneratorOptions& options, const FamilyRanges&
   const std::uint64_t gated_ffn = round_up(shape.hidden * 8 / 3, 256);
   shape.ffn = choose(options.ffn, shape.is_gated ? gated_ffn : 4 * shape.hidden);
   shape.vocab = choose(options.vocab, drawn_vocab);
-  shape.element_bytes = choose(options.element_bytes, 2);
   if (shape.hidden % shape.heads != 0 || shape.heads % shape.kv_heads != 0) {
     throw InputError("trace generator: hidden = " + std::to_string(shape.hidden) +
                      " must be a multiple of heads = " + std::to_string(shape.heads) +
@@ -111,9 +103,8 @@ Scenario make_scenario(const GeneratorOptions& options, const FamilyRanges& rang
   scenario.micro_batches = choose(options.micro_batches,
                                   draws.between(ranges.micro_batches[0], ranges.micro_batches[1]));
   scenario.ranks = choose(options.ranks, power_of_two(draws, ranges.ranks));
-  scenario.stages = choose(options.stages, draws.one_of({2, 4, 4, 8}));
-  scenario.chunks = choose(options.chunks, draws.one_of({1, 2, 2, 4}));
-  scenario.shape.is_scaled = draws.chance(0.35) && scenario.shape.element_bytes == 2;
+  draws.skip(2);  // so that a seed gives the traces of earlier versions
+  scenario.shape.is_scaled = draws.chance(0.35);
   return scenario;
 }
 
@@ -134,13 +125,9 @@ std::uint64_t fit_micro_batch(Scenario& scenario, const PeakTarget& target) {
   return room_bytes;
 }
 
-std::uint64_t sharded_state_bytes(const Scenario& scenario, std::uint64_t elements) {
-  return elements * 2 * scenario.shape.element_bytes + elements * 12 / scenario.ranks;
-}
-
-std::uint64_t bytes_per_sequence(const Scenario& scenario, std::uint64_t saved_layers) {
+std::uint64_t bytes_per_sequence(const Scenario& scenario) {
   const std::uint64_t tokens = scenario.batch.sequence;
-  return saved_layers * saved_block_bytes(scenario.shape, tokens) +
+  return scenario.shape.layers * saved_block_bytes(scenario.shape, tokens) +
          loss_peak_bytes(scenario.shape, tokens);
 }
 
@@ -171,48 +158,6 @@ void log_iteration(TraceRecorder& recorder, const Scenario& scenario, std::uint6
   recorder.free(gathered);
 }
 
-void run_micro_batch(TraceRecorder& recorder, TransformerPass& pass, UnitStates& states,
-                     std::uint64_t layers, std::uint64_t checkpoint_every) {
-  const std::size_t head = layers + 1;
-  const auto is_checkpointed = [&](std::size_t unit) {
-    return checkpoint_every != 0 && (unit - 1) % checkpoint_every == 0;
-  };
-  std::vector<SavedBlock> blocks(layers);
-  SavedHead saved_head;
-  pass.set_saving(true);
-  PassInputs inputs = pass.begin_inputs();
-  states.before_forward(0);
-  BufferId stream = pass.forward_embedding(inputs);
-  states.after_forward(0);
-  for (std::size_t unit = 1; unit < head; ++unit) {
-    states.before_forward(unit);
-    pass.set_saving(!is_checkpointed(unit), true);
-    stream = pass.forward_block(unit, stream, blocks[unit - 1]);
-    states.after_forward(unit);
-  }
-  pass.set_saving(true);
-  states.before_forward(head);
-  pass.forward_head(head, stream, saved_head);
-  states.after_forward(head);
-  states.before_backward(head);
-  BufferId gradient = pass.backward_head(head, saved_head);
-  states.after_backward(head);
-  for (std::size_t unit = head - 1; unit > 0; --unit) {
-    states.before_backward(unit);
-    SavedBlock& saved = blocks[unit - 1];
-    BufferId output = kNoBuffer;
-    if (is_checkpointed(unit)) output = pass.forward_block(unit, saved.input, saved);
-    gradient = pass.backward_block(unit, gradient, saved);
-    recorder.free(output);
-    states.after_backward(unit);
-  }
-  states.before_backward(0);
-  pass.backward_embedding(gradient);
-  states.after_backward(0);
-  pass.end_inputs(inputs);
-  pass.end_pass();
-}
-
 void run_iterations(TraceRecorder& recorder, const Scenario& scenario, UnitStates& states,
                     const std::function<void()>& run_passes) {
   for (std::uint32_t iteration = 0; iteration < scenario.iterations; ++iteration) {
@@ -224,11 +169,43 @@ void run_iterations(TraceRecorder& recorder, const Scenario& scenario, UnitState
   }
 }
 
+// One forward and one backward pass.
+static void run_micro_batch(TransformerPass& pass, UnitStates& states, std::uint64_t layers) {
+  const std::size_t head = layers + 1;
+  std::vector<SavedBlock> blocks(layers);
+  SavedHead saved_head;
+  PassInputs inputs = pass.begin_inputs();
+  states.before_forward(0);
+  BufferId stream = pass.forward_embedding(inputs);
+  states.after_forward(0);
+  for (std::size_t unit = 1; unit < head; ++unit) {
+    states.before_forward(unit);
+    stream = pass.forward_block(unit, stream, blocks[unit - 1]);
+    states.after_forward(unit);
+  }
+  states.before_forward(head);
+  pass.forward_head(head, stream, saved_head);
+  states.after_forward(head);
+  states.before_backward(head);
+  BufferId gradient = pass.backward_head(head, saved_head);
+  states.after_backward(head);
+  for (std::size_t unit = head - 1; unit > 0; --unit) {
+    states.before_backward(unit);
+    gradient = pass.backward_block(unit, gradient, blocks[unit - 1]);
+    states.after_backward(unit);
+  }
+  states.before_backward(0);
+  pass.backward_embedding(gradient);
+  states.after_backward(0);
+  pass.end_inputs(inputs);
+  pass.end_pass();
+}
+
 void run_training(TraceRecorder& recorder, const Scenario& scenario, TransformerPass& pass,
-                  UnitStates& states, std::uint64_t checkpoint_every) {
+                  UnitStates& states) {
   run_iterations(recorder, scenario, states, [&] {
     for (std::uint64_t m = 0; m < scenario.micro_batches; ++m) {
-      run_micro_batch(recorder, pass, states, scenario.shape.layers, checkpoint_every);
+      run_micro_batch(pass, states, scenario.shape.layers);
     }
   });
 }

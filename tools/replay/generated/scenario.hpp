@@ -19,8 +19,6 @@ struct Scenario {
   std::uint64_t iterations = 0;
   std::uint64_t micro_batches = 0;
   std::uint64_t ranks = 0;
-  std::uint64_t stages = 0;
-  std::uint64_t chunks = 0;
 };
 
 // The ranges from which a family draws parameters that the options leave open.
@@ -31,10 +29,6 @@ struct FamilyRanges {
   std::uint64_t micro_batches[2];
   std::uint64_t ranks[2];  // powers of two
 };
-
-// The bytes of weights and gradients of `elements`, and of a rank's shard of the optimizer's
-// states, which take 12 bytes an element.
-std::uint64_t sharded_state_bytes(const Scenario& scenario, std::uint64_t elements);
 
 // Checks the bounds of the options (InputError). micro_batch stays 0 if the options leave it open.
 Scenario make_scenario(const GeneratorOptions& options, const FamilyRanges& ranges);
@@ -49,34 +43,24 @@ struct PeakTarget {
 // Returns the part of the target that fixed_bytes leaves.
 std::uint64_t fit_micro_batch(Scenario& scenario, const PeakTarget& target);
 
-// The bytes of saved activations and of the loss for one sequence through `saved_layers` blocks.
-std::uint64_t bytes_per_sequence(const Scenario& scenario, std::uint64_t saved_layers);
+// The bytes of saved activations and of the loss for one sequence.
+std::uint64_t bytes_per_sequence(const Scenario& scenario);
 
 // Allocations of the first iteration alone: library workspaces, and the trials of an autotuner.
 void warm_up(TraceRecorder& recorder, std::uint64_t seed);
 // Every log_every iterations, gathers a few scalars and sums them.
 void log_iteration(TraceRecorder& recorder, const Scenario& scenario, std::uint64_t iteration);
 
-// One forward and backward pass. With checkpoint_every = 1 backward recomputes each block, with 2
-// every other one, with 0 none.
-void run_micro_batch(TraceRecorder& recorder, TransformerPass& pass, UnitStates& states,
-                     std::uint64_t layers, std::uint64_t checkpoint_every);
-
 // The loop of all families. Each iteration begins with a step (the first also with warm_up), then
 // calls `run_passes`, the optimizer's step, and log_iteration.
 void run_iterations(TraceRecorder& recorder, const Scenario& scenario, UnitStates& states,
                     const std::function<void()>& run_passes);
-// The same, with the scenario's micro-batches as passes.
+// run_iterations with a forward and a backward pass for each micro-batch.
 void run_training(TraceRecorder& recorder, const Scenario& scenario, TransformerPass& pass,
-                  UnitStates& states, std::uint64_t checkpoint_every = 0);
+                  UnitStates& states);
 
 void generate_dense(TraceRecorder& recorder, const GeneratorOptions& options);
-void generate_varlen(TraceRecorder& recorder, const GeneratorOptions& options);
-void generate_lora(TraceRecorder& recorder, const GeneratorOptions& options);
 void generate_zero3(TraceRecorder& recorder, const GeneratorOptions& options);
-void generate_recompute(TraceRecorder& recorder, const GeneratorOptions& options);
-void generate_pipeline(TraceRecorder& recorder, const GeneratorOptions& options);
 void generate_moe(TraceRecorder& recorder, const GeneratorOptions& options);
-void generate_rlhf(TraceRecorder& recorder, const GeneratorOptions& options);
 
 }  // namespace sluice::replay::generated

@@ -28,10 +28,6 @@ void ShardedStates::allocate_weights() {
   }
 }
 
-bool ShardedStates::wants(std::size_t unit, std::uint32_t parameter) const {
-  return unit < units_.size() && parameter < units_[unit].parameters.size();
-}
-
 void ShardedStates::gather(Unit& unit) {
   if (!unit.gathered.empty()) return;
   const auto allocate = [&](std::uint64_t elements, const std::string& name) {

@@ -33,7 +33,6 @@ class ShardedStates : public UnitStates {
   void before_backward(std::size_t unit) override;
   void after_backward(std::size_t unit) override;
   void optimizer_step(std::uint32_t iteration) override;
-  bool wants(std::size_t unit, std::uint32_t parameter) const override;
   void accept(std::size_t unit, std::uint32_t parameter, BufferId gradient) override;
 
  private:

@@ -14,15 +14,10 @@ struct Family {
   void (*generate)(generated::TraceRecorder&, const GeneratorOptions&);
 };
 
-constexpr std::array<Family, 8> kFamilies{{
+constexpr std::array<Family, 3> kFamilies{{
     {"dense", generated::generate_dense},
     {"zero3", generated::generate_zero3},
-    {"recompute", generated::generate_recompute},
-    {"pipeline", generated::generate_pipeline},
-    {"varlen", generated::generate_varlen},
     {"moe", generated::generate_moe},
-    {"lora", generated::generate_lora},
-    {"rlhf", generated::generate_rlhf},
 }};
 
 }  // namespace
@@ -37,7 +32,7 @@ record::MemoryTrace generate_trace(const GeneratorOptions& options) {
   std::string known;
   for (const Family& family : kFamilies) {
     if (family.name == options.family) {
-      generated::TraceRecorder recorder(options.seed, options.completion_jitter);
+      generated::TraceRecorder recorder;
       family.generate(recorder, options);
       record::MemoryTrace trace = recorder.finish();
       trace.source = options.family + " seed " + std::to_string(options.seed);

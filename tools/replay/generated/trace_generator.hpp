@@ -24,30 +24,19 @@ struct GeneratorOptions {
   std::uint32_t kv_heads = 0;       // divides heads; equal to them for multi-head attention
   std::uint32_t ffn = 0;            // inner size of the MLP, 64..262,144
   std::uint32_t vocab = 0;          // 64..1,048,576
-  std::uint32_t sequence = 0;       // tokens, 16..1,048,576; the longest if lengths vary
+  std::uint32_t sequence = 0;       // tokens, 16..1,048,576
   std::uint32_t micro_batch = 0;    // sequences, 1..4,096
-  std::uint32_t element_bytes = 0;  // of weights and activations: 2 or 4; 2 if drawn
   std::uint32_t ranks = 0;          // data-parallel, or expert-parallel, 1..65,536
-  std::uint32_t stages = 0;         // pipeline: 1..64; layers / stages / chunks layers to a chunk
-  std::uint32_t chunks = 0;         // pipeline: chunks of layers on a rank, 1..16
   std::uint32_t log_every = 4;      // iterations between a few extra small allocations; 0 for never
-  // The end of a use on another stream may come up to so many operations later.
-  std::uint32_t completion_jitter = 0;
 };
 
 // The families:
-//   dense      states on the device, gradient accumulation; with or without DDP's buckets and
-//              autocast's copies
-//   zero3      weights are gathered per unit on a communication stream (1), prefetched, and freed
-//              after use; gradients are reduce-scattered; the optimizer is offloaded over a copy
-//              stream (2), or sharded
-//   recompute  all blocks or every other one are checkpointed; states are resident, or as in zero3
-//   pipeline   interleaved 1F1B as one rank sees it; sends and receives on stream 1
-//   varlen     dense, with a new length for each micro-batch, so it never repeats
-//   moe        experts; their token counts change in each layer, micro-batch and iteration
-//   lora       a frozen base with small trained adapters
-//   rlhf       generation with a growing KV cache, scoring without gradients, and training; one
-//              iteration is the whole loop
+//   dense  states on the device, gradient accumulation; with or without DDP's buckets and
+//          autocast's copies
+//   zero3  weights are gathered per unit on a communication stream (1), prefetched, and freed
+//          after use; gradients are reduce-scattered; the optimizer is offloaded over a copy
+//          stream (2), or sharded
+//   moe    experts; their token counts change in each layer, micro-batch and iteration
 // The first iteration differs: it has workspaces and a warm-up, and makes the optimizer's states.
 std::vector<std::string> generator_families();
 

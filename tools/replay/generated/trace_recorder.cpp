@@ -7,8 +7,7 @@
 
 namespace sluice::replay::generated {
 
-TraceRecorder::TraceRecorder(std::uint64_t seed, std::uint32_t completion_jitter)
-    : draws_(seed, "generated/completions"), completion_jitter_(completion_jitter) {
+TraceRecorder::TraceRecorder() {
   trace_.format = "generated";
   name_indices_.emplace("", 0);
 }
@@ -34,9 +33,8 @@ void TraceRecorder::free(BufferId& id) {
     push(record::TraceAction::kFree, std::exchange(id, kNoBuffer));
     return;
   }
-  std::uint64_t delay = shared->second;
+  const std::uint64_t delay = shared->second;
   delays_.erase(shared);
-  if (completion_jitter_ > 0) delay += draws_.below(completion_jitter_ + std::uint64_t{1});
   completions_.emplace(trace_.operations.size() + 1 + delay, id);
   push(record::TraceAction::kFreePending, std::exchange(id, kNoBuffer));
 }
@@ -48,9 +46,6 @@ void TraceRecorder::temporary(std::uint64_t bytes, Category category, std::strin
 
 void TraceRecorder::step() {
   push(record::TraceAction::kStep, 0);
-}
-void TraceRecorder::flush() {
-  push(record::TraceAction::kFlush, 0);
 }
 
 record::MemoryTrace TraceRecorder::finish() {

@@ -8,7 +8,6 @@
 #include <unordered_map>
 
 #include "allocator/record/memory_trace.hpp"
-#include "tools/replay/generated/draws.hpp"
 
 namespace sluice::replay::generated {
 
@@ -21,8 +20,7 @@ inline constexpr std::uint64_t kCopyStream = 2;
 
 class TraceRecorder {
  public:
-  // Delays of record_stream grow by up to completion_jitter operations.
-  TraceRecorder(std::uint64_t seed, std::uint32_t completion_jitter);
+  TraceRecorder();
 
   BufferId alloc(std::uint64_t bytes, Category category, std::string_view name,
                  std::uint64_t stream = kComputeStream);
@@ -34,7 +32,6 @@ class TraceRecorder {
   // Allocates a buffer and frees it at once.
   void temporary(std::uint64_t bytes, Category category, std::string_view name);
   void step();
-  void flush();
   // Completes pending frees, and returns the trace. Live buffers stay live.
   record::MemoryTrace finish();
 
@@ -47,8 +44,6 @@ class TraceRecorder {
   std::unordered_map<std::string, std::uint32_t> name_indices_;
   std::unordered_map<BufferId, std::uint64_t> delays_;
   std::multimap<std::uint64_t, BufferId> completions_;  // by count of operations
-  Draws draws_;
-  std::uint32_t completion_jitter_;
 };
 
 }  // namespace sluice::replay::generated

@@ -34,9 +34,6 @@ void TransformerPass::attend(SavedAttention& saved) {
   saved.rng_state = activation(16, "attention.rng_state");
   BufferId unused = activation(8, "attention.rng_state");
   recorder_.free(unused);
-  keep_or_free(saved.log_sum_exp);
-  keep_or_free(saved.rng_state);
-  for (BufferId& one : saved.qkv) keep_or_free(one);
 }
 
 std::vector<BufferId> TransformerPass::backward_attend(SavedAttention& saved, BufferId& gradient) {
@@ -71,40 +68,6 @@ std::vector<BufferId> TransformerPass::backward_attend(SavedAttention& saved, Bu
   return gradients;
 }
 
-// LoRA: (x A) B, scaled and added to the frozen projection's output.
-void TransformerPass::forward_adapter(SavedAttention& saved, BufferId& output, std::uint64_t out) {
-  if (adapter_rank_ == 0) return;
-  const std::uint64_t e = shape_.element_bytes;
-  const std::uint64_t tokens = batch_.tokens();
-  BufferId low = activation(tokens * adapter_rank_ * e, "adapter.a");
-  BufferId full = activation(tokens * out * e, "adapter.b");
-  BufferId scaled = activation(tokens * out * e, "adapter.scale");
-  recorder_.free(full);
-  const BufferId sum = activation(tokens * out * e, "adapter.sum");
-  recorder_.free(scaled);
-  recorder_.free(output);
-  output = sum;
-  keep_or_free(low);
-  if (low != kNoBuffer) saved.adapters.push_back(low);
-}
-
-void TransformerPass::backward_adapter(std::size_t unit, std::uint32_t index, SavedAttention& saved,
-                                       std::uint64_t out) {
-  if (adapter_rank_ == 0) return;
-  const std::uint64_t e = shape_.element_bytes;
-  const std::uint64_t tokens = batch_.tokens();
-  BufferId scaled = activation(tokens * out * e, "adapter.scale");
-  BufferId low = activation(tokens * adapter_rank_ * e, "adapter.b");
-  gradient_of(unit, index + 1, out * adapter_rank_, "adapter.b");
-  recorder_.free(scaled);
-  recorder_.free(saved.adapters.back());
-  saved.adapters.pop_back();
-  BufferId branch = activation(tokens * shape_.hidden * e, "adapter.a");
-  gradient_of(unit, index, shape_.hidden * adapter_rank_, "adapter.a");
-  recorder_.free(low);
-  recorder_.free(branch);
-}
-
 BufferId TransformerPass::forward_attention(std::size_t unit, BufferId input, SavedBlock& block) {
   block.input = input;
   SavedAttention& saved = block.attention;
@@ -116,20 +79,15 @@ BufferId TransformerPass::forward_attention(std::size_t unit, BufferId input, Sa
     saved.qkv = {linear(unit, layout_.q, tokens, h, h, "attention.q"),
                  linear(unit, layout_.k, tokens, h, kv, "attention.k"),
                  linear(unit, layout_.v, tokens, h, kv, "attention.v")};
-    forward_adapter(saved, saved.qkv[0], h);
-    forward_adapter(saved, saved.qkv[2], kv);
     rotate(saved.qkv[0], h, "attention.rotary");
     rotate(saved.qkv[1], kv, "attention.rotary");
   } else {
     saved.qkv = {linear(unit, layout_.q, tokens, h, h + 2 * kv, "attention.qkv")};
   }
-  keep_or_free(saved.norm.output);
   attend(saved);
   BufferId projected = linear(unit, layout_.o, tokens, h, h, "attention.o");
-  keep_or_free(saved.output);
   projected = dropout(projected, saved.dropout_mask, "attention.dropout");
   const BufferId sum = add_residual(projected);
-  if (!keeps_input_) keep_or_free(block.input);
   return sum;
 }
 
@@ -153,10 +111,8 @@ BufferId TransformerPass::backward_attention(std::size_t unit, BufferId gradient
     rotate(qkv[0], h, "attention.rotary");
     normed = activation(stream_bytes, "attention.v");
     gradient_of(unit, layout_.v, h * kv, "attention.v");
-    backward_adapter(unit, kFirstAdapter + 2, saved, kv);
     recorder_.free(qkv[2]);
     accumulate(normed, linear_backward(unit, layout_.k, tokens, h, kv, qkv[1], "attention.k"));
-    backward_adapter(unit, kFirstAdapter, saved, h);
     accumulate(normed, linear_backward(unit, layout_.q, tokens, h, h, qkv[0], "attention.q"));
   } else {
     normed = linear_backward(unit, layout_.q, tokens, h, h + 2 * kv, qkv[0], "attention.qkv");

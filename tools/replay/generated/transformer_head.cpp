@@ -63,10 +63,8 @@ void TransformerPass::forward_head(std::size_t unit, BufferId input, SavedHead& 
   const std::uint64_t logits = tokens * shape_.vocab;
   saved.input = input;
   forward_norm(saved.norm, tokens, "head.norm");
-  keep_or_free(saved.input);
   saved.logits = linear(unit, head_weight(), tokens, shape_.hidden, shape_.vocab, "head.logits");
-  keep_or_free(saved.norm.output);
-  if (!shape_.is_fused || !saving_) {
+  if (!shape_.is_fused) {
     saved.logits32 = activation(logits * 4, "loss.logits");
     recorder_.free(saved.logits);
     saved.log_probabilities = activation(logits * 4, "loss.log_softmax");
@@ -77,7 +75,6 @@ void TransformerPass::forward_head(std::size_t unit, BufferId input, SavedHead& 
   saved.loss = activation(4, "loss.mean");
   recorder_.free(count);
   recorder_.free(each);
-  keep_or_free(saved.log_probabilities);
 }
 
 BufferId TransformerPass::backward_head(std::size_t unit, SavedHead& saved) {

@@ -7,12 +7,11 @@
 namespace sluice::replay::generated {
 
 TransformerPass::TransformerPass(TraceRecorder& recorder, const TransformerShape& shape,
-                                 GradientSink& sink, std::uint64_t adapter_rank, bool weight_copies)
+                                 GradientSink& sink, bool weight_copies)
     : recorder_(recorder),
       shape_(shape),
       sink_(sink),
       layout_(block_layout(shape)),
-      adapter_rank_(adapter_rank),
       weight_copies_(weight_copies) {}
 
 BufferId TransformerPass::activation(std::uint64_t bytes, std::string_view name) {
@@ -23,10 +22,6 @@ BufferId TransformerPass::workspace(std::uint64_t bytes, std::string_view name) 
   return recorder_.alloc(bytes, Category::kWorkspace, name);
 }
 
-void TransformerPass::keep_or_free(BufferId& id) {
-  if (!saving_) recorder_.free(id);
-}
-
 void TransformerPass::end_pass() {
   for (auto& [weight, copy] : copies_) recorder_.free(copy);
   copies_.clear();
@@ -34,7 +29,6 @@ void TransformerPass::end_pass() {
 
 void TransformerPass::gradient_of(std::size_t unit, std::uint32_t parameter, std::uint64_t elements,
                                   std::string_view name) {
-  if (!sink_.wants(unit, parameter)) return;
   BufferId gradient = recorder_.alloc(elements * shape_.element_bytes, Category::kGradient, name);
   if (weight_copies_) {  // computed in 16 bits, then cast
     const auto copy = copies_.find({unit, parameter});
@@ -107,7 +101,6 @@ void TransformerPass::forward_norm(SavedNorm& saved, std::uint64_t rows, std::st
   if (shape_.is_fused) {
     saved.output = activation(elements * shape_.element_bytes, name);
     saved.statistics = activation(rows * (shape_.is_gated ? 4 : 8), statistics);
-    keep_or_free(saved.statistics);
     return;
   }
   saved.upcast = activation(elements * 4, name);
@@ -119,12 +112,9 @@ void TransformerPass::forward_norm(SavedNorm& saved, std::uint64_t rows, std::st
   saved.statistics = activation(rows * 4, statistics);
   recorder_.free(shifted);
   BufferId scaled = activation(elements * 4, name);
-  keep_or_free(saved.statistics);
-  keep_or_free(saved.upcast);
   saved.normalised = activation(elements * shape_.element_bytes, name);
   recorder_.free(scaled);
   saved.output = activation(elements * shape_.element_bytes, name);
-  keep_or_free(saved.normalised);
 }
 
 void TransformerPass::free_norm(SavedNorm& saved) {
@@ -175,7 +165,6 @@ BufferId TransformerPass::dropout(BufferId input, BufferId& mask, std::string_vi
   const BufferId output = activation(elements * shape_.element_bytes, name);
   mask = activation(elements, name);
   recorder_.free(input);
-  keep_or_free(mask);
   return output;
 }
 
@@ -208,21 +197,15 @@ BufferId TransformerPass::forward_mlp(std::size_t unit, BufferId& middle, SavedM
   if (shape_.is_gated) {
     saved.up = linear(unit, layout_.up, tokens, shape_.hidden, shape_.ffn, "mlp.up");
   }
-  keep_or_free(saved.norm.output);
   const std::uint64_t inner_bytes = tokens * shape_.ffn * shape_.element_bytes;
   saved.activated = activation(inner_bytes, "mlp.activation");
-  keep_or_free(saved.gate);
   BufferId* const down_input = shape_.is_gated ? &saved.product : &saved.activated;
   if (shape_.is_gated) {
     saved.product = activation(inner_bytes, "mlp.product");
-    keep_or_free(saved.up);
-    keep_or_free(saved.activated);
   }
   BufferId output = linear(unit, layout_.down, tokens, shape_.ffn, shape_.hidden, "mlp.down");
-  keep_or_free(*down_input);
   output = dropout(output, saved.dropout_mask, "mlp.dropout");
   const BufferId sum = add_residual(output);
-  keep_or_free(middle);
   return sum;
 }
 

@@ -12,15 +12,10 @@
 
 namespace sluice::replay::generated {
 
-// The index of a block's first LoRA weight: A and B of q, then A and B of v.
-inline constexpr std::uint32_t kFirstAdapter = 1u << 16;
-
 // Receives each gradient of a weight when backward makes it. model_units numbers the units.
 class GradientSink {
  public:
   virtual ~GradientSink() = default;
-  // False if the weight is frozen. Then no gradient of it is computed.
-  virtual bool wants(std::size_t unit, std::uint32_t parameter) const = 0;
   virtual void accept(std::size_t unit, std::uint32_t parameter, BufferId gradient) = 0;
 };
 
@@ -39,7 +34,6 @@ struct SavedAttention {
   BufferId log_sum_exp = kNoBuffer;
   BufferId rng_state = kNoBuffer;
   BufferId dropout_mask = kNoBuffer;
-  std::vector<BufferId> adapters;  // LoRA: input times A, for q and v
 };
 
 struct SavedMlp {
@@ -76,18 +70,13 @@ struct PassInputs {
 
 class TransformerPass {
  public:
-  // adapter_rank is the rank of LoRA on q and v; 0 for none. weight_copies is autocast: 32-bit
-  // weights are copied to 16 bits, and a copy lives until its gradient is computed.
+  // weight_copies is autocast: 32-bit weights are copied to 16 bits, and a copy lives until its
+  // gradient is computed.
   TransformerPass(TraceRecorder& recorder, const TransformerShape& shape, GradientSink& sink,
-                  std::uint64_t adapter_rank = 0, bool weight_copies = false);
+                  bool weight_copies = false);
 
   void set_batch(const Batch& batch) { batch_ = batch; }
   const Batch& batch() const { return batch_; }
-  // Without saving, no backward follows. keeps_input: a forward from the block's input follows.
-  void set_saving(bool saving, bool keeps_input = false) {
-    saving_ = saving;
-    keeps_input_ = keeps_input;
-  }
 
   PassInputs begin_inputs();
   void end_inputs(PassInputs& inputs);
@@ -117,12 +106,10 @@ class TransformerPass {
   // Adds two gradients of the same tensor into the first.
   void accumulate(BufferId& into, BufferId other);
 
-  // `unit` is the last one. Computes the loss, or without saving the log-probabilities of the
-  // labels.
+  // `unit` is the last one. Computes the loss.
   void forward_head(std::size_t unit, BufferId input, SavedHead& saved);
   BufferId backward_head(std::size_t unit, SavedHead& saved);
 
-  void keep_or_free(BufferId& id);
   // Frees the remaining copies of weights (autocast).
   void end_pass();
 
@@ -140,10 +127,6 @@ class TransformerPass {
   BufferId backward_mlp(std::size_t unit, SavedMlp& saved);
   void attend(SavedAttention& saved);
   std::vector<BufferId> backward_attend(SavedAttention& saved, BufferId& gradient);
-  void forward_adapter(SavedAttention& saved, BufferId& output, std::uint64_t out);
-  // `index` is that of A. The gradient of the input is added to the existing one.
-  void backward_adapter(std::size_t unit, std::uint32_t index, SavedAttention& saved,
-                        std::uint64_t out);
   void free_norm(SavedNorm& saved);
   std::uint32_t head_weight() const { return shape_.is_gated ? 1 : 2; }  // after the norm's bias
 
@@ -151,12 +134,9 @@ class TransformerPass {
   TransformerShape shape_;
   GradientSink& sink_;
   BlockLayout layout_;
-  std::uint64_t adapter_rank_;
   bool weight_copies_;
   std::map<std::pair<std::size_t, std::uint32_t>, BufferId> copies_;  // by unit and parameter
   Batch batch_;
-  bool saving_ = true;
-  bool keeps_input_ = false;
 };
 
 }  // namespace sluice::replay::generated

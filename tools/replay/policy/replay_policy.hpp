@@ -24,7 +24,7 @@ struct PolicyCounters {
   std::uint64_t synchronisations = 0;    // times that the host waited for a stream
   std::uint64_t event_waits = 0;         // times that a stream was made to wait for another
   std::uint64_t planned_count = 0;       // allocations answered from a plan
-  std::uint64_t fallback_count = 0;      // allocations beside a plan that was in use
+  std::uint64_t fallback_count = 0;      // allocations outside a plan that was in use
 };
 
 class ReplayPolicy {
@@ -51,7 +51,7 @@ class ReplayPolicy {
   // Where allocation `id` lies, which the trace holds before its first operation.
   virtual std::uint64_t initial_address(std::uint32_t id) const = 0;
   virtual PolicyCounters counters() const = 0;
-  // The same as counters().reserved_bytes. It is called after every operation, so it must be cheap.
+  // Equals counters().reserved_bytes. It is called after every operation, so it must be cheap.
   virtual std::uint64_t reserved_bytes() const { return counters().reserved_bytes; }
   // False if the memory that the trace holds before its first operation did not fit.
   virtual bool is_adopted() const { return true; }

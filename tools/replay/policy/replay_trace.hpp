@@ -38,7 +38,7 @@ struct ReplayOutcome {
   std::uint64_t peak_live_bytes = 0;  // requested bytes, counted until the caller frees them
   std::uint64_t peak_reserved_bytes = 0;
   PolicyCounters counters;
-  // The same figures since the policy became steady; zero if it never did.
+  // The figures since the policy became steady; zero if it never did.
   bool was_steady = false;
   std::size_t steady_from = 0;
   std::uint64_t steady_peak_live_bytes = 0;

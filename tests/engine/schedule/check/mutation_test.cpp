@@ -12,8 +12,9 @@ namespace {
 using testing::Mutation;
 using testing::MutationCampaign;
 
-TEST(Mutations, NoneThatIsAcceptedComputesOtherTermsOrReadsFreedMemory) {
-  MutationCampaign campaign;
+// Steps with each placement of updates, and steps that save the state that they find while they
+// change it.
+void attack_updates(MutationCampaign& campaign) {
   for (std::uint64_t seed = 0; seed < 12; ++seed) {
     const bool tied = seed % 2 == 1;
     const DType dtype = seed % 3 == 0 ? DType::kF32 : DType::kBF16;
@@ -36,9 +37,8 @@ TEST(Mutations, NoneThatIsAcceptedComputesOtherTermsOrReadsFreedMemory) {
     campaign.attack(compile(model, options, StepKind::kTraining), seed + 7000, 6);
     campaign.attack(compile(model, options, StepKind::kRedo), seed + 8000, 2);
     campaign.attack(compile(model, options, StepKind::kDrain), seed + 9000, 2);
-    if (HasFatalFailure()) return;
+    if (::testing::Test::HasFatalFailure()) return;
   }
-  // Steps that save the state that they find while they change it.
   for (std::uint64_t seed = 0; seed < 6; ++seed) {
     const auto optimizers = testing::example_optimizers();
     const StepModel model =
@@ -46,9 +46,13 @@ TEST(Mutations, NoneThatIsAcceptedComputesOtherTermsOrReadsFreedMemory) {
     StepOptions options = testing::random_options(model, 1 + static_cast<int>(seed % 2), seed + 50);
     options.durable = true;
     campaign.attack(compile(model, options, StepKind::kSaving), 200 + seed, 12);
-    if (HasFatalFailure()) return;
+    if (::testing::Test::HasFatalFailure()) return;
   }
-  // Steps that spill activations, some in several pieces.
+}
+
+// Steps that spill activations, or make some of them again.
+void attack_activations(MutationCampaign& campaign) {
+  // Whole activations, some in several pieces.
   for (std::uint64_t seed = 0; seed < 8; ++seed) {
     StepModel model = testing::example_model(3, seed % 2 == 1, DType::kBF16);
     for (UnitFootprint& unit : model.units) {
@@ -60,9 +64,9 @@ TEST(Mutations, NoneThatIsAcceptedComputesOtherTermsOrReadsFreedMemory) {
     options.placement.activation.assign(model.units.size(),
                                         seed % 4 == 0 ? Tier::kPinned : Tier::kStorage);
     campaign.attack(compile(model, options, StepKind::kTraining), 300 + seed, 12);
-    if (HasFatalFailure()) return;
+    if (::testing::Test::HasFatalFailure()) return;
   }
-  // Steps that spill parts of the units' saved activations, each to a place of its own.
+  // Parts of the units' saved activations, each to a place of its own.
   for (std::uint64_t seed = 0; seed < 8; ++seed) {
     StepModel model = testing::example_model(3, seed % 2 == 1, DType::kBF16);
     testing::cut_saved(model);
@@ -72,9 +76,9 @@ TEST(Mutations, NoneThatIsAcceptedComputesOtherTermsOrReadsFreedMemory) {
     options.prefetch = static_cast<std::int32_t>(seed / 2 % 2);
     testing::scatter_saved(model, seed, options.placement);
     campaign.attack(compile(model, options, StepKind::kTraining), 400 + seed, 12);
-    if (HasFatalFailure()) return;
+    if (::testing::Test::HasFatalFailure()) return;
   }
-  // Steps that make some parts again, and some units whole.
+  // Some parts are recomputed, and some units whole.
   for (std::uint64_t seed = 0; seed < 8; ++seed) {
     StepModel model = testing::example_model(3, seed % 2 == 1, DType::kBF16);
     testing::cut_saved(model);
@@ -83,11 +87,17 @@ TEST(Mutations, NoneThatIsAcceptedComputesOtherTermsOrReadsFreedMemory) {
     options.piece_elems = 4096;
     if (seed % 2 == 0) testing::scatter_saved(model, seed, options.placement);
     campaign.attack(compile(model, options, StepKind::kTraining), 500 + seed, 12);
-    if (HasFatalFailure()) return;
+    if (::testing::Test::HasFatalFailure()) return;
   }
+}
+
+TEST(Mutations, NoneThatIsAcceptedComputesOtherTermsOrReadsFreedMemory) {
+  MutationCampaign campaign;
+  attack_updates(campaign);
+  attack_activations(campaign);
   for (std::uint64_t seed = 0; seed < 4; ++seed) {
     campaign.attack(testing::two_stage_pipeline(2 + static_cast<int>(seed)), 100 + seed, 10);
-    if (HasFatalFailure()) return;
+    if (::testing::Test::HasFatalFailure()) return;
   }
   campaign.print();
   EXPECT_GE(campaign.made(), static_cast<int>(testing::sweep(1500)));

@@ -110,7 +110,7 @@ TEST(CarriedUpdates, MoveTheSameBytes) {
   }
 }
 
-// A carried update knows its clip factor, so nothing has to be kept of the state before it.
+// A deferred update knows its clip factor, so nothing has to be kept of the state before it.
 TEST(CarriedUpdates, HaveNoShadows) {
   const StepModel model = example_model(3, false, DType::kBF16);
   const StepOptions options =
@@ -124,8 +124,8 @@ TEST(CarriedUpdates, HaveNoShadows) {
   for (std::size_t unit = 0; unit < shadows.size(); ++unit) EXPECT_EQ(shadows[unit] > 0, unit >= 2);
 }
 
-// Otherwise activations that leave the device would take its memory, and their copies would wait for
-// the writes of updates.
+// Otherwise activations that leave the device would take its memory, and their copies would wait
+// for the writes of updates.
 TEST(CarriedUpdates, NoLaterValueTakesTheMemoryOfAKeptRing) {
   const StepModel model = example_model(3, false, DType::kBF16);
   StepOptions options = example_options(model, Tier::kPinned, Tier::kPinned, Tier::kStorage);

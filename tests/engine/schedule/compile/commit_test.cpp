@@ -62,7 +62,7 @@ TEST(SavingStep, ComputesThePlainStepAndCommitsItsEntryStateInAnyTiming) {
   EXPECT_GT(timings, sweep(500));
 }
 
-// Updates in the backward pass come behind the Commit; one in the next forward pass is not of this
+// Updates in the backward pass come after the Commit; one in the next forward pass is not of this
 // step, and none is pending where it begins.
 TEST(SavingStep, CommitsItsEntryStateWhereverUpdatesAreMade) {
   std::size_t timings = 0;
@@ -88,9 +88,9 @@ TEST(SavingStep, ASaveBetweenStepsCommitsTheSameState) {
   }
 }
 
-// Updates in the backward pass lag behind the exchanges of their gradients, and the Commit with them.
-// It follows the last piece of state all the same. Ranks whose shards of these small units are empty
-// commit too, since all ranks wait for each other.
+// Updates in the backward pass lag behind the exchanges of their gradients, and the Commit with
+// them. It follows the last piece of state all the same. Ranks whose shards of these small units
+// are empty commit too, since all ranks wait for each other.
 TEST(SavingStep, OfSeveralRanksCommitsBeforeTheFirstUpdate) {
   for (std::uint64_t seed = 0; seed < sweep(32); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
@@ -110,7 +110,7 @@ TEST(SavingStep, OfSeveralRanksCommitsBeforeTheFirstUpdate) {
   }
 }
 
-// The exact bytes of the two versions and the log: pages for both slots of every home.
+// The exact bytes of the two versions and the log: pages for both copies of every home.
 TEST(SavingStep, StorageHoldsTwoVersionsOfAllStateAndOneOfTheRest) {
   const StepModel model = example_model(2, false, DType::kBF16);
   for (std::uint64_t seed = 0; seed < 8; ++seed) {
@@ -164,12 +164,12 @@ TEST_F(DamagedCommit, ADeclarationThatForgetsStateIsRefused) {
 
 TEST_F(DamagedCommit, OneThatIsMissingIsRefused) {
   Instruction& gone = commit();
-  gone.op = Op::kEncode;
+  gone.op = Op::kRelease;
   gone.reads.clear();
   expect_refused("declared to be committed");
 }
 
-// The first write of new state must find the other slot free, so it waits for the Commit.
+// The first write of new state must find the other copy free, so it waits for the Commit.
 TEST_F(DamagedCommit, AWriteOfNewStateThatMayPassItIsRefused) {
   const InstructionId id = commit().id;
   bool waits = false;

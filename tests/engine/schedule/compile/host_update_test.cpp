@@ -77,8 +77,8 @@ TEST(HostUpdate, HasOneResultOnEveryTierAndTiming) {
   }
 }
 
-// The update of a session that commits has the same result, and its save finds all of it: weights and
-// optimizer state, wherever they rest, and no gradient.
+// The update of a session that commits has the same result, and its save finds all of it: weights
+// and optimizer state, wherever they rest, and no gradient.
 TEST(HostUpdate, ASaveCommitsTheStateThatTheUpdateLeft) {
   const StepModel model = mixed_model();
   StepOptions plain = drawn_options(model, 0);

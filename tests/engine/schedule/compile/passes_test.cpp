@@ -84,19 +84,6 @@ TEST(Link, AReleaseInAPipelinedLaneOrdersNothingBehindIt) {
   EXPECT_EQ(schedule.instructions[6].deps, Ids{4});
 }
 
-TEST(Link, NothingPassesABarrier) {
-  ScheduleSketch sketch;
-  sketch.emit(Op::kForward, Lane::kCompute, {}, {});
-  sketch.emit(Op::kForward, Lane::kOptimizer, {}, {});
-  sketch.emit(Op::kBarrier, Lane::kCompute, {}, {});
-  sketch.emit(Op::kForward, Lane::kH2D, {}, {});
-  sketch.emit(Op::kForward, Lane::kH2D, {}, {});
-  const Schedule schedule = sketch.compiled();
-  EXPECT_EQ(schedule.instructions[2].deps, Ids{1});
-  EXPECT_EQ(schedule.instructions[3].deps, Ids{2});
-  EXPECT_EQ(schedule.instructions[4].deps, Ids{});
-}
-
 TEST(Link, RefusesUsesOutsideTheirBuffer) {
   ScheduleSketch sketch;
   const BufferId scalar = sketch.buffer(BufferRole::kScalar, Tier::kPinned, 8);

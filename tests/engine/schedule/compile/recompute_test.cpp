@@ -1,4 +1,4 @@
-// Values that a step makes again: the same results, from fewer kept bytes, by counted passes.
+// Values that a step recomputes: the same results, from fewer kept bytes, by counted passes.
 #include "engine/schedule/compile/recompute.hpp"
 
 #include <gtest/gtest.h>
@@ -114,13 +114,13 @@ TEST(Recompute, CountsOfPassesAndKeptBytesFollowThePolicy) {
   const std::uint64_t core =
       expect(recompute_parts(model, MadeBy::kAttention), all - attention, microbatches);
   const std::uint64_t unit = expect(recompute_units(model), 0, microbatches);
-  // All but one unit keep less while one visit makes its parts again.
+  // All but one unit keep less while one visit recomputes its parts.
   EXPECT_LE(selective + 3 * elementwise, none);
   EXPECT_LE(core + 3 * attention, none);
   EXPECT_LE(unit + 3 * all, none);
 }
 
-// Only the units that are named make anything again.
+// Only the units that are named recompute anything.
 TEST(Recompute, UnitsAreChosenOneByOne) {
   const StepModel model = parted_model(4);
   StepOptions options = resident_options(model, 1);
@@ -148,7 +148,7 @@ TEST(Recompute, APolicyHasItsName) {
   EXPECT_EQ(name(recompute_units(model)), "unit");
   EXPECT_EQ(name(recompute_parts(model, MadeBy::kElementwise)), "selective");
   EXPECT_EQ(name(recompute_parts(model, MadeBy::kAttention)), "attention");
-  // Without named parts a unit is made again whole, or not at all.
+  // Without named parts a unit is recomputed whole, or not at all.
   const StepModel whole = testing::example_model(2, true, DType::kBF16);
   EXPECT_EQ(summarize(whole, recompute_units(whole)).policy, "unit");
   EXPECT_FALSE(recompute_parts(whole, MadeBy::kElementwise).any());
@@ -322,7 +322,7 @@ TEST(NestedSegments, RunEachUnitAsOftenAsItsDepthSays) {
     EXPECT_EQ(passes[Op::kRecompute], 2 * again[static_cast<std::size_t>(unit - 1)]);
     EXPECT_EQ(kept_bytes(schedule, unit), unit > 4 ? 40192u : 0u);
   }
-  // Of the first runs only outputs are read, and only those up to the middle.
+  // Only outputs of the first runs are read, and only those up to the middle.
   std::map<BufferId, int> reads;
   for (const Instruction& instruction : schedule.instructions) {
     if (instruction.lane != Lane::kCompute || instruction.op == Op::kRelease) continue;

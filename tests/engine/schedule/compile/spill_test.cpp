@@ -100,7 +100,7 @@ TEST(Spill, MovesEachValueOnceUnlessItIsNeededAtOnce) {
   EXPECT_EQ(brought, expected);
 }
 
-// The memory of an output is released behind the next unit's pass, which reads it, and copies that
+// The memory of an output is released after the next unit's pass, which reads it, and copies that
 // follow in the lane wait for that. So the unit's saved values go first.
 TEST(Spill, OutputsGoLast) {
   const StepModel model = spilling_model(5);
@@ -197,7 +197,7 @@ TEST(SpilledParts, OnlyPartsPlacedElsewhereMove) {
   }
 }
 
-// With nothing fetched ahead, each half of backward holds its own inputs beside it, not the other
+// With nothing fetched ahead, each half of backward holds its own inputs next to it, not the other
 // half's; one region comes back whole.
 TEST(SpilledParts, TakeLessDeviceMemoryThanOneRegion) {
   const auto arena = [](bool cut) {
@@ -205,7 +205,7 @@ TEST(SpilledParts, TakeLessDeviceMemoryThanOneRegion) {
     cut_saved(model);
     for (UnitFootprint& unit : model.units) {
       if (!cut) unit.saved_parts.clear();
-      // A larger buffer beside it would hide the subject of this test: the memory of a
+      // A larger buffer next to it would hide the subject of this test: the memory of a
       // backward visit.
       unit.forward_workspace_bytes = 0;
       unit.backward_weight_workspace_bytes = 40192;

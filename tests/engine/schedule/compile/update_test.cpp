@@ -52,8 +52,8 @@ TEST(NextForward, CarriesUpdatesOverTheBordersOfStepsToTheSameTerms) {
   }
 }
 
-// Wherever the update is, a step moves the bytes of one with its update behind its backward pass. So
-// do a first step and a drain together. The redo of a speculative step moves one update's bytes.
+// Wherever the update is, a step moves the bytes of one with its update after its backward pass.
+// So do a first step and a drain together. The redo of a speculative step moves one update's bytes.
 TEST(UpdatePlacement, MovesTheSameBytes) {
   for (std::uint64_t seed = 0; seed < sweep(20); ++seed) {
     const StepModel model = example_model(2, seed % 2 == 0, DType::kBF16);
@@ -96,7 +96,7 @@ class SteadyRules : public ::testing::Test {
   Schedule schedule_;
 };
 
-// The updates of unit 1 moved behind the fetch of its weights; deps and places are made anew.
+// The updates of unit 1 moved after the fetch of its weights; deps and places are made anew.
 TEST_F(SteadyRules, AFetchAheadOfTheUnitsUpdateIsRefused) {
   ASSERT_EQ(verdict(), "");
   const InstructionId fetch = last_fetch_for_forward(1);

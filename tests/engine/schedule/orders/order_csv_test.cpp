@@ -84,7 +84,8 @@ TEST(OrderCsv, ReadsTheFilesOfOthers) {
   EXPECT_EQ(v.rank_of_stage, (std::vector<std::int32_t>{0, 1, 2, 3, 3, 2, 1, 0}));
 }
 
-// Seven schedules of torch 2.15 (data/write_orders). LoopedBFS ends its micro-batches in reverse order.
+// Seven schedules of torch 2.15 (data/write_orders). LoopedBFS ends its micro-batches in reverse
+// order.
 TEST(OrderCsv, ReadsWhatTorchsSchedulesWrite) {
   struct Known {
     const char* file;

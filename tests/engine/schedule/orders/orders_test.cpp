@@ -86,7 +86,7 @@ TEST(Orders, HaveTheBubblesOfThePapersAtFourRanks) {
 TEST(Orders, TimesOfStagesCountMessagesAndEarlyGradients) {
   std::vector<StageTimes> stages(2);
   stages[0] = {{1, 0, 4}, 0, 10};
-  stages[1] = {{2, 2, 3}, 3, 99};  // behind the last stage is no message
+  stages[1] = {{2, 2, 3}, 3, 99};  // after the last stage is no message
   const auto makespan = [&](const PipelineOrder& order) {
     return time_stages(order, stages).makespan;
   };
@@ -327,7 +327,8 @@ TEST(OrderMutations, NoneThatIsAcceptedDeadlocksOrLacksAPass) {
   std::printf("%zu orders damaged, %zu refused\n", made, refused);
 }
 
-// The versions of the papers: w(t - p + s + 1) on stage s, w(t - p + 1) on all, and the last but one.
+// The versions of the papers: w(t - p + s + 1) on stage s, w(t - p + 1) on all, and the last but
+// one.
 TEST(DelayedOrders, ReadTheVersionsOfTheirRules) {
   for (std::int32_t p = 1; p <= 8; ++p) {
     for (const std::int32_t updates : {1, 2, p, 3 * p}) {

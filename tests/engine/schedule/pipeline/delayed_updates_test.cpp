@@ -1,5 +1,5 @@
-// The lists of delayed updates: validate accepts them, they compute the same terms under all timings,
-// and no damaged one that is accepted computes others.
+// The lists of delayed updates: validate accepts them, they compute the same terms under all
+// timings, and no damaged one that is accepted computes others.
 #include <gtest/gtest.h>
 
 #include "engine/schedule/check/validate.hpp"

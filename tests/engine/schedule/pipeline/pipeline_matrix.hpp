@@ -1,5 +1,5 @@
 // The combinations of pipeline orders, ranks, ZeRO stages and step options that the tests of
-// pipelines go through. Each runs three steps, on one resident rank with its updates behind the
+// pipelines go through. Each runs three steps, on one resident rank with its updates after the
 // backward pass and as a pipeline, and compares terms. Half of the timings take sends as blocking.
 #pragma once
 

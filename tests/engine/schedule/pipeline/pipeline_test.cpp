@@ -75,8 +75,8 @@ TEST(Pipeline, SendsEachOutputAndItsGradientOnce) {
   }
 }
 
-// The sum of the tied use travels in fp32, the weights of the embedding's unit come back in 16 bits.
-// In a V shape both ends are on one rank.
+// The sum of the tied use travels in fp32, the weights of the embedding's unit come back in 16
+// bits. In a V shape both ends are on one rank.
 TEST(Pipeline, SendsATiedSumOnceAndTheWeightsBack) {
   const StepModel model = example_model(6, true, DType::kBF16);
   for (const Tier tier : {Tier::kDevice, Tier::kPinned, Tier::kStorage}) {
@@ -113,8 +113,8 @@ TEST(Pipeline, KeepsTheStateOfOwnUnitsAlone) {
   EXPECT_EQ(homes, std::vector<int>(model.units.size(), 1));
 }
 
-// Where passes cost one unit of time, or two if they are whole backward passes, and nothing else costs
-// anything, the compiled world takes the time of the order's passes alone.
+// Where passes cost one unit of time, or two if they are whole backward passes, and nothing else
+// costs anything, the compiled world takes the time of the order's passes alone.
 TEST(Pipeline, TakesTheTimeOfItsOrder) {
   const StepModel model = example_model(7, false, DType::kBF16);
   const std::vector<std::uint64_t> unit_costs{0, 1, 1, 1, 1, 1, 1, 1, 1};
@@ -143,9 +143,9 @@ TEST(Pipeline, TakesTheTimeOfItsOrder) {
 }
 
 // Forward, recomputation and both halves of backward cost one unit of time for each block. A stage
-// waits for its first gradients, and for each of the last ones. Made ahead, recomputation takes that
-// time; otherwise only that of the stage's last block does. A stage's gradient leaves in front of the
-// weight gradient of its first block, so a stage waits for one unit of time less.
+// waits for its first gradients, and for each of the last ones. Made ahead, recomputation takes
+// that time; otherwise only that of the stage's last block does. A stage's gradient leaves in front
+// of the weight gradient of its first block, so a stage waits for one unit of time less.
 TEST(Pipeline, RecomputesAheadInTheBubble) {
   constexpr std::int32_t kRanks = 4;
   constexpr std::int32_t kMicrobatches = 8;

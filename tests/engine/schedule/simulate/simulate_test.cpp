@@ -64,7 +64,7 @@ TEST(Simulate, AStorageLaneHasSeveralInFlight) {
   sketch.emit(Op::kForward, Lane::kStorageRead, {}, {}).cost_s = 1.0;
   sketch.emit(Op::kForward, Lane::kCompute, {}, {}).cost_s = 1.0;
   Schedule schedule = sketch.compiled();
-  schedule.instructions[2].deps = {1};  // retires behind 0
+  schedule.instructions[2].deps = {1};  // retires after 0
   EXPECT_NEAR(simulate(schedule, {}).total_s, 5.0, 1e-9);
   SimulationModel model;
   model.storage_depth = 1;
@@ -115,7 +115,7 @@ TEST(Simulate, NoStepIsFasterThanItsBusiestLane) {
   EXPECT_NEAR(busiest_lane_s(schedule, model), 3.0, 1e-9);
 }
 
-// A Release behind a transfer says when its buffer is free; the lane's next transfer need not wait.
+// A Release after a transfer says when its buffer is free; the lane's next transfer need not wait.
 TEST(Simulate, AReleaseDoesNotHoldUpAStorageLane) {
   ScheduleSketch sketch;
   const BufferId from = sketch.home(StateKind::kMaster, Tier::kStorage, 16384, 0);

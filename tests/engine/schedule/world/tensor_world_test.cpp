@@ -1,5 +1,5 @@
-// Reduced values are the whole, as terms: what each segment reads is made of the values of all ranks of
-// its group, and any mesh ends with the terms of its group alone.
+// Reduced values are the whole, as terms: what each segment reads is made of the values of all
+// ranks of its group, and any mesh ends with the terms of its group alone.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -70,7 +70,7 @@ TEST(TensorWorld, AValueThatIsNotTheWholeMakesOtherTerms) {
   }
 }
 
-// The hops of one pass, behind the same segment on every rank of a ring.
+// The hops of one pass, after the same segment on every rank of a ring.
 std::vector<std::vector<std::size_t>> hops_of(const Schedule& world) {
   // By group, and by the number of the hop in the lists of its ranks.
   std::map<std::pair<std::int32_t, std::size_t>, std::vector<std::size_t>> hops;
@@ -84,8 +84,8 @@ std::vector<std::vector<std::size_t>> hops_of(const Schedule& world) {
   return lists;
 }
 
-// The compute instruction of each rank that comes behind its hop.
-std::vector<std::size_t> parts_behind(const Schedule& world, const std::vector<std::size_t>& hop) {
+// The compute instruction of each rank that comes after its hop.
+std::vector<std::size_t> parts_after(const Schedule& world, const std::vector<std::size_t>& hop) {
   std::vector<std::size_t> parts;
   for (const std::size_t member : hop) {
     for (std::size_t i = member; i < world.instructions.size(); ++i) {
@@ -118,8 +118,8 @@ Schedule doubled(const Schedule& world, const std::vector<std::size_t>& twice) {
   return with_order(world, order);
 }
 
-// Keys go round once: a hop or the part behind it that is left out or done twice, on all ranks of the
-// ring alike, make other terms.
+// Keys go round once: a hop or the part after it that is left out or done twice, on all ranks of
+// the ring alike, make other terms.
 TEST(TensorWorld, ARingThatMissesAKeyMakesOtherTerms) {
   for (const std::int32_t ranks : {2, 4}) {
     TensorWorld at;
@@ -137,7 +137,7 @@ TEST(TensorWorld, ARingThatMissesAKeyMakesOtherTerms) {
     for (std::size_t i = 0; i < hops.size(); i += samples_sweeps() ? 5 : 1) {
       SCOPED_TRACE("ring of " + std::to_string(at.contexts()) + ", hop " + std::to_string(i));
       ASSERT_EQ(hops[i].size(), static_cast<std::size_t>(at.contexts()));
-      const std::vector<std::size_t> parts = parts_behind(world, hops[i]);
+      const std::vector<std::size_t> parts = parts_after(world, hops[i]);
       std::vector<std::size_t> both = hops[i];
       both.insert(both.end(), parts.begin(), parts.end());
       EXPECT_FALSE(values_of(without(world, hops[i])).same_values(right));

@@ -1,6 +1,6 @@
-// Meshes of tensor and context groups with data-parallel ranks, pipelines and step options, as terms.
-// The units are those of real layers. Each mesh runs three steps, and so does one group alone with all
-// state on the device; the terms are compared.
+// Meshes of tensor and context groups with data-parallel ranks, pipelines and step options, as
+// terms. The units are those of real layers. Each mesh runs three steps, and so does one group
+// alone with all state on the device; the terms are compared.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -71,7 +71,7 @@ struct TensorWorld {
   }
 };
 
-// Those of more than eight ranks are left out.
+// Worlds of more than eight ranks are left out.
 inline constexpr std::size_t kTensorWorlds = 2 * kGroupStyles * 3 * 2 * 4 * 4 * 2 * 4;  // 10,752
 
 inline TensorWorld tensor_world(std::size_t i) {
@@ -108,7 +108,7 @@ inline schedule::StepModel units_of_world(const TensorWorld& at) {
                           67,
                           8,
                           at.seed / 2 % 2 == 0};
-  // The rest of a block behind a tied table is a gap, and no rank adds it.
+  // The rest of a block after a tied table is a gap, and no rank adds it.
   if (at.contexts() > 1) shape.vocab = 128 * at.parts();
   // Every rank of a grid has a head to give to each of its context group.
   if (at.style == GroupStyle::kGrid) shape.heads = shape.kv_heads = at.group;
@@ -125,8 +125,8 @@ inline schedule::StepModel units_of_world(const TensorWorld& at) {
   const auto kernels = kernels::make_host_kernels({1});
   schedule::StepModel step =
       planner::make_step_model(model, {1, 8, rule.weight}, table, *kernels, *kernels);
-  // A term stands for elements of a unit, whichever tensors they are of. So all partials of the norm
-  // are added, those of tensors that are whole on every rank, too.
+  // A term stands for elements of a unit, whichever tensors they are of. So all partials of the
+  // norm are added, those of tensors that are whole on every rank, too.
   for (schedule::UnitFootprint& unit : step.units) {
     if (at.parts() > 1) {
       unit.cut_norm_blocks = {{0, unit.norm_blocks_before.back()}};

@@ -1,6 +1,6 @@
-// The combinations of ranks, ZeRO stages and step options that the world tests go through. Each runs
-// four steps, on one resident rank with its updates behind the backward pass and on N ranks as the
-// combination says, and compares terms.
+// The combinations of ranks, ZeRO stages and step options that the world tests go through. Each
+// runs four steps, on one resident rank with its updates after the backward pass and on N ranks as
+// the combination says, and compares terms.
 #pragma once
 
 #include <gtest/gtest.h>

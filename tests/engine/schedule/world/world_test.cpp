@@ -1,5 +1,5 @@
-// Steps of several data-parallel ranks: the terms of one rank's step, the bytes that each sends, and
-// the faults that validate names.
+// Steps of several data-parallel ranks: the terms of one rank's step, the bytes that each sends,
+// and the faults that validate names.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -28,7 +28,7 @@ TEST(World, AnyNumberOfRanksAndAnyStageMakesOneRanksTerms) {
   EXPECT_GE(tried, static_cast<int>(sweep(64)));
 }
 
-// One rank folds its groups wherever their sums lie, and the number of groups is part of the terms.
+// One rank adds its groups wherever their sums lie, and the number of groups is part of the terms.
 TEST(FoldGroups, AreFoldedByOneTreeInEveryPlacement) {
   std::vector<Term> norms;
   for (const std::int32_t groups : {1, 2, 3, 6, 12}) {
@@ -305,7 +305,7 @@ TEST(WorldFaults, ARankThatMissesACollectiveIsNamed) {
   const auto last = std::find_if(lists[1].instructions.rbegin(), lists[1].instructions.rend(),
                                  [](const Instruction& i) { return i.op == Op::kGather; });
   ASSERT_EQ(last->unit, -1);  // of norm partials
-  last->op = Op::kBarrier;
+  last->op = Op::kRelease;
   last->reads.clear();
   last->writes.clear();
   const std::string verdict = joined(validate(merge(lists)));

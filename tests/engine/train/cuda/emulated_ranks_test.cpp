@@ -59,7 +59,7 @@ TEST_F(StagedRanks, TrainRings) {
                      {"recompute.policy=unit"});
 }
 
-// The same ranks without GPUs have near losses and norms, also in 16 bits.
+// Ranks without GPUs have near losses and norms, also in 16 bits.
 TEST_F(StagedRanks, LearnInRingsAsTheHostDoes) {
   const Overrides ring = device_ + kKept +
                          Overrides{"parallel.context_attention=ring", "train.seq=16",

@@ -1,5 +1,5 @@
-// Ranks on GPUs whose messages go through NCCL: a table of functions in its place, which carries the
-// bytes of the simulated GPUs on their streams.
+// Ranks on GPUs whose messages go through NCCL: a table of functions in its place, which carries
+// the bytes of the simulated GPUs on their streams.
 #include <array>
 #include <chrono>
 #include <utility>
@@ -78,7 +78,8 @@ TEST_F(NcclRanks, NeedNoStagingMemory) {
   EXPECT_EQ(pinned_bytes("auto"), pinned_bytes("gloo"));
 }
 
-// A rank fails while the other waits for it in NCCL. The control plane aborts the group of the host.
+// A rank fails while the other waits for it in NCCL. The control plane aborts the group of the
+// host.
 TEST_F(NcclRanks, HearOfARankThatFails) {
   const config::Config config = config_of(device_ + ranks(2, 3) + kNccl);
   PlannedSession planned(config_of(device_), {}, backend());
