@@ -185,7 +185,7 @@ schedule::StepModel step_model_of(const config::Config& config, const model::Mod
   return step;
 }
 
-// Nothing for a plan that compiles all ranks, or whose rank is alone.
+// Nothing for a plan that compiles all ranks, or of a rank that is alone.
 std::optional<RankClasses> classes_of(const schedule::StepModel& step, const config::Config& config,
                                       WorldScope scope, const CostModel& costs) {
   if (scope == WorldScope::kAllRanks || ranks_of(step) == 1) return std::nullopt;
@@ -212,7 +212,7 @@ std::size_t fullest_of(const std::vector<RankFigures>& ranks) {
   return static_cast<std::size_t>(fullest - ranks.begin());
 }
 
-// What plans of the ranks of one world have in common.
+// The parts that plans of the ranks of one world share.
 struct PlannedRun {
   const schedule::StepModel& step;  // of rank 0
   const config::Config& config;

@@ -1,7 +1,7 @@
 // The estimate counts without generating. Each micro-batch adds its passes, its fetches and the
 // pieces of its gradients and spills; the step adds the pieces of its update. It may be off by a
 // constant factor, but it grows like the schedule in every option. The planner uses it to refuse a
-// step whose schedule would take gigabytes, before it spends them.
+// step with a schedule of gigabytes before it spends them.
 #include "engine/planner/choice/step_size.hpp"
 
 #include <algorithm>
