@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/digest.hpp"
+#include "base/json_text.hpp"
 #include "engine/config/resolve.hpp"
 #include "engine/config/schema.hpp"
 
@@ -64,7 +65,7 @@ std::string config_to_json(const Config& config) {
     std::visit([&](const auto& value) { place = value; }, key.read(config));
   }
   // Paths need not be UTF-8: bytes that are not become U+FFFD rather than an exception.
-  return document.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  return lenient_json_text(document);
 }
 
 std::string config_help() {

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
+#include "base/json_text.hpp"
 #include "engine/schedule/schedule.hpp"
 
 namespace sluice::schedule {
@@ -690,13 +691,13 @@ std::string schedule_to_json(const Schedule& schedule) {
   if (!schedule.tensor_borders.empty()) {
     document["tensor_borders"] = tensor_borders_to_json(schedule.tensor_borders);
   }
-  return document.dump();
+  return json_text(document);
 }
 
 Schedule schedule_from_json(std::string_view text) {
   json document;
   try {
-    document = json::parse(text);
+    document = parse_json(text);
   } catch (const json::parse_error& error) {
     throw InputError("schedule: not JSON at byte " + std::to_string(error.byte));
   } catch (const json::exception&) {

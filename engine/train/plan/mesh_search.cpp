@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <exception>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <span>
 #include <thread>

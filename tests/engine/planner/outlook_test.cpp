@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
+
 #include "base/error.hpp"
 #include "engine/planner/bundled_profiles.hpp"
 #include "engine/train/plan/plan_outlook.hpp"
