@@ -18,9 +18,14 @@
 #include <span>
 
 #include "base/dtype.hpp"
-#include "kernels/optimizer.hpp"
 
 namespace sluice::kernels {
+
+// kernels/optimizer.hpp has them.
+struct OptimizerOptions;
+struct ParameterSegment;
+struct UpdateBuffers;
+struct UpdateScalars;
 
 // The dtypes that activations, weights and gradients may have.
 constexpr bool is_act_dtype(DType type) {

@@ -7,13 +7,9 @@
 #include <algorithm>
 #include <cstdint>
 
-namespace sluice::kernels {
+#include "kernels/parameter_segment.hpp"
 
-struct KeyRuns {
-  std::int64_t length = 0;  // elements of a run; 0: the keys of all elements follow each other
-  std::int64_t skip = 0;    // keys between two runs
-  std::int64_t before = 0;  // elements of the first run in front of the segment, less than `length`
-};
+namespace sluice::kernels {
 
 // Elements [begin, end) of a chunk; their keys follow each other.
 struct KeyRun {

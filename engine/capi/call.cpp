@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "base/json_text.hpp"
 #include "base/thread.hpp"
 #include "engine/host/host_session.hpp"
 #include "offload/integrity_error.hpp"
@@ -61,7 +62,7 @@ void record_io(const IoError& error) {
 // nlohmann's writer takes nothing else.
 bool is_utf8(const std::string& text) {
   try {
-    static_cast<void>(nlohmann::json(text).dump());
+    static_cast<void>(json_text(nlohmann::json(text)));
     return true;
   } catch (const nlohmann::json::type_error&) {
     return false;

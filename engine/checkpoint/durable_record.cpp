@@ -8,9 +8,10 @@
 
 #include "base/directory.hpp"
 #include "base/error.hpp"
+#include "base/json_text.hpp"
 #include "base/open_beneath.hpp"
 #include "base/units.hpp"
-#include "kernels/optimizer.hpp"
+#include "kernels/optimizer_options.hpp"
 #include "offload/striped_space.hpp"
 
 namespace sluice::checkpoint {
@@ -222,7 +223,7 @@ std::vector<std::string> logs_in(const std::string& directory) {
 }
 
 std::string format_state_record(const CheckpointManifest& manifest, const SavedState& state) {
-  nlohmann::ordered_json document = nlohmann::ordered_json::parse(format_manifest(manifest));
+  nlohmann::ordered_json document = parse_ordered_json(format_manifest(manifest));
   document["space"] = {{"run", state.run.hex()}, {"log", state.log},
                        {"log_id", state.log_id}, {"bytes", state.space_bytes},
                        {"files", state.files},   {"shares", state.shares}};
@@ -243,13 +244,13 @@ std::string format_state_record(const CheckpointManifest& manifest, const SavedS
     if (home.first_elem > 0) document["homes"].back()["first_elem"] = home.first_elem;
   }
   for (const SavedSlice& slice : state.slices) document["boxes"].push_back(format_slice(slice));
-  return document.dump();
+  return json_text(document);
 }
 
 void parse_state_record(std::string_view text, const std::string& name,
                         CheckpointManifest& manifest, SavedState& state) {
   manifest = parse_manifest(text, name);
-  const Json document = Json::parse(text.begin(), text.end());
+  const Json document = parse_json(text);
   const auto space = document.find("space");
   const auto homes = document.find("homes");
   if (space == document.end() || !space->is_object() || homes == document.end() ||

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
+#include "base/json_text.hpp"
 #include "base/posix_file.hpp"
 #include "base/units.hpp"
 #include "engine/model/constants.hpp"
@@ -237,7 +238,7 @@ std::string huggingface_config(const model::ModelShape& shape, DType weight) {
   config["bos_token_id"] = nullptr;  // the vocabulary has no special tokens
   config["eos_token_id"] = nullptr;
   config["torch_dtype"] = torch_dtype(weight);
-  return config.dump(2) + "\n";
+  return json_text(config, 2) + "\n";
 }
 
 std::uint64_t huggingface_bytes(const model::ModelShape& shape, DType weight) {

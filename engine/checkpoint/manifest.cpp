@@ -10,6 +10,7 @@
 #include "base/digest.hpp"
 #include "base/dtype.hpp"
 #include "base/error.hpp"
+#include "base/json_text.hpp"
 #include "base/open_beneath.hpp"
 #include "base/posix_file.hpp"
 #include "base/units.hpp"
@@ -91,7 +92,7 @@ Json parse_strictly(std::string_view text, const std::string& name) {
     return true;
   };
   try {
-    return Json::parse(text.begin(), text.end(), check);
+    return parse_json(text, check);
   } catch (const Json::parse_error& error) {
     throw InputError(name + ": not valid JSON at byte " + std::to_string(error.byte));
   } catch (const Json::out_of_range&) {
@@ -116,7 +117,7 @@ void check_version(const ObjectReader& reader, const std::string& where) {
 std::string digest_of_members(Json document) {
   document.erase("digest");
   Digest digest;
-  const std::string text = document.dump();
+  const std::string text = json_text(document);
   digest.update(text.data(), text.size());
   return digest.finish().hex();
 }
@@ -166,7 +167,7 @@ std::string format_manifest(const CheckpointManifest& manifest) {
   for (const ManifestFile& file : manifest.files) {
     document["files"].push_back({{"name", file.name}, {"bytes", file.bytes}, {"xxh3", file.xxh3}});
   }
-  return document.dump(2) + "\n";
+  return json_text(document, 2) + "\n";
 }
 
 namespace {
@@ -223,9 +224,9 @@ CheckpointManifest parse_manifest(std::string_view json, const std::string& name
 }
 
 std::string format_manifest_file(const CheckpointManifest& manifest) {
-  auto document = nlohmann::ordered_json::parse(format_manifest(manifest));
+  auto document = parse_ordered_json(format_manifest(manifest));
   document["digest"] = digest_of_members(Json(document));
-  return document.dump(2) + "\n";
+  return json_text(document, 2) + "\n";
 }
 
 CheckpointManifest parse_manifest_file(std::string_view json, const std::string& name) {

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
+#include "base/json_text.hpp"
 #include "base/open_beneath.hpp"
 #include "base/units.hpp"
 #include "offload/integrity_error.hpp"
@@ -61,7 +62,7 @@ std::string whole_digest(const DigestValue& header, const std::vector<DigestValu
 
 // The u64 length, then the JSON, padded with spaces so that the buffer starts at a multiple of 64.
 std::string header_text(const nlohmann::ordered_json& header) {
-  std::string json = header.dump();
+  std::string json = json_text(header);
   json.resize(round_up(kLengthBytes + json.size(), 64) - kLengthBytes, ' ');
   SLUICE_CHECK_MSG(json.size() <= kMaxHeaderBytes, "too many tensors for one safetensors file");
   const std::uint64_t length = json.size();

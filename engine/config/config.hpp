@@ -23,7 +23,7 @@
 #include "base/units.hpp"
 #include "engine/config/data_format.hpp"
 #include "engine/model/parameter_group.hpp"
-#include "kernels/optimizer.hpp"
+#include "kernels/optimizer_options.hpp"
 
 namespace sluice::config {
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "base/digest.hpp"
+#include "base/json_text.hpp"
 #include "engine/config/resolve.hpp"
 #include "engine/config/schema.hpp"
 

@@ -27,14 +27,31 @@ constexpr std::int64_t kMaxRanks = 1 << 20;
 constexpr std::int64_t kMaxBudget = std::int64_t{1} << 50;  // 1 PiB
 constexpr std::int64_t kMaxChunk = std::int64_t{1} << 30;
 
-// `field` is a generic lambda `[](auto& c) -> auto& { return c.section.member; }`.
-template <class Field>
-ConfigKey make_key(std::string path, ConfigKind kind, std::string doc, Field field) {
+// A member of a Config, as functions of one: the templates below exist once for each type.
+template <class Member>
+struct Field {
+  const Member& (*read)(const Config&);
+  Member& (*change)(Config&);
+
+  const Member& operator()(const Config& config) const { return read(config); }
+  Member& operator()(Config& config) const { return change(config); }
+};
+template <class Member>
+Field<Member> field_of(const Member& (*read)(const Config&), Member& (*change)(Config&)) {
+  return {read, change};
+}
+#define SLUICE_FIELD(member)                              \
+  field_of(                                               \
+      +[](const Config& c) -> auto& { return c.member; }, \
+      +[](Config & c) -> auto& { return c.member; })
+
+template <class Member>
+ConfigKey make_key(std::string_view path, ConfigKind kind, std::string_view doc,
+                   Field<Member> field) {
   ConfigKey key;
-  key.path = std::move(path);
+  key.path = path;
   key.kind = kind;
-  key.doc = std::move(doc);
-  using Member = std::remove_reference_t<decltype(field(std::declval<Config&>()))>;
+  key.doc = doc;
   constexpr bool whole =
       (std::is_integral_v<Member> && !std::is_same_v<Member, bool>) || std::is_enum_v<Member>;
   if constexpr (!std::is_enum_v<Member>) {
@@ -49,20 +66,20 @@ ConfigKey make_key(std::string path, ConfigKind kind, std::string doc, Field fie
   return key;
 }
 
-template <class Field>
-ConfigKey integer(std::string path, Field field, std::int64_t least, std::int64_t most,
-                  std::string doc) {
-  ConfigKey key = make_key(std::move(path), ConfigKind::kInteger, std::move(doc), field);
+template <class Member>
+ConfigKey integer(std::string_view path, Field<Member> field, std::int64_t least, std::int64_t most,
+                  std::string_view doc) {
+  ConfigKey key = make_key(path, ConfigKind::kInteger, doc, field);
   key.least = least;
   key.most = most;
   return key;
 }
 
 // The field holds Config::kAutoCount for "auto".
-template <class Field>
-ConfigKey integer_or_auto(std::string path, Field field, std::int64_t least, std::int64_t most,
-                          std::string doc) {
-  ConfigKey key = integer(std::move(path), field, least, most, std::move(doc));
+template <class Member>
+ConfigKey integer_or_auto(std::string_view path, Field<Member> field, std::int64_t least,
+                          std::int64_t most, std::string_view doc) {
+  ConfigKey key = integer(path, field, least, most, doc);
   key.kind = ConfigKind::kIntegerOrAuto;
   key.read = [field](const Config& config) {
     const std::int64_t value = field(config);
@@ -75,20 +92,20 @@ ConfigKey integer_or_auto(std::string path, Field field, std::int64_t least, std
   return key;
 }
 
-template <class Field>
-ConfigKey bytes(std::string path, Field field, std::int64_t least, std::int64_t most,
-                std::string doc) {
-  ConfigKey key = make_key(std::move(path), ConfigKind::kBytes, std::move(doc), field);
+template <class Member>
+ConfigKey bytes(std::string_view path, Field<Member> field, std::int64_t least, std::int64_t most,
+                std::string_view doc) {
+  ConfigKey key = make_key(path, ConfigKind::kBytes, doc, field);
   key.least = least;
   key.most = most;
   return key;
 }
 
 // The field holds Config::kAutoBytes for "auto".
-template <class Field>
-ConfigKey bytes_or_auto(std::string path, Field field, std::int64_t least, std::int64_t most,
-                        std::string doc) {
-  ConfigKey key = bytes(std::move(path), field, least, most, std::move(doc));
+template <class Member>
+ConfigKey bytes_or_auto(std::string_view path, Field<Member> field, std::int64_t least,
+                        std::int64_t most, std::string_view doc) {
+  ConfigKey key = bytes(path, field, least, most, doc);
   key.kind = ConfigKind::kBytesOrAuto;
   key.read = [field](const Config& config) {
     const std::uint64_t value = field(config);
@@ -102,20 +119,19 @@ ConfigKey bytes_or_auto(std::string path, Field field, std::int64_t least, std::
   return key;
 }
 
-template <class Field>
-ConfigKey real(std::string path, Field field, double lower, double upper, std::string doc,
-               ConfigKind kind = ConfigKind::kReal) {
-  ConfigKey key = make_key(std::move(path), kind, std::move(doc), field);
+template <class Member>
+ConfigKey real(std::string_view path, Field<Member> field, double lower, double upper,
+               std::string_view doc, ConfigKind kind = ConfigKind::kReal) {
+  ConfigKey key = make_key(path, kind, doc, field);
   key.lower = lower;
   key.upper = upper;
   return key;
 }
 
-template <class Field>
-ConfigKey choice(std::string path, Field field, const std::vector<std::string>& choices,
-                 std::string doc) {
-  ConfigKey key = make_key(std::move(path), ConfigKind::kChoice, std::move(doc), field);
-  using Enum = std::remove_reference_t<decltype(field(std::declval<Config&>()))>;
+template <class Member>
+ConfigKey choice(std::string_view path, Field<Member> field,
+                 const std::vector<std::string>& choices, std::string_view doc) {
+  ConfigKey key = make_key(path, ConfigKind::kChoice, doc, field);
   key.choices = choices;
   key.read = [field, choices](const Config& config) {
     return ConfigValue(choices.at(static_cast<std::size_t>(field(config))));
@@ -123,26 +139,26 @@ ConfigKey choice(std::string path, Field field, const std::vector<std::string>& 
   key.assign = [field, choices](Config& config, const ConfigValue& value) {
     const auto& text = std::get<std::string>(value);
     for (std::size_t i = 0; i < choices.size(); ++i) {
-      if (choices[i] == text) field(config) = static_cast<Enum>(i);
+      if (choices[i] == text) field(config) = static_cast<Member>(i);
     }
   };
   return key;
 }
 
-template <class Field>
-ConfigKey text(std::string path, Field field, std::string doc) {
-  return make_key(std::move(path), ConfigKind::kText, std::move(doc), field);
+template <class Member>
+ConfigKey text(std::string_view path, Field<Member> field, std::string_view doc) {
+  return make_key(path, ConfigKind::kText, doc, field);
 }
 
-template <class Field>
-ConfigKey texts(std::string path, Field field, std::string doc) {
-  return make_key(std::move(path), ConfigKind::kTextList, std::move(doc), field);
+template <class Member>
+ConfigKey texts(std::string_view path, Field<Member> field, std::string_view doc) {
+  return make_key(path, ConfigKind::kTextList, doc, field);
 }
 
 // A choice of which one has a count: "every:8".
 ConfigKey recompute_policy() {
   ConfigKey key = choice(
-      "recompute.policy", [](auto& c) -> auto& { return c.recompute.policy; },
+      "recompute.policy", SLUICE_FIELD(recompute.policy),
       {"none", "unit", "selective", "attention", "every:K", "sqrt", "auto"},
       "values made again in the backward pass. unit: all that a block saves, from its input; "
       "selective: what its norms and elementwise operations make; attention: what its attention "
@@ -168,7 +184,7 @@ ConfigKey recompute_policy() {
 // A choice of which one has a file: "csv:order.csv".
 ConfigKey pipeline_schedule() {
   ConfigKey key = choice(
-      "parallel.schedule", [](auto& c) -> auto& { return c.parallel.schedule; },
+      "parallel.schedule", SLUICE_FIELD(parallel.schedule),
       {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "vertical", "pipedream",
        "pipedream-vsync", "2bw", "csv:FILE"},
       "order of a pipeline's passes. pipedream, pipedream-vsync, 2bw: micro-batches read weights "
@@ -189,11 +205,12 @@ ConfigKey pipeline_schedule() {
   return key;
 }
 
-ConfigKey named_places(std::string path, const std::vector<std::string>& choices, std::string doc) {
+ConfigKey named_places(std::string_view path, const std::vector<std::string>& choices,
+                       std::string_view doc) {
   ConfigKey key;
-  key.path = std::move(path);
+  key.path = path;
   key.kind = ConfigKind::kPlaces;
-  key.doc = std::move(doc);
+  key.doc = doc;
   key.choices = choices;
   key.read = [choices](const Config& config) {
     std::map<std::string, std::string> named;
@@ -216,17 +233,14 @@ ConfigKey required(ConfigKey key) {
   key.required = true;
   return key;
 }
-ConfigKey derived(ConfigKey key, std::string words) {
-  key.derived_default = std::move(words);
+ConfigKey derived(ConfigKey key, std::string_view words) {
+  key.derived_default = words;
   return key;
 }
 ConfigKey decisive(ConfigKey key) {
   key.determines_result = true;
   return key;
 }
-
-// The member of a Config as a function of a Config, const or not.
-#define SLUICE_FIELD(member) ([](auto& c) -> auto& { return c.member; })
 
 using Keys = std::vector<ConfigKey>;
 

@@ -6,7 +6,7 @@
 #include "engine/model/layer.hpp"
 #include "engine/model/model.hpp"
 #include "engine/model/parameter_table.hpp"
-#include "kernels/optimizer.hpp"
+#include "kernels/optimizer_options.hpp"
 
 namespace sluice::config {
 

@@ -13,6 +13,7 @@
 #include "allocator/oom/oom_text.hpp"
 #include "allocator/record/format/memory_trace_csv.hpp"
 #include "allocator/record/format/torch_snapshot.hpp"
+#include "base/json_text.hpp"
 #include "base/posix_file.hpp"
 
 namespace sluice::host {
@@ -215,7 +216,7 @@ std::string FrameworkAllocator::report(bool searches_fixes) {
   allocator::OomFixes fixes;
   if (searches_fixes) fixes = allocator::find_fixes(*report);
   const nlohmann::json json = allocator::oom_json(*report, searches_fixes ? &fixes : nullptr);
-  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return lenient_json_text(json);
 }
 
 }  // namespace sluice::host

@@ -10,7 +10,7 @@
 
 #include "engine/host/sealed_session.hpp"
 #include "engine/host/session_space.hpp"
-#include "kernels/optimizer.hpp"
+#include "kernels/optimizer_options.hpp"
 
 namespace sluice::host {
 

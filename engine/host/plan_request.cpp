@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/json_text.hpp"
 #include "engine/config/config.hpp"
 #include "engine/host/host_engine.hpp"
 #include "engine/planner/price/bundled_profiles.hpp"
@@ -42,7 +43,7 @@ Json parse_request(const std::string& request) {
   };
   Json parsed;
   try {
-    parsed = Json::parse(request, check);
+    parsed = parse_json(request, check);
   } catch (const Json::parse_error& error) {
     throw InputError("the request is not JSON: the error is at byte " + std::to_string(error.byte));
   } catch (const Json::exception&) {
@@ -63,12 +64,12 @@ Json parse_request(const std::string& request) {
 void append_toml(const Json& value, const std::string& path, std::string& out) {
   if (value.is_object()) {
     for (const auto& [name, member] : value.items()) {
-      append_toml(member, path + (path.empty() ? "" : ".") + Json(name).dump(), out);
+      append_toml(member, path + (path.empty() ? "" : ".") + json_text(Json(name)), out);
     }
     return;
   }
   if (value.is_null()) throw InputError("the request's config has null at " + shown(path));
-  out += path + " = " + value.dump() + '\n';
+  out += path + " = " + json_text(value) + '\n';
 }
 
 // Where a wheel, a build or an installation (lib, or lib/x86_64-linux-gnu) has the profiles, seen
@@ -106,7 +107,7 @@ config::Config config_of(const Json& request) {
     if (!request["world"].is_number_unsigned()) {
       throw InputError("the request's world is not a number of ranks");
     }
-    overrides.push_back("parallel.data=" + request["world"].dump());
+    overrides.push_back("parallel.data=" + json_text(request["world"]));
   }
   const Json& given = request["config"];
   if (given.is_string()) {
@@ -158,9 +159,9 @@ PlanAnswer answer_plan(const std::string& request) {
   refuse_unknown_workspaces(config, hardware);
   train::Prepared prepared = train::prepare_described(config, hardware);
   if (const planner::Refusal* refusal = prepared.refusal()) {
-    return {train::refused_event(*refusal).dump(), refused(*refusal)};
+    return {json_text(train::refused_event(*refusal)), refused(*refusal)};
   }
-  return {train::complete_event(prepared).dump(), {}};
+  return {json_text(train::complete_event(prepared)), {}};
 }
 
 }  // namespace sluice::host

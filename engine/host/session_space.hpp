@@ -16,7 +16,7 @@
 #include "base/dtype.hpp"
 #include "base/memory_kinds.hpp"
 #include "engine/model/parameter_table.hpp"
-#include "kernels/optimizer.hpp"
+#include "kernels/optimizer_options.hpp"
 
 namespace sluice::host {
 

@@ -7,6 +7,7 @@
 
 #include "base/error.hpp"
 #include "base/units.hpp"
+#include "kernels/key_runs.hpp"
 
 namespace sluice::model {
 namespace {

@@ -15,7 +15,8 @@
 
 #include "engine/model/parameter_group.hpp"
 #include "engine/model/parameter_space.hpp"
-#include "kernels/optimizer.hpp"
+#include "kernels/optimizer_options.hpp"
+#include "kernels/parameter_segment.hpp"
 
 namespace sluice::model {
 

@@ -3,9 +3,11 @@
 #include <sys/stat.h>
 
 #include <cerrno>
+#include <nlohmann/json.hpp>
 #include <span>
 #include <system_error>
 
+#include "base/json_text.hpp"
 #include "base/log.hpp"
 #include "base/posix_file.hpp"
 #include "engine/checkpoint/durable_retire.hpp"
@@ -205,7 +207,7 @@ void RunFiles::begin(const config::Config& given) {
 
 void RunFiles::event(const RunEvent& event) {
   errno = 0;
-  events_ << event.dump() << '\n' << std::flush;
+  events_ << json_text(event) << '\n' << std::flush;
   if (events_) return;
   throw RunFileError("'" + path(kEventsFile) + "' cannot be written: " +
                      (errno != 0 ? std::generic_category().message(errno) : "the write failed"));

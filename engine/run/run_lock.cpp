@@ -19,6 +19,7 @@
 
 #include "base/error.hpp"
 #include "base/file_descriptor.hpp"
+#include "base/json_text.hpp"
 
 namespace sluice::run {
 namespace {
@@ -53,7 +54,7 @@ std::string read_record(int descriptor) {
 
 std::optional<RunHolder> read_holder(int descriptor) {
   using Json = nlohmann::json;
-  const Json record = Json::parse(read_record(descriptor), nullptr, false);
+  const Json record = try_parse_json(read_record(descriptor));
   if (!record.is_object()) return std::nullopt;
   const auto text_of = [&](const char* name) {
     const auto found = record.find(name);
@@ -162,9 +163,7 @@ void RunLock::write_holder(const RunId& run) {
                                 {"started", utc_now()},
                                 {"storage_paths", storage_paths_},
                                 {"earlier_runs", earlier_runs_}};
-  const auto dumped = [&] {
-    return record.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
-  };
+  const auto dumped = [&] { return lenient_json_text(record) + "\n"; };
   std::string text = dumped();
   if (text.size() > kMaxRecordBytes) {  // the holder matters more than its paths
     record.erase("storage_paths");

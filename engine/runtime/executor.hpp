@@ -22,6 +22,7 @@
 #include "engine/runtime/stall_causes.hpp"
 #include "engine/runtime/storage_lane.hpp"
 #include "engine/runtime/update_tags.hpp"
+#include "kernels/optimizer.hpp"
 
 namespace sluice::runtime {
 

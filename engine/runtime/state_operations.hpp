@@ -10,6 +10,7 @@
 #include "engine/model/parameter_table.hpp"
 #include "engine/runtime/program.hpp"
 #include "kernels/kernels.hpp"
+#include "kernels/optimizer.hpp"
 
 namespace sluice::runtime {
 

@@ -19,7 +19,7 @@
 #include "engine/runtime/run_memory.hpp"
 #include "engine/schedule/orders/stage_view.hpp"
 #include "engine/schedule/rank_view.hpp"
-#include "kernels/optimizer.hpp"
+#include "kernels/optimizer_options.hpp"
 
 namespace sluice::runtime {
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <exception>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "base/error.hpp"

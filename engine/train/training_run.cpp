@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
+#include "base/json_text.hpp"
 #include "base/log.hpp"
 #include "base/posix_file.hpp"
 #include "base/units.hpp"
@@ -46,7 +48,7 @@ std::uint64_t saved_bytes(const config::Config& config, const planner::Plan& pla
 
 void write_plan(Prepared& prepared, run::RunFiles& files) {
   const RunEvent event = prepared_event(prepared);
-  files.text("plan.json", event.dump() + "\n");
+  files.text("plan.json", json_text(event) + "\n");
   TraceRecorder trace;
   schedule::simulate(prepared.plan()->training(), prepared.simulation_model(), &trace);
   files.text("plan_trace.json", trace.to_json());

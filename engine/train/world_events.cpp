@@ -4,8 +4,10 @@
 #include <unistd.h>
 
 #include <array>
+#include <nlohmann/json.hpp>
 
 #include "base/core_shares.hpp"
+#include "base/json_text.hpp"
 
 namespace sluice::train {
 
@@ -24,10 +26,9 @@ namespace {
 
 RunEvent gather_json(World& world, const std::string& name, const RunEvent& own) {
   RunEvent all = RunEvent::array();
-  const std::string text =
-      own.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  const std::string text = lenient_json_text(own);
   for (const std::string& message : world.gather(name, text)) {
-    all.push_back(RunEvent::parse(message));
+    all.push_back(parse_ordered_json(message));
   }
   return all;
 }

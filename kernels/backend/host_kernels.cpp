@@ -13,6 +13,7 @@
 #include "kernels/host/norm.hpp"
 #include "kernels/host/onednn.hpp"
 #include "kernels/host/optimizer/update.hpp"
+#include "kernels/optimizer.hpp"
 
 namespace sluice::kernels {
 namespace host {

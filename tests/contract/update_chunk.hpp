@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "kernels/block8.hpp"
+#include "kernels/key_runs.hpp"
+#include "kernels/optimizer.hpp"
 #include "kernels/split_master.hpp"
 #include "kernels/stochastic_rounding.hpp"
 #include "tests/contract/kernels_contract.hpp"

@@ -8,6 +8,7 @@
 
 #include "base/error.hpp"
 #include "kernels/kernels.hpp"
+#include "kernels/optimizer.hpp"
 #include "tests/contract/kernels_contract.hpp"
 #include "tests/kernels/guarded_workspace.hpp"
 

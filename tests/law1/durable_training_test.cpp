@@ -6,6 +6,7 @@
 #include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "engine/checkpoint/durable_recovery.hpp"
 #include "engine/checkpoint/durable_retire.hpp"

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <nlohmann/json.hpp>
 
 #include "tests/law1/same_bits.hpp"
 #include "tests/support/sweep.hpp"

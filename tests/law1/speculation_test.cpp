@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
 #include "tests/law1/same_bits.hpp"

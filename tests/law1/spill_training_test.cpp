@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <nlohmann/json.hpp>
 
 #include "offload/storage_engine.hpp"
 #include "tests/law1/same_bits.hpp"

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "engine/checkpoint/durable_recovery.hpp"

@@ -7,6 +7,7 @@
 
 #include <array>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
 #include "offload/storage_engine.hpp"

@@ -14,6 +14,7 @@
 #include "engine/checkpoint/safetensors.hpp"
 #include "engine/config/shapes.hpp"
 #include "engine/model/parameter_table.hpp"
+#include "kernels/optimizer.hpp"
 #include "tests/support/rank_sessions.hpp"
 #include "tests/support/whole_model.hpp"
 

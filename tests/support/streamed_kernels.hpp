@@ -14,6 +14,7 @@
 
 #include "base/error.hpp"
 #include "kernels/kernels.hpp"
+#include "kernels/optimizer.hpp"
 
 namespace sluice::testing {
 

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/json_text.hpp"
 #include "tools/bench/peer_adam.hpp"
 
 namespace sluice::bench {
@@ -19,7 +20,7 @@ constexpr int kProtocol = 1;
 // Parses an answer as a JSON object. Throws Error if it is none, or if it reports an error.
 nlohmann::json parse_answer(const std::string& line) {
   constexpr std::size_t kShown = 120;
-  nlohmann::json answer = nlohmann::json::parse(line, nullptr, false);
+  nlohmann::json answer = try_parse_json(line);
   if (!answer.is_object()) {
     throw Error("bench adam: a peer's answer is not a JSON object: '" + line.substr(0, kShown) +
                 "'");
@@ -58,12 +59,12 @@ void AdamPeers::read_introduction(const std::string& line, int threads) {
   const nlohmann::json answer = parse_answer(line);
   try {
     if (answer.at("protocol") != kProtocol) {
-      throw Error("bench adam: the peers speak protocol " + answer.at("protocol").dump() +
+      throw Error("bench adam: the peers speak protocol " + json_text(answer.at("protocol")) +
                   ", and this program " + std::to_string(kProtocol));
     }
     if (answer.at("threads") != threads) {
-      throw Error("bench adam: the peers run " + answer.at("threads").dump() + " threads, but " +
-                  std::to_string(threads) + " were asked for");
+      throw Error("bench adam: the peers run " + json_text(answer.at("threads")) +
+                  " threads, but " + std::to_string(threads) + " were asked for");
     }
     versions_ = answer.at("versions");
     if (!answer.at("missing").is_null()) missing_ = answer.at("missing");
@@ -78,13 +79,13 @@ void AdamPeers::read_introduction(const std::string& line, int threads) {
 
 double AdamPeers::seconds(const std::string& variant) {
   const nlohmann::json answer = parse_answer(
-      process_.ask(nlohmann::json{{"run", variant}}.dump(),
+      process_.ask(json_text(nlohmann::json{{"run", variant}}),
                    Deadline::after_seconds(step_deadline_seconds_), "a step of peer " + variant));
   const auto ran = answer.find("ran");
   const auto seconds = answer.find("seconds");
   if (ran == answer.end() || *ran != variant || seconds == answer.end() || !seconds->is_number() ||
       !(seconds->get<double>() > 0) || !std::isfinite(seconds->get<double>())) {
-    throw Error("bench adam: peer " + variant + " answered " + answer.dump() +
+    throw Error("bench adam: peer " + variant + " answered " + json_text(answer) +
                 " to a request for the seconds of one of its steps");
   }
   return seconds->get<double>();

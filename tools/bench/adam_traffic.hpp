@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/kernels.hpp"
+#include "kernels/optimizer.hpp"
 
 namespace sluice::kernels::host {
 class Parallel;

@@ -12,6 +12,7 @@
 
 #include "base/deadline.hpp"
 #include "base/error.hpp"
+#include "base/json_text.hpp"
 #include "base/rng.hpp"
 #include "tools/bench/median.hpp"
 #include "tools/bench/peer_process.hpp"
@@ -102,7 +103,7 @@ class Peer {
     const json answer = parse(peer.process_.read_line(Deadline::after_seconds(kPeerStartSeconds),
                                                       "torch to load for bench"));
     if (answer.value("protocol", 0) != kProtocol || !answer.contains("versions")) {
-      throw Error("bench: the peer introduces itself wrongly: " + answer.dump());
+      throw Error("bench: the peer introduces itself wrongly: " + json_text(answer));
     }
     peer.versions_ = answer["versions"].get<std::string>();
     return peer;
@@ -112,13 +113,13 @@ class Peer {
 
   double seconds(const std::string& name, int repeats) {
     const json answer =
-        parse(process_.ask(json{{"run", name}, {"repeats", repeats}}.dump(),
+        parse(process_.ask(json_text(json{{"run", name}, {"repeats", repeats}}),
                            Deadline::after_seconds(kPeerRunSeconds), "torch's " + name));
     const auto seconds = answer.find("seconds");
     if (answer.value("ran", "") != name || seconds == answer.end() || !seconds->is_number() ||
         !(seconds->get<double>() > 0)) {
-      throw Error("bench: torch answered " + answer.dump() + " to a request for the seconds of " +
-                  name);
+      throw Error("bench: torch answered " + json_text(answer) +
+                  " to a request for the seconds of " + name);
     }
     return seconds->get<double>();
   }
@@ -126,9 +127,9 @@ class Peer {
  private:
   explicit Peer(PeerProcess process) : process_(std::move(process)) {}
   static json parse(const std::string& line) {
-    json answer = json::parse(line, nullptr, false);
+    json answer = try_parse_json(line);
     if (!answer.is_object()) throw Error("bench: torch's answer is not a JSON object");
-    if (answer.contains("error")) throw Error("bench: torch: " + answer["error"].dump());
+    if (answer.contains("error")) throw Error("bench: torch: " + json_text(answer["error"]));
     return answer;
   }
 

@@ -4,7 +4,9 @@
 #include <cstdarg>
 #include <cstdint>
 #include <cstdio>
+#include <nlohmann/json.hpp>
 
+#include "base/json_text.hpp"
 #include "base/units.hpp"
 #include "tools/bench/adam_variants.hpp"
 
@@ -95,8 +97,8 @@ std::string storage_table(const json& figures) {
     }
     if (best) {
       const auto block = figures["best_fio_" + mix + "_block_bytes"].get<unsigned long long>();
-      const std::string at =
-          std::to_string(block >> 10) + " KiB x " + figures["best_fio_" + mix + "_depth"].dump();
+      const std::string at = std::to_string(block >> 10) + " KiB x " +
+                             json_text(figures["best_fio_" + mix + "_depth"]);
       text += formatted(" %11.2f %16s %17s", figure("best_fio_" + mix + "_gib_per_s"), at.c_str(),
                         ratio_with_interval(figures, "default_of_best_" + mix).c_str());
     }
@@ -243,7 +245,7 @@ std::string small_plans_table(const json& figures) {
   std::string text =
       formatted("%d small models, %d of them fit by exhaustive search; refused wrongly: %s\n",
                 figures["count"].get<int>(), figures["fits"].get<int>(),
-                figures["refused_wrongly"].dump().c_str());
+                json_text(figures["refused_wrongly"]).c_str());
   if (!figures.contains("most_gain")) return text;
   const json& slower = figures["slower"];
   text += formatted(
@@ -407,7 +409,7 @@ std::string pipelines_table(const json& figures) {
   text += formatted("%-14s %6s %8s %12s %9s %6s  %s\n", "order", "stages", "bubble", "closed form",
                     "makespan", "sums", "in flight, by rank");
   for (const json& of : figures["orders"]) {
-    const std::string closed = of["closed_bubble"].is_null() ? "-" : of["closed_bubble"].dump();
+    const std::string closed = of["closed_bubble"].is_null() ? "-" : json_text(of["closed_bubble"]);
     text += of["order"].get<std::string>();
     text.append(text.size() - text.rfind('\n') < 16 ? 16 - (text.size() - text.rfind('\n')) : 1,
                 ' ');
@@ -415,7 +417,7 @@ std::string pipelines_table(const json& figures) {
         formatted("%6d %8lld %12s %9lld %6s  ", of["stages"].get<int>(),
                   of["bubble"].get<long long>(), closed.c_str(), of["makespan"].get<long long>(),
                   of["sums_in_order"].get<bool>() ? "exact" : "other");
-    text += of["in_flight"].dump() + "\n";
+    text += json_text(of["in_flight"]) + "\n";
     if (of.contains("csv")) text += "\n" + of["csv"].get<std::string>();
   }
   return text +

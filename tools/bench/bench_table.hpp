@@ -1,7 +1,7 @@
 // Formats the figures of a bench as a table; --json prints all of them.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 namespace sluice::bench {

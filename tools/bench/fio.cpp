@@ -20,6 +20,7 @@
 
 #include "base/deadline.hpp"
 #include "base/error.hpp"
+#include "base/json_text.hpp"
 #include "base/units.hpp"
 
 extern char** environ;
@@ -154,8 +155,8 @@ std::optional<StorageRate> run_fio(const FioLoad& load, StorageMix mix) {
 StorageRate parse_fio(const std::string& text) {
   // Warnings may stand before the object.
   const auto begin = text.find('{');
-  const auto document = nlohmann::json::parse(
-      begin == std::string::npos ? std::string() : text.substr(begin), nullptr, false);
+  const auto document =
+      try_parse_json(begin == std::string::npos ? std::string() : text.substr(begin));
   try {
     const auto& job = document.at("jobs").at(0);
     StorageRate rate;

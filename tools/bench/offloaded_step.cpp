@@ -13,6 +13,7 @@
 #include "engine/checkpoint/model_state.hpp"
 #include "engine/config/shapes.hpp"
 #include "kernels/host/parallel.hpp"
+#include "kernels/optimizer.hpp"
 #include "tools/bench/storage_rates.hpp"
 
 namespace sluice::bench {

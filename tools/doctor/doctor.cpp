@@ -8,6 +8,7 @@
 #include <optional>
 #include <sstream>
 
+#include "base/json_text.hpp"
 #include "base/units.hpp"
 #include "tools/doctor/checks.hpp"
 
@@ -29,7 +30,7 @@ void print(const DoctorCheck& check, bool as_json, std::ostream& out) {
              {"value", check.value},
              {"detail", check.detail}};
   if (!check.ok) event["fix"] = check.fix;
-  out << event.dump(-1, ' ', false, json::error_handler_t::replace) << '\n';
+  out << lenient_json_text(event) << '\n';
 }
 
 std::string rate_text(double bytes_per_s) {
@@ -137,11 +138,11 @@ DoctorCheck measure(const DoctorOptions& options, std::ostream& out, int& status
   DoctorCheck check{"measure", true, nullptr, "", ""};
   try {
     planner::HardwareProfile profile = measure_hardware(options.measure);
-    check.value = json::parse(planner::to_json(profile));
+    check.value = parse_json(planner::to_json(profile));
     if (!options.json) print_profile(profile, out);
     if (!options.json && profile.gpu) print_gpu(*profile.gpu, out);
     check.detail = save(options, profile);
-    check.value = json::parse(planner::to_json(profile));
+    check.value = parse_json(planner::to_json(profile));
     status = 0;
   } catch (const Error& error) {
     check.ok = false;

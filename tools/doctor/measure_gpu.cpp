@@ -7,6 +7,7 @@
 #include "base/dtype.hpp"
 #include "base/error.hpp"
 #include "base/rng.hpp"
+#include "kernels/optimizer.hpp"
 #include "tools/doctor/aligned_bytes.hpp"
 #include "tools/doctor/samples.hpp"
 

@@ -11,6 +11,7 @@
 #include "base/dtype.hpp"
 #include "base/error.hpp"
 #include "base/units.hpp"
+#include "kernels/optimizer.hpp"
 #include "tools/doctor/aligned_bytes.hpp"
 #include "tools/doctor/samples.hpp"
 

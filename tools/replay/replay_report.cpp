@@ -9,6 +9,7 @@
 
 #include "allocator/record/iterations.hpp"
 #include "base/error.hpp"
+#include "base/json_text.hpp"
 #include "base/units.hpp"
 #include "tools/replay/address_plot.hpp"
 #include "tools/replay/own_policies.hpp"
@@ -347,7 +348,7 @@ std::string replay_report_table(const nlohmann::json& event) {
   out << "\npolicy      reserved   fragments   least fits   above live   flushes   remaps   syncs"
          "    waits   ns/op\n";
   const auto count = [](const nlohmann::json& policy, const char* key) {
-    return policy.contains(key) ? policy.at(key).dump() : std::string("-");
+    return policy.contains(key) ? json_text(policy.at(key)) : std::string("-");
   };
   const auto bytes = [](const nlohmann::json& policy, const char* key) {
     return policy.contains(key) ? format_bytes(policy.at(key).get<std::uint64_t>()) : "-";

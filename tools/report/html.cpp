@@ -3,6 +3,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.hpp"
 #include "tools/palette/palette.hpp"
 #include "tools/report/page.hpp"
 #include "tools/report/report.hpp"
@@ -280,8 +281,7 @@ Json page_data(const RunDirectory& run) {
 std::string render_html_report(const std::filesystem::path& run_dir) {
   // Text from files must not end the script element, so '<' is written as an escape. Bytes that are
   // not UTF-8 (in a comment of the configuration, in the directory's name) become U+FFFD.
-  const std::string data =
-      page_data(load_run_directory(run_dir)).dump(-1, ' ', false, Json::error_handler_t::replace);
+  const std::string data = lenient_json_text(page_data(load_run_directory(run_dir)));
   std::string page;
   page.reserve(kPageHead.size() + data.size() + kPageTail.size());
   page += kPageHead;

@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "base/json_text.hpp"
 #include "tools/report/report.hpp"
 #include "tools/report/run_directory.hpp"
 #include "tools/report/trace_analysis.hpp"
@@ -12,7 +13,7 @@ namespace {
 
 // Names come from a file: quoted and escaped.
 std::string json_string(const std::string& text) {
-  return nlohmann::json(text).dump();
+  return json_text(nlohmann::json(text));
 }
 
 // Chrome JSON counts in microseconds; three decimals keep every nanosecond, so slices that touch
@@ -76,7 +77,7 @@ void write_process(ChromeWriter& out, const TraceFile& trace, int pid, const cha
   for (const TraceCounter& sample : trace.counters) {
     out.event(R"("ph":"C","name":)" + json_string(trace.names[sample.name]) + R"(,"pid":)" +
               std::to_string(pid) + R"(,"ts":)" + microseconds(sample.time_ns) +
-              R"(,"args":{"value":)" + nlohmann::json(sample.value).dump() + "}");
+              R"(,"args":{"value":)" + json_text(nlohmann::json(sample.value)) + "}");
   }
 }
 

@@ -6,6 +6,7 @@
 #include <system_error>
 
 #include "base/error.hpp"
+#include "base/json_text.hpp"
 #include "base/units.hpp"
 
 namespace sluice::report {
@@ -50,7 +51,7 @@ Json parse_json(const Path& file, std::string_view text, const std::string& wher
     return true;
   };
   try {
-    return Json::parse(text, bound_depth);
+    return sluice::parse_json(text, bound_depth);
   } catch (const Json::parse_error& error) {
     refuse(file, where + "not JSON at byte " + std::to_string(error.byte));
   } catch (const Json::exception&) {

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "base/error.hpp"
+#include "base/json_text.hpp"
 #include "base/units.hpp"
 #include "device/cuda/cuda_device.hpp"
 #include "engine/train/plan/backend.hpp"
@@ -51,7 +52,7 @@ void choose(CLI::App& command, Command& chosen, std::function<nlohmann::json()> 
     chosen = [measure, json] {
       const nlohmann::json event = measure();
       if (*json) {
-        std::cout << event.dump() << std::endl;
+        std::cout << json_text(event) << std::endl;
       } else {
         std::cout << bench::bench_table(event);
       }

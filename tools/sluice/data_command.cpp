@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
+#include "base/json_text.hpp"
 #include "engine/config/config.hpp"
 #include "engine/data/dataset.hpp"
 #include "engine/data/dataset_options.hpp"
@@ -62,7 +63,7 @@ void print_sample(const data::Dataset& data, const Place& place, std::int64_t to
         {"sample", place.sample}, {"number", sample.index + 1}, {"epoch", sample.epoch + 1},
         {"file", at.file},        {"offset", at.token},         {"tokens", tokens},
         {"last_file", last.file}, {"last_offset", last.token}};
-    std::cout << event.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << '\n';
+    std::cout << lenient_json_text(event) << '\n';
     return;
   }
   std::cout << "step " << place.step << "  micro-batch " << place.micro_batch << "  sample "

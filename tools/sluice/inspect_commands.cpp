@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/error.hpp"
+#include "base/json_text.hpp"
 #include "base/units.hpp"
 #include "device/host/host_device.hpp"
 #include "engine/planner/price/hardware_profile.hpp"
@@ -50,7 +51,7 @@ void print_stale_files(const run::StaleRun& run, bool as_json) {
                                        {"path", file.path},   {"what", file.what},
                                        {"bytes", file.bytes}, {"removable", file.removable},
                                        {"removed", removed}};
-    std::cout << event.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << '\n';
+    std::cout << lenient_json_text(event) << '\n';
   }
 }
 

@@ -11,6 +11,7 @@
 #include <system_error>
 
 #include "base/error.hpp"
+#include "base/json_text.hpp"
 #include "base/log.hpp"
 #include "tools/sluice/command_line.hpp"
 #include "tools/sluice/standard_streams.hpp"
@@ -25,7 +26,7 @@ int report_error(const std::string& message, int status, std::string_view code, 
   if (json) {
     const nlohmann::ordered_json event{
         {"event", "error"}, {"code", std::string(code)}, {"message", message}};
-    std::cout << event.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << std::endl;
+    std::cout << lenient_json_text(event) << std::endl;
   }
   return status;
 }

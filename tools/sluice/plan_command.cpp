@@ -1,7 +1,9 @@
 #include <iostream>
+#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "base/error.hpp"
+#include "base/json_text.hpp"
 #include "engine/planner/free_optimizer.hpp"
 #include "engine/planner/machine_check.hpp"
 #include "engine/planner/outlook.hpp"
@@ -95,7 +97,7 @@ int plan_command(const PlanArguments& arguments) {
   train::Prepared prepared = prepared_for(arguments, hardware, tried);
   if (const planner::Refusal* refusal = prepared.refusal()) {
     waiting.reset();
-    if (arguments.json) std::cout << train::refused_event(*refusal).dump() << std::endl;
+    if (arguments.json) std::cout << json_text(train::refused_event(*refusal)) << std::endl;
     print_to_stderr("sluice: " + arguments.config.path + ": " + refusal->sentence() + "\n");
     return 2;
   }
@@ -114,7 +116,7 @@ int plan_command(const PlanArguments& arguments) {
         planner::simulate_free_optimizer(plan.training(), prepared.simulation_model()).total_s);
   }
   if (arguments.json) {
-    std::cout << event.dump() << std::endl;
+    std::cout << json_text(event) << std::endl;
   } else {
     const Console console;
     Progress(config, console).plan(event);

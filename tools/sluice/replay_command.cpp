@@ -8,6 +8,7 @@
 #include "allocator/record/format/memory_trace_csv.hpp"
 #include "allocator/record/format/torch_snapshot.hpp"
 #include "base/error.hpp"
+#include "base/json_text.hpp"
 #include "tools/replay/explain_out_of_memory.hpp"
 #include "tools/replay/generated/trace_generator.hpp"
 #include "tools/replay/lifetime_csv.hpp"
@@ -46,7 +47,7 @@ void print_event(const nlohmann::json& event, bool json,
                  std::string (*table)(const nlohmann::json&)) {
   if (json) {
     // A path need not be UTF-8.
-    std::cout << event.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << std::endl;
+    std::cout << lenient_json_text(event) << std::endl;
   } else {
     std::cout << table(event);
   }

@@ -5,11 +5,13 @@
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string_view>
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/json_text.hpp"
 #include "collectives/gloo/gloo_communicator.hpp"
 #include "collectives/nccl/nccl_communicator.hpp"
 #include "engine/run/resume_point.hpp"
@@ -122,7 +124,7 @@ class TrainProcess {
   void take(const train::RunEvent& event) {
     waiting_.reset();
     if (arguments_.json && !output_failed_) {
-      std::cout << event.dump() << std::endl;
+      std::cout << json_text(event) << std::endl;
       if (!std::cout) {
         // Nobody reads any more: save and stop, as for a signal.
         output_failed_ = true;

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "base/error.hpp"
+#include "base/json_text.hpp"
 #include "engine/config/config.hpp"
 #include "engine/train/plan/backend.hpp"
 #include "tools/sluice/commands.hpp"
@@ -30,8 +31,7 @@ void tell(const char* result, const std::string& name, const std::string& detail
   if (!arguments.json) return;
   const nlohmann::ordered_json event{
       {"event", "verify"}, {"variant", name}, {"result", result}, {"detail", detail}};
-  std::cout << event.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace)
-            << std::endl;
+  std::cout << lenient_json_text(event) << std::endl;
 }
 
 // The run with which the variants of a configuration are compared.

@@ -14,6 +14,7 @@
 #include "engine/config/shapes.hpp"
 #include "engine/runtime/run_state.hpp"
 #include "engine/schedule/even_parts.hpp"
+#include "kernels/optimizer.hpp"
 
 namespace sluice::planner {
 namespace {

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "base/error.hpp"
+#include "kernels/optimizer.hpp"
 
 namespace sluice::planner {
 namespace {

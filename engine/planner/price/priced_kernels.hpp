@@ -4,6 +4,7 @@
 
 #include "engine/planner/price/hardware_profile.hpp"
 #include "kernels/kernels.hpp"
+#include "kernels/parameter_segment.hpp"
 
 namespace sluice::planner {
 

@@ -18,7 +18,7 @@
 #include "engine/schedule/pass_segments.hpp"
 #include "engine/schedule/rank_view.hpp"
 #include "engine/schedule/saved_part.hpp"
-#include "kernels/optimizer.hpp"
+#include "kernels/optimizer_options.hpp"
 
 namespace sluice::schedule {
 

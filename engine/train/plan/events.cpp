@@ -1,6 +1,7 @@
 #include "engine/train/plan/events.hpp"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "base/units.hpp"
 

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <exception>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <span>
 #include <thread>

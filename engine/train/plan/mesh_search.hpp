@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "engine/config/config.hpp"
-#include "engine/planner/hardware_profile.hpp"
+#include "engine/planner/price/hardware_profile.hpp"
 #include "engine/train/plan/events.hpp"
 #include "engine/train/plan/prepare.hpp"
 

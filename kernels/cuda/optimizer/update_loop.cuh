@@ -19,6 +19,7 @@
 #include "kernels/cuda/optimizer/formats.cuh"
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/simt.cuh"
+#include "kernels/key_runs.hpp"
 #include "kernels/update_arrays.hpp"
 
 namespace sluice::kernels::cuda {

@@ -7,6 +7,7 @@
 
 #include "kernels/host/optimizer/rules.hpp"
 #include "kernels/host/parallel.hpp"
+#include "kernels/key_runs.hpp"
 #include "kernels/update_arrays.hpp"
 
 namespace sluice::kernels::host {

@@ -13,6 +13,7 @@
 #include "engine/model/model.hpp"
 #include "engine/model/parameter_table.hpp"
 #include "kernels/kernels.hpp"
+#include "kernels/optimizer.hpp"
 #include "tests/support/holds.hpp"
 #include "tests/support/scratch_directory.hpp"
 

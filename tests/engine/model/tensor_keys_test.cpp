@@ -14,6 +14,8 @@
 #include "engine/model/model.hpp"
 #include "engine/model/parameter_table.hpp"
 #include "kernels/kernels.hpp"
+#include "kernels/key_runs.hpp"
+#include "kernels/optimizer.hpp"
 
 namespace sluice::model {
 namespace {

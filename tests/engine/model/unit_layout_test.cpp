@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/dtype.hpp"
-#include "tests/support/random_training.hpp"
+#include "tests/support/draws.hpp"
 
 namespace sluice::model {
 namespace {

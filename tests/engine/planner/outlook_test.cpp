@@ -3,8 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
+
 #include "base/error.hpp"
-#include "engine/planner/bundled_profiles.hpp"
+#include "engine/planner/price/bundled_profiles.hpp"
 #include "engine/train/plan/plan_outlook.hpp"
 #include "engine/train/plan/prepare.hpp"
 #include "engine/train/plan/what_if.hpp"

@@ -2,6 +2,8 @@
 // link are the same. Nothing is allocated once training has begun.
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
+
 #include "tests/support/planned_session.hpp"
 #include "tests/support/random_training.hpp"
 

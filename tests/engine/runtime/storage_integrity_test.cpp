@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <nlohmann/json.hpp>
 
 #include "base/log.hpp"
 #include "offload/integrity_error.hpp"
