@@ -177,7 +177,7 @@ BufferId TransformerPass::add_residual(BufferId branch) {
 
 BufferId TransformerPass::forward_block(std::size_t unit, BufferId input, SavedBlock& saved) {
   saved.middle = forward_attention(unit, input, saved);
-  return forward_mlp(unit, saved.middle, saved.mlp);
+  return forward_mlp(unit, saved.mlp);
 }
 
 BufferId TransformerPass::backward_block(std::size_t unit, BufferId gradient, SavedBlock& saved) {
@@ -190,7 +190,7 @@ BufferId TransformerPass::backward_block(std::size_t unit, BufferId gradient, Sa
   return backward_attention(unit, sum, saved);
 }
 
-BufferId TransformerPass::forward_mlp(std::size_t unit, BufferId& middle, SavedMlp& saved) {
+BufferId TransformerPass::forward_mlp(std::size_t unit, SavedMlp& saved) {
   const std::uint64_t tokens = batch_.tokens();
   forward_norm(saved.norm, tokens, "norm2");
   saved.gate = linear(unit, layout_.gate, tokens, shape_.hidden, shape_.ffn, "mlp.gate");
@@ -199,7 +199,6 @@ BufferId TransformerPass::forward_mlp(std::size_t unit, BufferId& middle, SavedM
   }
   const std::uint64_t inner_bytes = tokens * shape_.ffn * shape_.element_bytes;
   saved.activated = activation(inner_bytes, "mlp.activation");
-  BufferId* const down_input = shape_.is_gated ? &saved.product : &saved.activated;
   if (shape_.is_gated) {
     saved.product = activation(inner_bytes, "mlp.product");
   }

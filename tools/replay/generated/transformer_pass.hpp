@@ -123,7 +123,7 @@ class TransformerPass {
                    std::string_view name);
   void rotate(BufferId& id, std::uint64_t width, std::string_view name);
   BufferId dropout(BufferId input, BufferId& mask, std::string_view name);
-  BufferId forward_mlp(std::size_t unit, BufferId& middle, SavedMlp& saved);
+  BufferId forward_mlp(std::size_t unit, SavedMlp& saved);
   BufferId backward_mlp(std::size_t unit, SavedMlp& saved);
   void attend(SavedAttention& saved);
   std::vector<BufferId> backward_attend(SavedAttention& saved, BufferId& gradient);
