@@ -13,10 +13,6 @@ inline constexpr std::uint64_t kMostStepInstructions = 2'000'000;
 // A step with so many takes milliseconds to compile.
 inline constexpr std::uint64_t kSmallStepInstructions = 20'000;
 
-// No further start of a search, nor whole places, once trials have made so many instructions: a
-// third of a second's worth. Starts with one unit ahead are few and do without this limit.
-inline constexpr std::uint64_t kSearchInstructions = 350'000;
-
 // No search with segments of a further length, once trials have made so many: eight seconds' worth.
 inline constexpr std::uint64_t kPolicySearchInstructions = 8'000'000;
 

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 
 #include "base/error.hpp"
 #include "base/units.hpp"
@@ -27,7 +28,9 @@ constexpr int kDepth = 4;   // kinds of state with one tier each
 // they come near the first one (kNearStart).
 constexpr std::size_t kStarts = 2;
 constexpr std::size_t kSpilledStarts = 1;  // more, with all activations in pinned memory
-constexpr double kDearHiddenWork = 0.2;    // of a mixture that prefers recomputation to transfers
+// No further start once so many trials were made from others.
+constexpr std::size_t kStartTrials = 60;
+constexpr double kDearHiddenWork = 0.2;  // of a mixture that prefers recomputation to transfers
 
 // The need, but at least `least` in every tier.
 runtime::MemoryNeed at_least(runtime::MemoryNeed need, const TierBytes& least) {
@@ -227,21 +230,26 @@ void Search::search(const std::vector<Shape>& shapes) {
   if (starts.empty()) return;
   std::stable_sort(starts.begin(), starts.end(),
                    [](const Start& a, const Start& b) { return a.plan.seconds < b.plan.seconds; });
-  // A long step takes longer to compile anyway.
-  const std::uint64_t most =
-      trials_.instructions() + kSearchInstructions + step_size(model_, starts.front().plan.options);
+  const std::size_t most = trials_.count() + kStartTrials;
   std::array<std::size_t, 2> left{kStarts, kSpilledStarts};
-  std::vector<std::pair<schedule::ComputeOrder, schedule::UpdatePlacement>> passes;
+  // From plans with less ahead no single change leads to one with as much as is allowed, or back.
+  std::vector<std::tuple<schedule::ComputeOrder, schedule::UpdatePlacement, bool>> kinds;
+  std::vector<const schedule::StepOptions*> seen;  // two shapes may end in one plan
   for (const Start& start : starts) {
+    const bool is_known = std::any_of(
+        seen.begin(), seen.end(), [&](const auto* plan) { return *plan == start.plan.options; });
+    if (is_known) continue;
+    seen.push_back(&start.plan.options);
     const bool is_spilled = start.shape.places.activation != config_.memory.place.activation;
     std::size_t& more = left[is_spilled ? 1 : 0];
-    const std::pair own(start.shape.shape.order, start.shape.shape.update);
-    const bool is_new = std::find(passes.begin(), passes.end(), own) == passes.end();
+    const std::tuple own(start.shape.shape.order, start.shape.shape.update,
+                         start.shape.thrift != Thrift::kNone);
+    const bool is_new = std::find(kinds.begin(), kinds.end(), own) == kinds.end();
     if (more == 0 && !is_new) continue;
-    if (is_new) passes.push_back(own);
+    if (is_new) kinds.push_back(own);
     if (more > 0) --more;
     if (start.plan.seconds > starts.front().plan.seconds * kNearStart) break;
-    if (trials_.instructions() > most) break;
+    if (trials_.count() > most) break;
     improver_.improve(start.plan);
     improver_.improve(narrow(start).plan);
   }
@@ -366,13 +374,7 @@ std::vector<Search::Start> Search::try_shapes(const std::vector<Shape>& shapes) 
       tried_.push_back({shape.text(), shape.least.seconds, std::nullopt, {}});
       continue;
     }
-    const std::size_t before = starts.size();
-    Shape thrifty = shape;
-    for (const Thrift thrift : thrifts()) {
-      thrifty.thrift = thrift;
-      try_or_spill(thrifty, starts);
-      if (starts.size() > before) break;
-    }
+    try_or_spill(shape, starts);
   }
   return starts;
 }

@@ -96,6 +96,7 @@ class Search {
   std::optional<Shortlist::Found> spill_least(const schedule::StepOptions& options);
   std::optional<Shortlist::Found> try_shape(const Shape& shape);
   void try_or_spill(const Shape& shape, std::vector<Start>& starts);
+  void try_spills(const Shape& shape, std::vector<Start>& starts);
   std::vector<Start> try_shapes(const std::vector<Shape>& shapes);
   Start narrow(Start start);
   void search(const std::vector<Shape>& shapes);

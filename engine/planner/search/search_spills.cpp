@@ -7,14 +7,38 @@
 
 namespace sluice::planner {
 
-// A shape without a plan that fits is tried with gradients in pinned memory, with activations there,
-// and with both. The relaxation likes to fill the device with gradients, and leaves too little to
-// windows. Adds all plans that fit.
+// A shape without a plan that fits is tried with less fetched ahead, and with values that leave the
+// device; with both only where nothing fits yet. Adds all plans that fit.
 void Search::try_or_spill(const Shape& shape, std::vector<Start>& starts) {
-  if (const auto plan = try_shape(shape)) return starts.push_back({shape, *plan});
+  const std::size_t before = starts.size();
+  for (const Thrift thrift : thrifts()) {
+    Shape thrifty = shape;
+    thrifty.thrift = thrift;
+    const auto plan = try_shape(thrifty);
+    if (!plan) continue;
+    starts.push_back({thrifty, *plan});
+    if (thrift == Thrift::kNone) return;
+    break;
+  }
+  for (const Thrift thrift : thrifts()) {
+    Shape thrifty = shape;
+    thrifty.thrift = thrift;
+    try_spills(thrifty, starts);
+    if (starts.size() > before) return;
+  }
+  // Costly, so only as long as nothing fits.
+  if (!found_.empty()) return;
+  for (const schedule::StepOptions& options :
+       {placed(shape, shape.least, {}), frugal_options(shape)}) {
+    if (const auto plan = spill_least(options)) return starts.push_back({shape, *plan});
+  }
+}
+
+// With gradients in pinned memory, with activations there, and with both. The relaxation likes to fill
+// the device with gradients, and leaves too little to windows.
+void Search::try_spills(const Shape& shape, std::vector<Start>& starts) {
   using Place = config::Config::Place;
   const Places& given = shape.places;
-  const std::size_t before = starts.size();
   for (const auto& [gradient, activation] :
        {std::pair{given.gradient, Place::kPinned}, std::pair{Place::kPinned, given.activation},
         std::pair{Place::kPinned, Place::kPinned}}) {
@@ -26,12 +50,6 @@ void Search::try_or_spill(const Shape& shape, std::vector<Start>& starts) {
     add_with_places(shape, places, other);
     if (other.empty() || !found_.would_be_better(other.front().least.seconds)) continue;
     if (const auto plan = try_shape(other.front())) starts.push_back({other.front(), *plan});
-  }
-  // Costly, so only as long as nothing fits.
-  if (starts.size() > before || !found_.empty()) return;
-  for (const schedule::StepOptions& options :
-       {placed(shape, shape.least, {}), frugal_options(shape)}) {
-    if (const auto plan = spill_least(options)) return starts.push_back({shape, *plan});
   }
 }
 
