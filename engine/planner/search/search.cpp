@@ -29,7 +29,7 @@ constexpr int kDepth = 4;   // kinds of state with one tier each
 constexpr std::size_t kStarts = 2;
 constexpr std::size_t kSpilledStarts = 1;  // more, with all activations in pinned memory
 // No further start once so many trials were made from others.
-constexpr std::size_t kStartTrials = 60;
+constexpr std::size_t kStartTrials = 200;
 constexpr double kDearHiddenWork = 0.2;  // of a mixture that prefers recomputation to transfers
 
 // The need, but at least `least` in every tier.
