@@ -52,7 +52,7 @@ const std::vector<Rule>& rules() {
   return list;
 }
 
-// What a user may set at a resume, in addition to keys whose change is always refused.
+// Keys that a user may set at a resume, in addition to keys whose change is always refused.
 const std::vector<Overrides>& changes() {
   static const std::vector<Overrides> list{{"parallel.data=2"},
                                            {"parallel.data=2", "parallel.zero=1"},

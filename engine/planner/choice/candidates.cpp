@@ -263,6 +263,14 @@ std::uint64_t updated_elems(const schedule::StepModel& model, std::size_t unit) 
   return schedule::home_range(model, StateKind::kMaster, static_cast<std::int32_t>(unit)).elems();
 }
 
+std::uint64_t largest_updated_elems(const schedule::StepModel& model) {
+  std::uint64_t largest = 0;
+  for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
+    largest = std::max(largest, updated_elems(model, unit));
+  }
+  return largest;
+}
+
 std::uint64_t optimizer_state_bytes(const schedule::StepModel& model, std::size_t unit) {
   std::uint64_t bytes = 0;
   for (const StateKind kind : kOptimizerKinds) bytes += state_bytes_of(model, unit, kind);

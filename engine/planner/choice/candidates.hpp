@@ -55,6 +55,8 @@ TierBytes partial_bytes(const schedule::StepModel& model, const schedule::StepOp
 std::uint64_t weight_slots_of_all(const schedule::StepModel& model, std::uint64_t chunk_bytes);
 // Elements of the unit that the model's rank updates.
 std::uint64_t updated_elems(const schedule::StepModel& model, std::size_t unit);
+// The same of the largest unit.
+std::uint64_t largest_updated_elems(const schedule::StepModel& model);
 // Bytes of a unit's optimizer state of all kinds that the rank keeps.
 std::uint64_t optimizer_state_bytes(const schedule::StepModel& model, std::size_t unit);
 // Bytes that the rank's model state takes of each tier between steps, without a copy of tied weights. No

@@ -20,18 +20,11 @@ static_assert(bytes_of(DType::kBlock8, kLeastBlock8PieceElems) % 4096 == 0);
 // grows with them.
 constexpr std::uint64_t kMostPieces = 32768;
 
-// Sizes of the state that the rank updates.
+// Of the state that the rank updates.
 std::uint64_t total_elems(const schedule::StepModel& model) {
   std::uint64_t total = 0;
   for (std::size_t unit = 0; unit < model.units.size(); ++unit) total += updated_elems(model, unit);
   return total;
-}
-std::uint64_t largest_elems(const schedule::StepModel& model) {
-  std::uint64_t largest = 0;
-  for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
-    largest = std::max(largest, updated_elems(model, unit));
-  }
-  return largest;
 }
 
 // The least piece, doubled from `piece` on, that cuts the model into at most `most` pieces.
@@ -53,7 +46,7 @@ constexpr std::uint64_t kMostSmallUpdatePieces = 8192;
 }  // namespace
 
 std::uint64_t usual_piece_elems(const schedule::StepModel& model) {
-  const std::uint64_t largest = largest_elems(model);
+  const std::uint64_t largest = largest_updated_elems(model);
   std::uint64_t piece = 4 * kLeastPieceElems;
   while (piece < 16 * kLeastPieceElems && piece * 16 < largest) piece *= 2;
   return few_pieces(model, piece, kMostPieces);
@@ -66,7 +59,7 @@ std::uint64_t small_piece_elems(const schedule::StepModel& model) {
 }
 
 void grow_pieces(const schedule::StepModel& model, schedule::StepOptions& options) {
-  const std::uint64_t largest = largest_elems(model);
+  const std::uint64_t largest = largest_updated_elems(model);
   while (step_size(model, options) > kMostStepInstructions && options.piece_elems < largest) {
     options.piece_elems *= 2;
   }

@@ -1,6 +1,6 @@
 // The changes that choose activations anew: mixtures of parts that stay, leave or are recomputed,
 // and segments (activation_choice.hpp). Both are chosen for the bytes that a plan's state leaves.
-// What the schedule needs beyond them is known from a trial, so a second choice is closer.
+// A trial shows the bytes that the schedule needs beyond them, so a second choice is closer.
 #include <algorithm>
 
 #include "engine/planner/choice/candidates.hpp"

@@ -1,4 +1,4 @@
-// What a search tells of itself (`sluice plan --explain`).
+// The record of a search that `sluice plan --explain` prints.
 #pragma once
 
 #include <optional>

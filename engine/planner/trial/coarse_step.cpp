@@ -34,14 +34,6 @@ std::uint64_t update_piece(const schedule::StepOptions& options) {
   return options.update_piece_elems > 0 ? options.update_piece_elems : options.piece_elems;
 }
 
-std::uint64_t largest_elems(const schedule::StepModel& model) {
-  std::uint64_t largest = 0;
-  for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
-    largest = std::max(largest, updated_elems(model, unit));
-  }
-  return largest;
-}
-
 }  // namespace
 
 std::int32_t coarse_rounds(const schedule::StepModel& model, const schedule::StepOptions& options,
@@ -57,7 +49,7 @@ CoarseStep::CoarseStep(const schedule::StepModel& model, const schedule::StepOpt
       coarse_(options),
       rounds_(rounds),
       missing_(schedule::own_microbatch_count(model, options) - rounds) {
-  const std::uint64_t least = round_up(largest_elems(model) / pieces, kLawBlockElems);
+  const std::uint64_t least = round_up(largest_updated_elems(model) / pieces, kLawBlockElems);
   coarse_.microbatches = rounds * model.view.ranks;
   coarse_.piece_elems = std::max(options.piece_elems, least);
   if (options.update_piece_elems > 0) {
@@ -66,7 +58,7 @@ CoarseStep::CoarseStep(const schedule::StepModel& model, const schedule::StepOpt
 }
 
 bool CoarseStep::is_exact() const {
-  const std::uint64_t largest = largest_elems(model_);
+  const std::uint64_t largest = largest_updated_elems(model_);
   // Pieces beyond the largest unit are all of it.
   const auto as_cut = [largest](std::uint64_t elems) { return std::min(elems, largest); };
   return missing_ == 0 && as_cut(coarse_.piece_elems) == as_cut(options_.piece_elems) &&

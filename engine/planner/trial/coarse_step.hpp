@@ -31,8 +31,8 @@ class CoarseStep {
   void shrink_staging(schedule::Schedule& coarse) const;
   // Sets cost_s of every instruction.
   void price(schedule::Schedule& coarse, CostModel& costs) const;
-  // Lets each round between the first and the last stand for `times` of them, by longer
-  // instructions, where `missing` rounds were left out. In the order "unit" the work of all
+  // Lets the rounds between the first and the last stand for those that were left out, by longer
+  // instructions. In the order "unit" the work of all
   // micro-batches on a unit overlaps one transfer of its state. The longer of the two decides, so
   // fewer micro-batches would tell nothing of all.
   void lengthen_rounds(schedule::Schedule& coarse) const;
@@ -49,8 +49,8 @@ class CoarseStep {
   std::int32_t missing_;
 };
 
-// The rounds of a coarse step: a first, a last, and `between` them those that stand for all others. Groups
-// with sums of their own are compiled in full, since the sums that wait at once depend on their number.
+// The rounds of a coarse step: a first, a last, and `between` that stand for all others. Groups with
+// sums of their own are compiled in full, since the sums that wait at once depend on their number.
 std::int32_t coarse_rounds(const schedule::StepModel& model, const schedule::StepOptions& options,
                            std::int32_t between);
 

@@ -65,7 +65,7 @@ class SegmentedPasses {
     Places visited;
     bool operator==(const Route&) const = default;
   };
-  // What one rank's values after a segment are made of.
+  // The parts that one rank's values after a segment are made of.
   struct Made {
     PassId pass;
     std::int32_t end = 0;  // of the segments
