@@ -26,7 +26,6 @@
 #include "engine/planner/price/cost_model.hpp"
 #include "engine/planner/rank_plans.hpp"
 #include "engine/planner/search/pipeline_search.hpp"
-#include "engine/planner/search/policy_search.hpp"
 #include "engine/planner/search/search.hpp"
 #include "engine/runtime/collective_runner.hpp"
 #include "engine/runtime/durable_state.hpp"
@@ -450,8 +449,7 @@ std::variant<Plan, Refusal> make_plan(const config::Config& given, const model::
   Trials trials(step_model, costs, fixed_need(config, step_model), other_ranks(step_model));
   Search search(config, step_model, budgets, costs, trials, std::move(groups));
   if (!search.fits()) return with_largest_unit(search.refusal(), config, step_model);
-  Plan plan = settle_plan(search_policies(search, config, step_model, budgets, costs, trials),
-                          {step_model, config, model, hardware, costs},
+  Plan plan = settle_plan(search.fastest(), {step_model, config, model, hardware, costs},
                           classes_of(step_model, config, scope, costs));
   plan.bound_s = search.bound_s();
   plan.tried = search.tried();

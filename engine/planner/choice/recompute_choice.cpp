@@ -96,16 +96,18 @@ std::vector<schedule::Recomputation> search_recomputations(const config::Config&
     return recompute_choices(config, model);
   }
   std::vector<schedule::Recomputation> list;
-  for (schedule::Recomputation& recompute : std::vector<schedule::Recomputation>{
-           {},
-           recompute_parts(model, schedule::MadeBy::kElementwise),
-           recompute_parts(model, schedule::MadeBy::kAttention),
-           recompute_units(model),
-           recompute_segments(model, sqrt_segment_length(model))}) {
+  const auto add = [&](schedule::Recomputation recompute) {
     if (std::find(list.begin(), list.end(), recompute) == list.end()) {
       list.push_back(std::move(recompute));
     }
-  }
+  };
+  add({});
+  add(recompute_parts(model, schedule::MadeBy::kElementwise));
+  add(recompute_parts(model, schedule::MadeBy::kAttention));
+  add(recompute_units(model));
+  add(recompute_segments(model, sqrt_segment_length(model)));
+  const auto units = static_cast<std::int32_t>(model.units.size());
+  for (std::int32_t every = 2; every < units; every *= 2) add(recompute_segments(model, every));
   return list;
 }
 

@@ -16,7 +16,7 @@ namespace sluice::planner {
 std::vector<schedule::Recomputation> recompute_choices(const config::Config& config,
                                                        const schedule::StepModel& model);
 
-// Those that the search starts from: "auto" has every policy.
+// Those that the search starts from: "auto" has every policy, and "every" for powers of two.
 std::vector<schedule::Recomputation> search_recomputations(const config::Config& config,
                                                            const schedule::StepModel& model);
 

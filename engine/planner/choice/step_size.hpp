@@ -13,9 +13,6 @@ inline constexpr std::uint64_t kMostStepInstructions = 2'000'000;
 // A step with so many takes milliseconds to compile.
 inline constexpr std::uint64_t kSmallStepInstructions = 20'000;
 
-// No search with segments of a further length, once trials have made so many: eight seconds' worth.
-inline constexpr std::uint64_t kPolicySearchInstructions = 8'000'000;
-
 // An estimate that grows as the schedule does.
 std::uint64_t step_size(const schedule::StepModel& model, const schedule::StepOptions& options);
 

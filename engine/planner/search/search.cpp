@@ -15,7 +15,6 @@
 #include "engine/planner/bound/plan_steps.hpp"
 #include "engine/planner/choice/piece_sizes.hpp"
 #include "engine/planner/choice/recompute_choice.hpp"
-#include "engine/planner/choice/step_size.hpp"
 #include "engine/planner/search/settle_update.hpp"
 #include "engine/schedule/compile/rank_share.hpp"
 
@@ -24,8 +23,8 @@ namespace {
 
 constexpr int kRounds = 5;  // for one shape
 constexpr int kDepth = 4;   // kinds of state with one tier each
-// Starts of the search: the fastest shapes, and the fastest with each order and update, as far as
-// they come near the first one (kNearStart).
+// Starts of the search: the fastest shapes, and the fastest with each order, update and policy of
+// recomputation, as far as they come near the first one (kNearStart).
 constexpr std::size_t kStarts = 2;
 constexpr std::size_t kSpilledStarts = 1;  // more, with all activations in pinned memory
 // No further start once so many trials were made from others.
@@ -159,15 +158,11 @@ std::string Search::Shape::text() const {
 }
 
 // The start's shape with one more kind of state on one tier, or with another thrift. Other places leave
-// other room, and so another mixture; large steps keep the one that was found.
+// other room, and so another mixture of recomputation and transfers.
 std::vector<Search::Shape> Search::narrowed(const Start& start) const {
   std::vector<Shape> list;
   Shape shape = start.shape;
-  if (activations_.is_free()) {
-    const bool mixes = step_size(model_, start.plan.options) <= kSmallStepInstructions;
-    const schedule::Recomputation found = start.plan.options.recompute;
-    shape.shape.recompute = mixes ? schedule::Recomputation{} : found;
-    shape.shape.recompute_is_free = mixes;
+  if (shape.shape.recompute_is_free) {
     shape.shape.hidden_price = PlanShape{}.hidden_price;
     shape.policy = policy_of(shape.shape);
   }
@@ -233,7 +228,8 @@ void Search::search(const std::vector<Shape>& shapes) {
   const std::size_t most = trials_.count() + kStartTrials;
   std::array<std::size_t, 2> left{kStarts, kSpilledStarts};
   // From plans with less ahead no single change leads to one with as much as is allowed, or back.
-  std::vector<std::tuple<schedule::ComputeOrder, schedule::UpdatePlacement, bool>> kinds;
+  std::vector<std::tuple<schedule::ComputeOrder, schedule::UpdatePlacement, bool, std::string>>
+      kinds;
   std::vector<const schedule::StepOptions*> seen;  // two shapes may end in one plan
   for (const Start& start : starts) {
     const bool is_known = std::any_of(
@@ -243,7 +239,7 @@ void Search::search(const std::vector<Shape>& shapes) {
     const bool is_spilled = start.shape.places.activation != config_.memory.place.activation;
     std::size_t& more = left[is_spilled ? 1 : 0];
     const std::tuple own(start.shape.shape.order, start.shape.shape.update,
-                         start.shape.thrift != Thrift::kNone);
+                         start.shape.thrift != Thrift::kNone, start.shape.policy);
     const bool is_new = std::find(kinds.begin(), kinds.end(), own) == kinds.end();
     if (more == 0 && !is_new) continue;
     if (is_new) kinds.push_back(own);
@@ -332,7 +328,7 @@ std::optional<Shortlist::Found> Search::try_shape(const Shape& shape) {
     }
   }
   // Rounds may go to and fro between many windows and fewer ones.
-  if (!best && options.weight_slots > 0 && step_size(model_, options) > kSmallStepInstructions) {
+  if (!best && options.weight_slots > 0) {
     places.cached = 0;
     options = placed(shape, places, extra);
     const std::optional<double> seconds = found_.consider(options);
@@ -420,15 +416,12 @@ Compiled Search::confirm() {
   return frugal;
 }
 
+// Coarse trials of all shapes, and changes to the best.
 void Search::explore() {
   const std::vector<Shape> all = shapes();
   bound_s_ = all.empty() ? 0 : all.front().least.seconds;
   search(all);
   if (found_.empty()) consider_groups();
-}
-
-bool Search::is_cheap() const {
-  return !found_.empty() && step_size(model_, found_.front().options) <= kSmallStepInstructions;
 }
 
 Compiled Search::settled(Compiled best) {
@@ -468,15 +461,24 @@ Compiled Search::conclude() {
 }
 
 // The search finds places that no group has, and they may take less of a tier than any group's most
-// frugal candidate. Budgets between the two would be refused. Finding a group takes up to a third of
-// the search, so plans of long steps do without, unless they spill: there the gap is the widest.
+// frugal candidate. Budgets between the two would be refused, so the need is raised.
 void Search::state_need(Compiled& plan) {
-  if (step_size(model_, plan.options) > kSmallStepInstructions &&
-      !schedule::spills_activations(plan.options.placement))
-    return;
   if (const auto least = feasibility_.nearest_need(plan.most_bytes)) {
     plan.need = at_least(plan.need, *least);
   }
+}
+
+// Of plans that hardly differ by a coarse trial one is compiled. Another one that was tried exactly may
+// be faster.
+Compiled Search::fastest() {
+  explore();
+  Compiled best = conclude();
+  if (auto faster = trials_.fastest_exact(best.simulation.total_s, budgets_)) {
+    best = std::move(*faster);
+  }
+  Trials::link(best);
+  state_need(best);
+  return best;
 }
 
 }  // namespace sluice::planner

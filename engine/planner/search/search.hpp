@@ -45,20 +45,10 @@ class Search {
     return all.empty() ? 0 : all.front().least.seconds;
   }
 
-  // Coarse trials of all shapes, and changes to the best. Precondition: fits() returned true.
-  void explore();
-  // The fastest plan that explore() found; null: none fits the coarse trials.
-  const Shortlist::Found* front() const { return found_.empty() ? nullptr : &found_.front(); }
-  // Whether trials take milliseconds: the best plan's step has few instructions.
-  bool is_cheap() const;
-  // Goes on from a plan that another search found.
-  void improve(const Shortlist::Found& from) { improver_.improve(from); }
-  // The fastest plan found, compiled exactly. Call once, after explore().
-  Compiled conclude();
-  // Raises the need of a plan until its peaks, given as budgets, fit again; plans of long steps only
-  // if they spill. Call for the chosen plan.
-  void state_need(Compiled& plan);
-  // No plan takes less, of the shapes that the configuration leaves open. Valid after explore().
+  // The fastest plan found, compiled and linked. Its peaks, given as budgets, fit again. Call once, and
+  // only if fits() returned true.
+  Compiled fastest();
+  // No plan takes less, of the shapes that the configuration leaves open. Valid after fastest().
   double bound_s() const { return bound_s_; }
   const std::vector<Tried>& tried() const { return tried_; }
 
@@ -102,9 +92,12 @@ class Search {
   void search(const std::vector<Shape>& shapes);
   void consider_groups();
   std::optional<Shortlist::Found> try_carried();
+  void explore();
   Compiled confirm();
+  Compiled conclude();
   Compiled fastest_of_tried(Compiled best);
   Compiled settled(Compiled best);
+  void state_need(Compiled& plan);
 
   const config::Config& config_;
   const schedule::StepModel& model_;

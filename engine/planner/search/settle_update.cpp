@@ -1,5 +1,5 @@
-// The last choices of a plan: the number of deferred updates, the depth of the ring of update
-// pieces, and of small steps the prefetch. Coarse trials misjudge them, so exact trials of the
+// The last choices of a plan: the number of deferred updates and the depth of the ring of update
+// pieces. Coarse trials misjudge them, so exact trials of the
 // training step decide.
 #include "engine/planner/search/settle_update.hpp"
 
@@ -10,7 +10,6 @@
 
 #include "base/units.hpp"
 #include "engine/planner/choice/candidates.hpp"
-#include "engine/planner/choice/step_size.hpp"
 
 namespace sluice::planner {
 namespace {
@@ -100,17 +99,6 @@ class UpdateChoice {
     }
   }
 
-  // By coarse trials, other prefetches of a fast step may be a percent off.
-  void choose_prefetch() {
-    const schedule::StepOptions from = options_;
-    const auto most = static_cast<std::int32_t>(config_.memory.prefetch);
-    for (std::int32_t prefetch = 0; prefetch <= most; ++prefetch) {
-      schedule::StepOptions options = from;
-      options.prefetch = prefetch;
-      if (prefetch != from.prefetch) take(options, seconds_ * kAsFast);
-    }
-  }
-
   // The training step of the choice; nothing if the search's is as fast.
   std::optional<Compiled>& step() { return step_; }
 
@@ -148,7 +136,6 @@ void settle_update(const config::Config& config, const schedule::StepModel& mode
   UpdateChoice choice(config, model, budgets, trials, best);
   // Here the step's own size counts, since estimates are up to five times as large.
   const std::size_t size = best.schedules[schedule::StepKind::kTraining].instructions.size();
-  if (size <= kSmallStepInstructions) choice.choose_prefetch();
   choice.choose_carried();
   const bool is_long_by_hand = size > kLongByHand && makes_all_choices(config);
   // Storage that activations wait for has little time left for state in the backward pass.

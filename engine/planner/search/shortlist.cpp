@@ -1,6 +1,5 @@
 // Coarse times are a few percent off, so the finalists are the fastest plans that differ in more
 // than a detail: of plans with the same passes and nearly the same time, only the first one counts.
-// Steps that take milliseconds to compile also count where their state has other places.
 #include "engine/planner/search/shortlist.hpp"
 
 #include <algorithm>
@@ -16,7 +15,6 @@ namespace {
 
 constexpr double kFaster = 0.999;  // a plan must be faster by this much to be taken
 constexpr std::size_t kFinalists = 3;
-constexpr std::size_t kSmallFinalists = 5;  // of small steps
 // From this many instructions on, one finalist takes about a second, and there is no other.
 constexpr std::uint64_t kLargeStep = 250'000;
 // The same where all settings are made by hand, so that finalists differ in details alone.
@@ -24,11 +22,6 @@ constexpr std::size_t kLargeStepByHand = 40'000;
 constexpr double kAlike = 0.003;           // times of plans that hardly differ
 constexpr double kNear = 1.05;             // a finalist's time by that of the fastest
 constexpr double kRefinementSlack = 1.02;  // refined() accepts a step this much longer
-
-// Activations apart.
-bool same_places(const schedule::Placement& a, const schedule::Placement& b) {
-  return a.weight == b.weight && a.gradient == b.gradient && a.optimizer == b.optimizer;
-}
 
 bool same_passes(const schedule::StepOptions& a, const schedule::StepOptions& b) {
   return a.order == b.order && a.update == b.update && a.recompute == b.recompute;
@@ -65,14 +58,11 @@ bool Shortlist::would_be_better(double seconds) const {
 
 std::vector<Shortlist::Found> Shortlist::finalists() const {
   std::vector<Found> list;
-  const bool is_small = !empty() && step_size(model_, front().options) <= kSmallStepInstructions;
-  const std::size_t most = is_small ? kSmallFinalists : kFinalists;
   for (const Found& found : found_) {
-    if (list.size() == most || found.seconds > found_.front().seconds * kNear) break;
+    if (list.size() == kFinalists || found.seconds > found_.front().seconds * kNear) break;
     const bool alike = std::any_of(list.begin(), list.end(), [&](const Found& other) {
       return same_passes(found.options, other.options) &&
-             std::abs(found.seconds / other.seconds - 1) < kAlike &&
-             (!is_small || same_places(found.options.placement, other.options.placement));
+             std::abs(found.seconds / other.seconds - 1) < kAlike;
     });
     if (alike) continue;
     list.push_back(found);
