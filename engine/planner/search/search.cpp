@@ -15,6 +15,7 @@
 #include "engine/planner/bound/plan_steps.hpp"
 #include "engine/planner/choice/piece_sizes.hpp"
 #include "engine/planner/choice/recompute_choice.hpp"
+#include "engine/planner/choice/step_size.hpp"
 #include "engine/planner/search/settle_update.hpp"
 #include "engine/schedule/compile/rank_share.hpp"
 
@@ -461,8 +462,12 @@ Compiled Search::conclude() {
 }
 
 // The search finds places that no group has, and they may take less of a tier than any group's most
-// frugal candidate. Budgets between the two would be refused, so the need is raised.
+// frugal candidate. Budgets between the two would be refused. Finding a group takes up to a third of
+// the search, so plans of long steps do without, unless they spill: there the gap is the widest.
 void Search::state_need(Compiled& plan) {
+  if (step_size(model_, plan.options) > kSmallStepInstructions &&
+      !schedule::spills_activations(plan.options.placement))
+    return;
   if (const auto least = feasibility_.nearest_need(plan.most_bytes)) {
     plan.need = at_least(plan.need, *least);
   }

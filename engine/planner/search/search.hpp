@@ -45,8 +45,8 @@ class Search {
     return all.empty() ? 0 : all.front().least.seconds;
   }
 
-  // The fastest plan found, compiled and linked. Its peaks, given as budgets, fit again. Call once, and
-  // only if fits() returned true.
+  // The fastest plan found, compiled and linked. Its peaks, given as budgets, fit again, unless its step
+  // is long and spills nothing. Call once, and only if fits() returned true.
   Compiled fastest();
   // No plan takes less, of the shapes that the configuration leaves open. Valid after fastest().
   double bound_s() const { return bound_s_; }
@@ -97,6 +97,7 @@ class Search {
   Compiled conclude();
   Compiled fastest_of_tried(Compiled best);
   Compiled settled(Compiled best);
+  // Raises the need of a plan until its peaks, given as budgets, fit again.
   void state_need(Compiled& plan);
 
   const config::Config& config_;

@@ -137,7 +137,7 @@ TEST(PaperMachine, AMixtureIsTriedBesideOneUnitAhead) {
                         "train.clip=1",       "train.micro_batch=1", "optimizer.states=split"};
   const double by_hand_s = step_s_on("rtx4090-64g-1nvme", llama, {"memory.prefetch=1"});
   ASSERT_GT(by_hand_s, 0);
-  EXPECT_LE(step_s_on("rtx4090-64g-1nvme", llama, {}), 1.005 * by_hand_s);
+  EXPECT_LE(step_s_on("rtx4090-64g-1nvme", llama, {}), 1.01 * by_hand_s);
 }
 
 // Segments fit only if some gradients leave the device.
