@@ -79,7 +79,7 @@ std::vector<ActivationChoice::Way> ActivationChoice::ways_of(const RemakeClass& 
 
 // Weights come up for both passes and gradients go down, as far as they are not on the device. The
 // update counts where it shares a phase with a pass.
-ActivationChoice::StepWork ActivationChoice::fixed_work(const schedule::StepOptions& from) const {
+StepWork<double> ActivationChoice::fixed_work(const schedule::StepOptions& from) const {
   const auto microbatches = static_cast<double>(own_microbatch_count(model_, from));
   const double fetches = from.order == schedule::ComputeOrder::kUnit ? 1 : microbatches;
   const double arrivals = gradient_arrivals(model_, from);
@@ -102,14 +102,13 @@ ActivationChoice::StepWork ActivationChoice::fixed_work(const schedule::StepOpti
     }
     if (from.placement.optimizer[unit] != Tier::kDevice) updated += elems(StateKind::kMaster);
   }
-  StepWork work;
-  PhaseWork& forward = work[0];
-  PhaseWork& backward = work[1];
+  StepWork<double> work;
+  PhaseWork<double>& forward = work[kForwardPhase];
+  PhaseWork<double>& backward = work[kBackwardPhase];
   forward.compute = microbatches * rates_.forward_s;
   backward.compute = microbatches * rates_.backward_s;
-  for (PhaseWork* phase : {&forward, &backward}) {
-    phase->upload = fetches * fetched * rates_.copy_s;
-    phase->read = fetches * read * rates_.storage_read_s;
+  for (PhaseWork<double>* phase : {&forward, &backward}) {
+    phase->fetch(fetches * fetched, fetches * read, rates_);
   }
   backward.download = arrivals * sent * rates_.copy_s;
   if (from.update == schedule::UpdatePlacement::kAfterBackward || all == 0) return work;
@@ -119,21 +118,13 @@ ActivationChoice::StepWork ActivationChoice::fixed_work(const schedule::StepOpti
 }
 
 // By phase: each lane, storage in both directions, and the cores that lanes share.
-std::vector<double> ActivationChoice::resource_seconds(const StepWork& work) const {
+std::vector<double> ActivationChoice::resource_seconds(const StepWork<double>& work) const {
   std::vector<double> seconds;
-  for (const PhaseWork& phase : work) {
+  for (const PhaseWork<double>& phase : {work[kForwardPhase], work[kBackwardPhase]}) {
     seconds.insert(seconds.end(),
                    {phase.compute, phase.upload, phase.download, phase.optimizer, phase.read,
-                    phase.write, (phase.read + phase.write) / machine_.storage_duplex});
-    double cores_s = 0;
-    const auto add = [&](double lane_s, schedule::Lane lane) {
-      cores_s += lane_s * machine_.cores_used[static_cast<std::size_t>(lane)];
-    };
-    add(phase.compute, schedule::Lane::kCompute);
-    add(phase.upload, schedule::Lane::kH2D);
-    add(phase.download, schedule::Lane::kD2H);
-    add(phase.optimizer, schedule::Lane::kOptimizer);
-    seconds.push_back(machine_.cores > 0 ? cores_s / machine_.cores : 0);
+                    phase.write, (phase.read + phase.write) / machine_.storage_duplex,
+                    machine_.cores > 0 ? phase.core_seconds(machine_) / machine_.cores : 0});
   }
   return seconds;
 }
@@ -146,18 +137,12 @@ Knapsack::Option ActivationChoice::option(const schedule::StepOptions& from, std
                                    ? footprint.saved_bytes
                                    : schedule::bytes_of_parts(footprint.saved_parts, way.remade);
   Knapsack::Option option;
-  StepWork work;
-  work[1].compute = microbatches * way.remake_s;
+  StepWork<double> work;
+  work[kBackwardPhase].compute = microbatches * way.remake_s;
   for (const auto& [tier, bytes] : {std::pair(way.parts, footprint.saved_bytes - remade),
                                     std::pair(way.output, footprint.output_bytes)}) {
     option.bytes[static_cast<std::size_t>(tier)] += live_microbatches(model_, from) * bytes;
-    if (tier == Tier::kDevice) continue;
-    const double moved = microbatches * static_cast<double>(bytes);
-    work[0].download += moved * rates_.copy_s;
-    work[1].upload += moved * rates_.copy_s;
-    if (tier == Tier::kPinned) continue;
-    work[0].write += moved * rates_.storage_write_s;
-    work[1].read += moved * rates_.storage_read_s;
+    work.keep(microbatches * static_cast<double>(bytes), tier, rates_);
   }
   option.seconds = resource_seconds(work);
   return option;

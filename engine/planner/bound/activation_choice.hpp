@@ -9,13 +9,13 @@
 // each unit come from a chain (chain_recompute.hpp). Everything stays on the device then.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <optional>
 #include <vector>
 
 #include "engine/config/config.hpp"
 #include "engine/planner/bound/recompute_knapsack.hpp"
+#include "engine/planner/bound/step_work.hpp"
 #include "engine/planner/choice/chain_recompute.hpp"
 #include "engine/planner/choice/recompute_choice.hpp"
 #include "engine/planner/price/cost_model.hpp"
@@ -61,17 +61,12 @@ class ActivationChoice {
     std::vector<std::size_t> units;
     std::vector<Way> ways;
   };
-  // Seconds of the lanes in one phase of a step.
-  struct PhaseWork {
-    double compute = 0, upload = 0, download = 0, optimizer = 0, read = 0, write = 0;
-  };
-  using StepWork = std::array<PhaseWork, 2>;  // forward, backward
 
   std::vector<Way> ways_of(const RemakeClass& of) const;
-  StepWork fixed_work(const schedule::StepOptions& from) const;
+  StepWork<double> fixed_work(const schedule::StepOptions& from) const;
   Knapsack::Option option(const schedule::StepOptions& from, std::size_t unit,
                           const Way& way) const;
-  std::vector<double> resource_seconds(const StepWork& work) const;
+  std::vector<double> resource_seconds(const StepWork<double>& work) const;
   static std::vector<std::size_t> dealt(const UnitClass& of,
                                         const std::vector<std::int64_t>& counts);
   std::vector<ChainUnit> chain(const schedule::StepOptions& from) const;

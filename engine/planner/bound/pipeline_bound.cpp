@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "engine/planner/bound/pipeline_choice.hpp"
+#include "engine/planner/bound/step_work.hpp"
 #include "engine/planner/choice/rank_settings.hpp"
 #include "engine/schedule/compile/rank_share.hpp"
 #include "engine/schedule/orders/order_times.hpp"
@@ -32,12 +33,6 @@ constexpr double kRounding = 1 - 1e-8;
 std::int64_t whole_ns(double seconds) {
   return static_cast<std::int64_t>(std::floor(seconds / kSecondsOfNs));
 }
-
-// The exchanges of data-parallel ranks that a stage cannot do without.
-struct Exchanges {
-  double sums_s = 0;     // of the last gradients
-  double gathers_s = 0;  // of weights or of rounded gradients
-};
 
 class CutBound {
  public:
@@ -102,30 +97,30 @@ class CutBound {
   // Exchanges go through one lane of the rank.
   double with_exchanges_s(std::size_t rank,
                           const std::vector<schedule::OrderTimes::Span>& spans) const {
-    Exchanges all;
+    StepWork<double> all;
     for (std::size_t stage = 0; stage < cut_.size(); ++stage) {
       if (order_.rank_of_stage[stage] != static_cast<std::int32_t>(rank)) continue;
       for (std::int32_t unit = cut_[stage].begin; unit < cut_[stage].end; ++unit) {
-        const Exchanges of = exchanges_of(static_cast<std::int32_t>(rank), unit);
-        all.sums_s += of.sums_s;
-        all.gathers_s += of.gathers_s;
+        add_exchanges(all, static_cast<std::int32_t>(rank), unit);
       }
     }
+    const double sums_s = all[kBackwardPhase].comm;
     const Middle middle = middle_of(order_.actions[rank]);
     if (middle.end == spans.size()) return 0;
     std::int64_t between = 0;
     for (std::size_t at = middle.begin; at < middle.end; ++at) {
       between += spans[at].end - spans[at].begin;
     }
-    return std::max(kSecondsOfNs * static_cast<double>(spans[middle.end].begin) + all.sums_s,
-                    kSecondsOfNs * static_cast<double>(between) + all.sums_s + all.gathers_s);
+    return std::max(kSecondsOfNs * static_cast<double>(spans[middle.end].begin) + sums_s,
+                    kSecondsOfNs * static_cast<double>(between) + sums_s + all[kUpdatePhase].comm);
   }
 
-  // Data-parallel rank 0 on the pipeline rank receives the parts of its shard, and the shards of the
-  // others.
-  Exchanges exchanges_of(std::int32_t pipeline_rank, std::int32_t unit) const {
+  // The exchanges of data-parallel ranks that the unit cannot do without: the last gradients' sums,
+  // and gathers of weights or of rounded gradients. Data-parallel rank 0 on the pipeline rank receives
+  // the parts of its shard, and the shards of the others.
+  void add_exchanges(StepWork<double>& work, std::int32_t pipeline_rank, std::int32_t unit) const {
     const schedule::RankView& view = model_.view;
-    if (view.is_alone() || view.has_server || sums_by_place(config_)) return {};
+    if (view.is_alone() || view.has_server || sums_by_place(config_)) return;
     RankLinks::Messages parts, shards;
     const auto own = static_cast<double>(schedule::shard_of(model_, unit, 0).elems());
     const std::int32_t self = schedule::world_rank(view, pipeline_rank, 0);
@@ -141,7 +136,8 @@ class CutBound {
       (near ? shards.node_bytes : shards.network_bytes) += width * theirs;
     }
     const auto at_once = static_cast<std::int32_t>(view.ranks * config_.parallel.inner_ranks());
-    return {costs_.links().messages_s(at_once, parts), costs_.links().messages_s(at_once, shards)};
+    work[kBackwardPhase].comm += costs_.links().messages_s(at_once, parts);
+    work[kUpdatePhase].comm += costs_.links().messages_s(at_once, shards);
   }
 
   const config::Config& config_;

@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "engine/planner/bound/linear_program.hpp"
+#include "engine/planner/bound/step_work.hpp"
 #include "engine/planner/choice/candidates.hpp"
 #include "engine/planner/choice/rank_settings.hpp"
 #include "engine/planner/choice/recompute_choice.hpp"
@@ -53,44 +54,41 @@ enum Column : std::size_t {
   kColumns,
 };
 constexpr std::size_t kMostRemadeParts = kRemadeOutputs - kRemadeParts;
-enum Phase : std::size_t { kForwardPhase, kBackwardPhase, kUpdatePhase, kPhaseCount };
 constexpr std::size_t kDevice = 0;
 constexpr std::size_t kPinned = 1;
 constexpr std::size_t kStorage = 2;
 
-// A sum of columns and a constant: seconds of work or bytes.
+// A sum of columns and a constant: seconds of work, bytes, or a row of the program.
 struct Sum {
-  std::vector<double> columns = std::vector<double>(kColumns);
+  std::array<double, kColumns> columns{};
   double constant = 0;
 
-  void add(std::size_t column, double times) { columns[column] += times; }
-  // times * (1 - column)
-  void add_rest(std::size_t column, double times) {
-    constant += times;
-    columns[column] -= times;
+  Sum& operator+=(const Sum& other) {
+    constant += other.constant;
+    for (std::size_t i = 0; i < kColumns; ++i) columns[i] += other.columns[i];
+    return *this;
   }
-  void scale(double times) {
+  Sum& operator*=(double times) {
     constant *= times;
     for (double& column : columns) column *= times;
+    return *this;
   }
-  void add(const Sum& other, double times) {
-    constant += times * other.constant;
-    for (std::size_t i = 0; i < kColumns; ++i) columns[i] += times * other.columns[i];
-  }
+  friend Sum operator*(Sum sum, double times) { return sum *= times; }
+  friend Sum operator+(Sum sum, const Sum& other) { return sum += other; }
+  friend Sum operator-(Sum sum, const Sum& other) { return sum += other * -1; }
+  std::vector<double> row() const { return {columns.begin(), columns.end()}; }
 };
 
-// Seconds of each resource in one phase.
-struct PhaseWork {
-  Sum compute, upload, download, optimizer, read, write, comm;
+Sum column(std::size_t at) {
+  Sum sum;
+  sum.columns[at] = 1;
+  return sum;
+}
 
-  static constexpr std::array<Sum PhaseWork::*, 7> lanes() {
-    return {&PhaseWork::compute, &PhaseWork::upload, &PhaseWork::download, &PhaseWork::optimizer,
-            &PhaseWork::read,    &PhaseWork::write,  &PhaseWork::comm};
-  }
-  void add(const PhaseWork& other) {
-    for (Sum PhaseWork::*const lane : lanes()) (this->*lane).add(other.*lane, 1);
-  }
-};
+// 1 - column
+Sum rest(std::size_t at) {
+  return Sum{{}, 1} - column(at);
+}
 
 struct ModelBytes {
   double weight = 0, gradient = 0, optimizer = 0;  // of the rank's homes
@@ -131,45 +129,24 @@ ModelBytes model_bytes(const schedule::StepModel& model, const schedule::StepOpt
   return bytes;
 }
 
-// The moves of a rank's sums of groups of micro-batches to a lower tier and back (partial_sums.cpp).
-// All but the rank's last micro-batch are added on the host, and each sum that waits at the end
-// comes up once. Reductions are left out, and so are reads of sums that a later micro-batch is
-// added to.
-void add_partials(PhaseWork& backward, const schedule::StepModel& model, const StepRates& rates,
-                  const schedule::StepOptions& options) {
-  const std::int32_t sums = schedule::partial_sums_at_once(model, options);
-  const Tier tier = options.placement.partial_of(0);
-  if (sums == 0 || tier == Tier::kDevice) return;
-  double elems = static_cast<double>(model.tied_elems);
-  for (const schedule::UnitFootprint& unit : model.units) elems += static_cast<double>(unit.elems);
-  const double earlier = schedule::own_microbatch_count(model, options) - 1;
-  const double sum_bytes = elems * sizeof(float);
-  backward.download.constant += earlier * elems * dtype_bytes(model.dtype) * rates.copy_s;
-  backward.optimizer.constant += earlier * rates.host.accumulate_s;
-  backward.upload.constant += sums * sum_bytes * rates.copy_s;
-  if (tier != Tier::kStorage) return;
-  backward.write.constant += earlier * sum_bytes * rates.storage_write_s;
-  backward.read.constant += sums * sum_bytes * rates.storage_read_s;
+void at_most(LinearProgram& program, const Sum& sum, double limit) {
+  program.at_most(sum.row(), limit - sum.constant);
 }
 
-// remade: the share of the kind that has no place, by column.
-void add_shares(LinearProgram& program, std::size_t kind, Place place,
-                const std::vector<double>& remade = std::vector<double>(kColumns)) {
-  std::vector<double> all = remade;
-  for (std::size_t tier = 0; tier < kTierCount; ++tier) all[kind + tier] = 1;
-  program.equals(all, 1);
+// Each second of the phases does `times` seconds of the work.
+void fit_work(LinearProgram& program, Sum work, const std::vector<std::size_t>& phases,
+              double times) {
+  for (const std::size_t phase : phases) work += column(kPhases + phase) * -times;
+  at_most(program, work, 0);
+}
+
+// remade: the share of the kind that has no place.
+void add_shares(LinearProgram& program, std::size_t kind, Place place, const Sum& remade = {}) {
+  const Sum all = column(kind + kDevice) + column(kind + kPinned) + column(kind + kStorage);
+  program.equals((remade + all).row(), 1);
   if (place == Place::kAuto) return;
-  std::vector<double> only = remade;
-  only[kind + static_cast<std::size_t>(place) - static_cast<std::size_t>(Place::kDevice)] = 1;
-  program.equals(only, 1);
-}
-
-// The sum takes no longer than the phases, of which each second does `times` seconds of work.
-void add_at_most(LinearProgram& program, const Sum& sum, const std::vector<std::size_t>& phases,
-                 double times) {
-  std::vector<double> row = sum.columns;
-  for (const std::size_t phase : phases) row[kPhases + phase] -= times;
-  program.at_most(std::move(row), -sum.constant);
+  const auto tier = static_cast<std::size_t>(place) - static_cast<std::size_t>(Place::kDevice);
+  program.equals((remade + column(kind + tier)).row(), 1);
 }
 
 }  // namespace
@@ -226,235 +203,286 @@ void Relaxation::list_remade() {
   remade_parts_ = std::move(merged);
 }
 
-// NOLINTNEXTLINE(readability-function-size): the search that replaces it is being written
-std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
-                                         const config::Config::Places& place,
-                                         const TierBytes& budgets, const TierBytes& extra) const {
-  schedule::StepOptions step;
-  set_sums(config_, step);
-  step.recompute = shape.recompute;
-  schedule::StepOptions placed = step;  // with the places that the shape fixes
-  placed.order = shape.order;
-  place_partials(placed, shape.partial, model_);
-  const TierBytes partials = partial_bytes(model_, placed);
-  const ModelBytes bytes = model_bytes(model_, step);
-  const RankTraffic traffic = rank_traffic(model_, step, costs_.links());
-  const auto microbatches = static_cast<double>(schedule::own_microbatch_count(model_, step));
-  const bool by_unit = shape.order == schedule::ComputeOrder::kUnit;
-  const double fetches = by_unit ? 1 : microbatches;
-  const double live = by_unit ? microbatches : 1;
-  const double saved = bytes.saved;
-  const bool sums = step.microbatches > 1;
-
-  std::array<PhaseWork, kPhaseCount> work;
-  PhaseWork& forward = work[kForwardPhase];
-  PhaseWork& backward = work[kBackwardPhase];
-  forward.compute.constant = microbatches * rates_.forward_s;
-  backward.compute.constant =
-      microbatches * (rates_.backward_s + costs_.recompute_s(shape.recompute));
-  std::vector<double> parts_without_place(kColumns);
-  std::vector<double> outputs_without_place(kColumns);
-  if (shape.recompute_is_free) {
-    for (std::size_t i = 0; i < remade_parts_.size(); ++i) {
-      parts_without_place[kRemadeParts + i] = remade_parts_[i].share;
-      backward.compute.add(kRemadeParts + i, microbatches * remade_parts_[i].seconds);
+// The work of a shape, and the rows of its program.
+class Relaxation::ShapeProgram {
+ public:
+  ShapeProgram(const Relaxation& of, const PlanShape& shape, const config::Config::Places& places,
+               const TierBytes& budgets, const TierBytes& extra)
+      : of_(of), rates_(of.rates_), shape_(shape), places_(places) {
+    set_sums(of.config_, step_);
+    step_.recompute = shape.recompute;
+    bytes_ = model_bytes(of.model_, step_);
+    traffic_ = rank_traffic(of.model_, step_, of.costs_.links());
+    microbatches_ = schedule::own_microbatch_count(of.model_, step_);
+    add_passes();
+    add_weights();
+    add_activations();
+    add_gradients();
+    schedule::StepOptions placed = step_;  // with the places that the shape fixes
+    placed.order = shape.order;
+    place_partials(placed, shape.partial, of.model_);
+    add_partials(placed);
+    add_update();
+    const TierBytes partials = partial_bytes(of.model_, placed);
+    for (std::size_t tier = 0; tier < kTierCount; ++tier) {
+      room_[tier] = static_cast<double>(budgets[tier]) - static_cast<double>(extra[tier]) -
+                    static_cast<double>(partials[tier]);
     }
-    outputs_without_place[kRemadeOutputs] = remade_outputs_.share;
-    backward.compute.add(kRemadeOutputs, microbatches * remade_outputs_.seconds);
-  }
-  for (PhaseWork* phase : {&forward, &backward}) {
-    const double moved_s = fetches * bytes.weight;
-    phase->upload.add_rest(kWeight + kDevice, moved_s * rates_.copy_s);
-    phase->upload.add(kCached, -moved_s * rates_.copy_s);
-    phase->upload.add(kCachedStored, -moved_s * rates_.copy_s);
-    phase->read.add(kWeight + kStorage, moved_s * rates_.storage_read_s);
-    phase->read.add(kCachedStored, -moved_s * rates_.storage_read_s);
-    const double gathers_s = fetches * traffic.weight_fetch * rates_.comm_s;
-    phase->comm.constant = gathers_s;
-    // A window that stays was gathered for the first forward pass.
-    const double least_s = phase == &forward ? traffic.weight_fetch * rates_.comm_s : 0;
-    for (const std::size_t cached : {kCached, kCachedStored, kCachedShards}) {
-      phase->comm.add(cached, least_s - gathers_s);
+    for (PhaseWork<Sum>& phase : work_) {
+      for (Sum PhaseWork<Sum>::*const lane : PhaseWork<Sum>::lanes()) phase.*lane *= 1 / unit_s_;
     }
   }
-  // Activations that leave the device.
-  for (const auto& [kind, of] : {std::pair(kSaved, saved), std::pair(kOutputs, bytes.outputs)}) {
-    for (const std::size_t tier : {kPinned, kStorage}) {
-      forward.download.add(kind + tier, microbatches * of * rates_.copy_s);
-      backward.upload.add(kind + tier, microbatches * of * rates_.copy_s);
-    }
-    forward.write.add(kind + kStorage, microbatches * of * rates_.storage_write_s);
-    backward.read.add(kind + kStorage, microbatches * of * rates_.storage_read_s);
-  }
-  // Gradients.
-  const double arrivals = gradient_arrivals(model_, step);
-  backward.download.add_rest(kGradient + kDevice, arrivals * bytes.gradient_part * rates_.copy_s);
-  backward.comm.constant += (traffic.gradients + traffic.norm) * rates_.comm_s;
-  backward.comm.constant += costs_.links().messages_s(model_.view.ranks, traffic.uneven_gradients);
-  const double share = owned_share(model_);
-  const bool sums_at_home = sums && !schedule::rounds_gradients(model_, step);
-  const double sums_made = sums_at_home ? share * step.microbatches : 0;
-  backward.compute.add(kGradient + kDevice, sums_made * rates_.device.accumulate_s);
-  backward.optimizer.add_rest(kGradient + kDevice,
-                              sums_made * rates_.host.accumulate_s + share * rates_.host.norm_s);
-  const double rewrites = sums_at_home && !by_unit ? microbatches : 1;
-  backward.write.add(kGradient + kStorage, rewrites * bytes.gradient * rates_.storage_write_s);
-  backward.read.add(kGradient + kStorage, (rewrites - 1) * bytes.gradient * rates_.storage_read_s);
-  add_partials(backward, model_, rates_, placed);
-  // The update.
-  PhaseWork update;
-  const Phase update_phase =
-      shape.update == schedule::UpdatePlacement::kAfterBackward ? kUpdatePhase
-      : shape.update == schedule::UpdatePlacement::kNextForward ? kForwardPhase
-                                                                : kBackwardPhase;
-  const double updated = bytes.windows > 0 ? bytes.updated / bytes.windows : 1;
-  update.optimizer.add_rest(kOptimizer + kDevice, updated * rates_.host.update_s);
-  update.compute.add(kOptimizer + kDevice, updated * rates_.device.update_s);
-  update.read.add(kOptimizer + kStorage, bytes.optimizer * rates_.storage_read_s);
-  update.read.add(kGradient + kStorage, bytes.applied * rates_.storage_read_s);
-  update.write.add(kOptimizer + kStorage, bytes.optimizer * rates_.storage_write_s);
-  update.write.add(kWeight + kStorage, bytes.updated * rates_.storage_write_s);
-  update.upload.add(kWeight + kDevice, bytes.updated * rates_.copy_s);
-  update.upload.add(kOptimizer + kDevice, -bytes.updated * rates_.copy_s);
-  update.download.add(kGradient + kDevice, bytes.applied * rates_.copy_s);
-  update.download.add(kOptimizer + kDevice, -bytes.applied * rates_.copy_s);
-  if (bytes.reads_weight) {
-    update.read.add(kWeight + kStorage, bytes.updated * rates_.storage_read_s);
-    update.download.add(kWeight + kDevice, bytes.updated * rates_.copy_s);
-    update.download.add(kOptimizer + kDevice, -bytes.updated * rates_.copy_s);
-  }
-  update.comm.constant = traffic.weights * rates_.comm_s;
-
-  const double pass_s = forward.compute.constant + backward.compute.constant;
-  const double unit_s = pass_s > 0 ? pass_s : 1;
-  for (PhaseWork* of :
-       {&work[kForwardPhase], &work[kBackwardPhase], &work[kUpdatePhase], &update}) {
-    for (Sum PhaseWork::*const lane : PhaseWork::lanes()) (of->*lane).scale(1 / unit_s);
-  }
-  const double per_state = 1 / (bytes.weight + bytes.gradient + bytes.optimizer);
 
   // The bound takes less for granted than the places: values whose next use is near stay on the
   // device whatever their tier is, storage may work on an update before its phase begins, and any
   // updates may be deferred: they run in forward and no state is kept twice.
   enum class For { kBound, kPlaces };
-  const auto program_for = [&](std::vector<double> costs, For use) {
-    const bool bound = use == For::kBound;
-    LinearProgram program(std::move(costs));
-    add_shares(program, kWeight, place.weight);
-    add_shares(program, kGradient, place.gradient);
-    add_shares(program, kOptimizer, place.optimizer);
-    const Place activation = bound ? Place::kAuto : place.activation;
-    add_shares(program, kSaved, activation, parts_without_place);
-    add_shares(program, kOutputs, activation, outputs_without_place);
-    for (std::size_t column = kRemadeParts; shape.recompute_is_free && column < kColumns;
-         ++column) {
-      std::vector<double> row(kColumns);
-      row[column] = 1;
-      program.at_most(std::move(row), 1);
+  std::optional<LinearProgram::Solution> minimum(For use) const {
+    Sum costs = column(kPhases) + column(kPhases + 1) + column(kPhases + 2);
+    // Of places that are equally fast, those with less work for any lane are better.
+    const double price = use == For::kPlaces ? shape_.hidden_price : 0;
+    for (const PhaseWork<Sum>& phase : work_) {
+      for (Sum PhaseWork<Sum>::*const lane : PhaseWork<Sum>::lanes()) costs += phase.*lane * price;
     }
-    for (const std::size_t needed : {kWeight, kGradient}) {
-      std::vector<double> row(kColumns);
-      row[kOptimizer + kDevice] = 1;
-      row[needed + kDevice] = -1;
-      program.at_most(std::move(row), 0);
-    }
-    for (const auto& [cached, home] :
-         {std::pair(kCached, kWeight + kPinned), std::pair(kCachedStored, kWeight + kStorage),
-          std::pair(kCachedShards, kWeight + kDevice)}) {
-      std::vector<double> row(kColumns);
-      row[cached] = 1;
-      // Weights that lie whole on the device are their own windows.
-      const bool is_window = cached == kCachedShards && !model_.view.shards_weights();
-      row[home] = is_window ? 0 : -1;
-      program.at_most(std::move(row), 0);
-    }
-    const bool speculates = shape.update == schedule::UpdatePlacement::kSpeculative;
-    const double versions = speculates && !bound ? 2 : 1;
-    const bool carries = bound && update_phase == kBackwardPhase;
-    for (std::size_t tier = 0; tier < kTierCount; ++tier) {
-      const double room = (static_cast<double>(budgets[tier]) - static_cast<double>(extra[tier]) -
-                           static_cast<double>(partials[tier])) *
-                          per_state;
-      std::vector<double> row(kColumns);
-      row[kWeight + tier] = versions * bytes.weight * per_state;
-      row[kGradient + tier] = bytes.gradient * per_state;
-      row[kOptimizer + tier] = versions * bytes.optimizer * per_state;
-      row[kSaved + tier] = live * saved * per_state;
-      row[kOutputs + tier] = live * bytes.outputs * per_state;
-      if (tier == kDevice) {
-        row[kCached] = row[kCachedStored] = row[kCachedShards] = bytes.windows * per_state;
-      }
-      program.at_most(std::move(row), room);
-    }
-    const auto add_storage = [&](const Sum& read, const Sum& write,
-                                 const std::vector<std::size_t>& phases) {
-      Sum both = read;
-      both.add(write, 1);
-      for (const auto& [sum, times] :
-           {std::pair(&read, 1.0), std::pair(&write, 1.0),
-            std::pair(static_cast<const Sum*>(&both), machine_.storage_duplex)}) {
-        add_at_most(program, *sum, phases, times);
-      }
-    };
-    Sum reads;
-    Sum writes;
-    const auto add_lanes = [&](const PhaseWork& of, const std::vector<std::size_t>& phases) {
-      for (const Sum* lane : {&of.compute, &of.upload, &of.download, &of.optimizer, &of.comm}) {
-        add_at_most(program, *lane, phases, 1);
-      }
-      if (machine_.cores <= 0) return;
-      Sum cores;
-      const auto add = [&](const Sum& lane, schedule::Lane kind) {
-        cores.add(lane, machine_.cores_used[static_cast<std::size_t>(kind)]);
-      };
-      add(of.compute, schedule::Lane::kCompute);
-      add(of.upload, schedule::Lane::kH2D);
-      add(of.download, schedule::Lane::kD2H);
-      add(of.optimizer, schedule::Lane::kOptimizer);
-      add(of.comm, schedule::Lane::kComm);
-      add_at_most(program, cores, phases, machine_.cores);
-    };
-    PhaseWork passes = update;  // of forward and backward
-    for (std::size_t phase = 0; phase < kPhaseCount; ++phase) {
-      PhaseWork of = work[phase];
-      passes.add(of);
-      if (phase == update_phase && !carries) of.add(update);
-      add_lanes(of, {phase});
-      reads.add(of.read, 1);
-      writes.add(of.write, 1);
-      if (!bound) add_storage(of.read, of.write, {phase});
-    }
-    if (carries) {
-      add_lanes(passes, {kForwardPhase, kBackwardPhase});
-      reads.add(update.read, 1);
-      writes.add(update.write, 1);
-    }
-    if (bound) add_storage(reads, writes, {kForwardPhase, kBackwardPhase, kUpdatePhase});
-    return program;
-  };
+    LinearProgram program(costs.row());
+    add_places(program, use);
+    add_device_uses(program);
+    add_room(program, use);
+    add_phases(program, use);
+    return program.minimum();
+  }
 
-  std::vector<double> time(kColumns);
-  for (std::size_t phase = 0; phase < kPhaseCount; ++phase) time[kPhases + phase] = 1;
-  const std::optional<LinearProgram::Solution> least = program_for(time, For::kBound).minimum();
-  if (!least) return std::nullopt;
-  // Of places that are equally fast, those with less work for any lane are better.
-  std::array<PhaseWork, kPhaseCount + 1> all;
-  std::copy(work.begin(), work.end(), all.begin());
-  all.back() = update;
-  for (const PhaseWork& of : all) {
-    for (Sum PhaseWork::*const lane : PhaseWork::lanes()) {
-      for (std::size_t i = 0; i < kColumns; ++i) {
-        time[i] += shape.hidden_price * (of.*lane).columns[i];
+  // The seconds that the program counts as one.
+  double unit_s() const { return unit_s_; }
+
+ private:
+  bool by_unit() const { return shape_.order == schedule::ComputeOrder::kUnit; }
+  Phase update_phase() const {
+    return shape_.update == schedule::UpdatePlacement::kAfterBackward ? kUpdatePhase
+           : shape_.update == schedule::UpdatePlacement::kNextForward ? kForwardPhase
+                                                                      : kBackwardPhase;
+  }
+
+  void add_passes() {
+    Sum& forward = work_[kForwardPhase].compute;
+    Sum& backward = work_[kBackwardPhase].compute;
+    forward.constant = microbatches_ * rates_.forward_s;
+    backward.constant =
+        microbatches_ * (rates_.backward_s + of_.costs_.recompute_s(shape_.recompute));
+    const double pass_s = forward.constant + backward.constant;
+    unit_s_ = pass_s > 0 ? pass_s : 1;
+    if (!shape_.recompute_is_free) return;
+    for (std::size_t i = 0; i < of_.remade_parts_.size(); ++i) {
+      remade_parts_ += column(kRemadeParts + i) * of_.remade_parts_[i].share;
+      backward += column(kRemadeParts + i) * (microbatches_ * of_.remade_parts_[i].seconds);
+    }
+    remade_outputs_ = column(kRemadeOutputs) * of_.remade_outputs_.share;
+    backward += column(kRemadeOutputs) * (microbatches_ * of_.remade_outputs_.seconds);
+  }
+
+  void add_weights() {
+    const double fetches = by_unit() ? 1 : microbatches_;
+    const double moved = fetches * bytes_.weight;
+    const double gathers_s = fetches * traffic_.weight_fetch * rates_.comm_s;
+    for (const Phase phase : {kForwardPhase, kBackwardPhase}) {
+      PhaseWork<Sum>& work = work_[phase];
+      work.fetch((rest(kWeight + kDevice) - column(kCached) - column(kCachedStored)) * moved,
+                 (column(kWeight + kStorage) - column(kCachedStored)) * moved, rates_);
+      work.comm.constant = gathers_s;
+      // A window that stays was gathered for the first forward pass.
+      const double least_s = phase == kForwardPhase ? traffic_.weight_fetch * rates_.comm_s : 0;
+      work.comm +=
+          (column(kCached) + column(kCachedStored) + column(kCachedShards)) * (least_s - gathers_s);
+    }
+  }
+
+  void add_activations() {
+    for (const auto& [kind, bytes] :
+         {std::pair(kSaved, bytes_.saved), std::pair(kOutputs, bytes_.outputs)}) {
+      for (const Tier tier : {Tier::kPinned, Tier::kStorage}) {
+        const std::size_t at = kind + static_cast<std::size_t>(tier);
+        work_.keep(column(at) * (microbatches_ * bytes), tier, rates_);
       }
     }
   }
-  const std::optional<LinearProgram::Solution> lean = program_for(time, For::kPlaces).minimum();
+
+  void add_gradients() {
+    PhaseWork<Sum>& backward = work_[kBackwardPhase];
+    const double arrivals = gradient_arrivals(of_.model_, step_);
+    backward.download +=
+        rest(kGradient + kDevice) * (arrivals * bytes_.gradient_part * rates_.copy_s);
+    backward.comm.constant += (traffic_.gradients + traffic_.norm) * rates_.comm_s;
+    backward.comm.constant +=
+        of_.costs_.links().messages_s(of_.model_.view.ranks, traffic_.uneven_gradients);
+    const double share = owned_share(of_.model_);
+    const bool sums_at_home =
+        step_.microbatches > 1 && !schedule::rounds_gradients(of_.model_, step_);
+    const double sums_made = sums_at_home ? share * step_.microbatches : 0;
+    backward.compute += column(kGradient + kDevice) * (sums_made * rates_.device.accumulate_s);
+    backward.optimizer += rest(kGradient + kDevice) *
+                          (sums_made * rates_.host.accumulate_s + share * rates_.host.norm_s);
+    const double rewrites = sums_at_home && !by_unit() ? microbatches_ : 1;
+    const Sum stored = column(kGradient + kStorage);
+    backward.write += stored * (rewrites * bytes_.gradient * rates_.storage_write_s);
+    backward.read += stored * ((rewrites - 1) * bytes_.gradient * rates_.storage_read_s);
+  }
+
+  // The moves of a rank's sums of groups of micro-batches to a lower tier and back
+  // (partial_sums.cpp). All but the rank's last micro-batch are added on the host, and each sum that
+  // waits at the end comes up once. Reductions are left out, and so are reads of sums that a later
+  // micro-batch is added to.
+  void add_partials(const schedule::StepOptions& placed) {
+    const std::int32_t sums = schedule::partial_sums_at_once(of_.model_, placed);
+    const Tier tier = placed.placement.partial_of(0);
+    if (sums == 0 || tier == Tier::kDevice) return;
+    PhaseWork<Sum>& backward = work_[kBackwardPhase];
+    auto elems = static_cast<double>(of_.model_.tied_elems);
+    for (const schedule::UnitFootprint& unit : of_.model_.units) {
+      elems += static_cast<double>(unit.elems);
+    }
+    const double earlier = microbatches_ - 1;
+    const double sum_bytes = elems * sizeof(float);
+    backward.download.constant += earlier * elems * dtype_bytes(of_.model_.dtype) * rates_.copy_s;
+    backward.optimizer.constant += earlier * rates_.host.accumulate_s;
+    backward.upload.constant += sums * sum_bytes * rates_.copy_s;
+    if (tier != Tier::kStorage) return;
+    backward.write.constant += earlier * sum_bytes * rates_.storage_write_s;
+    backward.read.constant += sums * sum_bytes * rates_.storage_read_s;
+  }
+
+  void add_update() {
+    PhaseWork<Sum>& update = work_[kUpdatePhase];
+    const double updated = bytes_.windows > 0 ? bytes_.updated / bytes_.windows : 1;
+    update.optimizer += rest(kOptimizer + kDevice) * (updated * rates_.host.update_s);
+    update.compute += column(kOptimizer + kDevice) * (updated * rates_.device.update_s);
+    const auto move = [&](Sum& lane, std::size_t at, double bytes, double rate) {
+      lane += column(at) * (bytes * rate);
+    };
+    move(update.read, kOptimizer + kStorage, bytes_.optimizer, rates_.storage_read_s);
+    move(update.read, kGradient + kStorage, bytes_.applied, rates_.storage_read_s);
+    move(update.write, kOptimizer + kStorage, bytes_.optimizer, rates_.storage_write_s);
+    move(update.write, kWeight + kStorage, bytes_.updated, rates_.storage_write_s);
+    // State on the device that the host updates, and the other way round.
+    const auto cross = [&](Sum& lane, std::size_t kind, double bytes) {
+      lane += (column(kind + kDevice) - column(kOptimizer + kDevice)) * (bytes * rates_.copy_s);
+    };
+    cross(update.upload, kWeight, bytes_.updated);
+    cross(update.download, kGradient, bytes_.applied);
+    if (bytes_.reads_weight) {
+      move(update.read, kWeight + kStorage, bytes_.updated, rates_.storage_read_s);
+      cross(update.download, kWeight, bytes_.updated);
+    }
+    update.comm.constant = traffic_.weights * rates_.comm_s;
+  }
+
+  void add_places(LinearProgram& program, For use) const {
+    add_shares(program, kWeight, places_.weight);
+    add_shares(program, kGradient, places_.gradient);
+    add_shares(program, kOptimizer, places_.optimizer);
+    const Place activation = use == For::kBound ? Place::kAuto : places_.activation;
+    add_shares(program, kSaved, activation, remade_parts_);
+    add_shares(program, kOutputs, activation, remade_outputs_);
+    if (!shape_.recompute_is_free) return;
+    for (std::size_t at = kRemadeParts; at < kColumns; ++at) at_most(program, column(at), 1);
+  }
+
+  // The device's update needs weights and gradients there, and a window its weights elsewhere.
+  void add_device_uses(LinearProgram& program) const {
+    for (const std::size_t needed : {kWeight, kGradient}) {
+      at_most(program, column(kOptimizer + kDevice) - column(needed + kDevice), 0);
+    }
+    at_most(program, column(kCached) - column(kWeight + kPinned), 0);
+    at_most(program, column(kCachedStored) - column(kWeight + kStorage), 0);
+    // Weights that lie whole on the device are their own windows.
+    const double shards = of_.model_.view.shards_weights() ? 1 : 0;
+    at_most(program, column(kCachedShards) - column(kWeight + kDevice) * shards, 0);
+  }
+
+  void add_room(LinearProgram& program, For use) const {
+    const double per_state = 1 / (bytes_.weight + bytes_.gradient + bytes_.optimizer);
+    const bool twice =
+        shape_.update == schedule::UpdatePlacement::kSpeculative && use == For::kPlaces;
+    const double versions = twice ? 2 : 1;
+    const double live = by_unit() ? microbatches_ : 1;
+    for (std::size_t tier = 0; tier < kTierCount; ++tier) {
+      Sum row = column(kWeight + tier) * (versions * bytes_.weight * per_state) +
+                column(kGradient + tier) * (bytes_.gradient * per_state) +
+                column(kOptimizer + tier) * (versions * bytes_.optimizer * per_state) +
+                column(kSaved + tier) * (live * bytes_.saved * per_state) +
+                column(kOutputs + tier) * (live * bytes_.outputs * per_state);
+      if (tier == kDevice) {
+        row += (column(kCached) + column(kCachedStored) + column(kCachedShards)) *
+               (bytes_.windows * per_state);
+      }
+      at_most(program, row, room_[tier] * per_state);
+    }
+  }
+
+  void add_phases(LinearProgram& program, For use) const {
+    const bool bound = use == For::kBound;
+    const PhaseWork<Sum>& update = work_[kUpdatePhase];
+    const bool carries = bound && update_phase() == kBackwardPhase;
+    PhaseWork<Sum> passes = update;  // of forward and backward
+    PhaseWork<Sum> all;
+    for (const Phase phase : {kForwardPhase, kBackwardPhase, kUpdatePhase}) {
+      PhaseWork<Sum> work = phase == kUpdatePhase ? PhaseWork<Sum>{} : work_[phase];
+      passes += work;
+      if (phase == update_phase() && !carries) work += update;
+      add_lanes(program, work, {phase});
+      all += work;
+      if (!bound) add_storage(program, work, {phase});
+    }
+    if (carries) {
+      add_lanes(program, passes, {kForwardPhase, kBackwardPhase});
+      all += update;
+    }
+    if (bound) add_storage(program, all, {kForwardPhase, kBackwardPhase, kUpdatePhase});
+  }
+
+  void add_lanes(LinearProgram& program, const PhaseWork<Sum>& work,
+                 const std::vector<std::size_t>& phases) const {
+    for (const Sum* lane :
+         {&work.compute, &work.upload, &work.download, &work.optimizer, &work.comm}) {
+      fit_work(program, *lane, phases, 1);
+    }
+    if (of_.machine_.cores <= 0) return;
+    fit_work(program, work.core_seconds(of_.machine_), phases, of_.machine_.cores);
+  }
+
+  void add_storage(LinearProgram& program, const PhaseWork<Sum>& work,
+                   const std::vector<std::size_t>& phases) const {
+    fit_work(program, work.read, phases, 1);
+    fit_work(program, work.write, phases, 1);
+    fit_work(program, work.read + work.write, phases, of_.machine_.storage_duplex);
+  }
+
+  const Relaxation& of_;
+  const StepRates& rates_;
+  const PlanShape& shape_;
+  const config::Config::Places& places_;
+  schedule::StepOptions step_;
+  ModelBytes bytes_;
+  RankTraffic traffic_;
+  double microbatches_ = 0;  // of the rank
+  double unit_s_ = 1;
+  std::array<double, kTierCount> room_{};
+  StepWork<Sum> work_;
+  Sum remade_parts_, remade_outputs_;  // shares of values that have no place
+};
+
+std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
+                                         const config::Config::Places& places,
+                                         const TierBytes& budgets, const TierBytes& extra) const {
+  const ShapeProgram program(*this, shape, places, budgets, extra);
+  const std::optional<LinearProgram::Solution> least = program.minimum(ShapeProgram::For::kBound);
+  if (!least) return std::nullopt;
+  const std::optional<LinearProgram::Solution> lean = program.minimum(ShapeProgram::For::kPlaces);
   const std::vector<double>& x = lean ? lean->x : least->x;
   const auto shares = [&](std::size_t kind) {
     return TierShares{x[kind + kDevice], x[kind + kPinned], x[kind + kStorage]};
   };
   // Parts with a place of their own are not told apart here, so there is no bound.
-  const double seconds = config_.memory.place.saved.empty() ? least->cost * unit_s : 0;
+  const double seconds = config_.memory.place.saved.empty() ? least->cost * program.unit_s() : 0;
   return Relaxed{seconds,
                  shares(kWeight),
                  shares(kGradient),

@@ -56,6 +56,7 @@ class Relaxation {
                                const TierBytes& budgets, const TierBytes& extra) const;
 
  private:
+  class ShapeProgram;
   // Values that can be recomputed: their share of all bytes, and the time for them.
   struct Remade {
     double share = 0;

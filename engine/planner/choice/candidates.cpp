@@ -84,92 +84,100 @@ std::vector<CandidateGroup> with_partial_places(const config::Config& config,
   return all;
 }
 
+schedule::StepOptions base_options(const config::Config& config, const schedule::StepModel& model,
+                                   const PlacementPreset& preset) {
+  schedule::StepOptions base;
+  set_sums(config, base);
+  base.order = config.train.order == config::Config::Order::kUnit
+                   ? schedule::ComputeOrder::kUnit
+                   : schedule::ComputeOrder::kMicrobatch;
+  base.update = update_placement(config.optimizer.placement);
+  base.chunk_bytes = config.memory.chunk_bytes;
+  base.durable = config.checkpoint.mode == config::Config::CheckpointMode::kDurable;
+  base.carried_units = static_cast<std::int32_t>(
+      std::max<std::int64_t>(base.durable ? 0 : config.optimizer.carried_units, 0));
+  base.piece_elems = usual_piece_elems(model);
+  base.placement = {spread(preset.weight, model), spread(preset.gradient, model),
+                    spread(preset.optimizer, model),
+                    spread_activations(preset.activation, model.units.size())};
+  base.placement.saved = saved_places(config, model, base.placement.activation);
+  return base;
+}
+
+// Adds the candidates of a placement and recomputation, from roomy to frugal. sharing: gets those
+// of them that may share the device.
+void add_candidates(const config::Config& config, const schedule::StepModel& model,
+                    const schedule::StepOptions& base, const PlacementPreset& preset,
+                    CandidateGroup& group, CandidateGroup& sharing) {
+  enum class Pieces { kUsual, kSmall, kSmallOneByOne };
+  const std::int64_t ahead = config.memory.prefetch;
+  const auto add = [&](std::int64_t prefetch, std::uint64_t slots, Pieces pieces) {
+    schedule::StepOptions& options = group.emplace_back(base);
+    options.prefetch = static_cast<std::int32_t>(prefetch);
+    options.weight_slots = slots;
+    if (pieces != Pieces::kUsual) options.piece_elems = small_piece_elems(model);
+    if (pieces == Pieces::kSmallOneByOne) {
+      options.stream_lookahead = 0;
+      // State of units with deferred updates is not kept twice.
+      if (base.update == schedule::UpdatePlacement::kSpeculative &&
+          config.optimizer.carried_units < 0 && !base.durable) {
+        options.carried_units = static_cast<std::int32_t>(model.units.size()) / 2;
+      }
+    }
+    grow_pieces(model, options);
+    const bool usual = prefetch == ahead && slots == 0;
+    if (!usual && (prefetch > 0 || pieces != Pieces::kSmallOneByOne)) return;
+    sharing.push_back(options);
+    sharing.back().shares_device = true;
+  };
+  const bool streamed = preset.weight.first != Tier::kDevice;
+  const bool fetched = streamed || schedule::spills_activations(base.placement);
+  if (streamed) add(ahead, weight_slots_of_all(model, base.chunk_bytes), Pieces::kUsual);
+  add(ahead, 0, Pieces::kUsual);
+  for (std::int64_t fewer = ahead / 2; fetched && fewer > 0; fewer /= 2) {
+    add(fewer, 0, Pieces::kUsual);
+  }
+  const std::int64_t least = std::min<std::int64_t>(ahead, 1);
+  if (preset.optimizer != kOnDevice) add(least, 0, Pieces::kSmall);
+  if (fetched) add(least, 0, Pieces::kSmallOneByOne);
+  add(0, 0, Pieces::kSmallOneByOne);
+}
+
 }  // namespace
 
 bool shares_device(const CandidateGroup& group) {
   return group.front().shares_device;
 }
 
-// NOLINTNEXTLINE(readability-function-size): the search that replaces it is being written
 std::vector<CandidateGroup> plan_candidates(const config::Config& config,
                                             const schedule::StepModel& model) {
-  const std::uint64_t all_slots = weight_slots_of_all(model, config.memory.chunk_bytes);
   const std::vector<schedule::Recomputation> choices = recompute_choices(config, model);
-  std::vector<CandidateGroup> groups;
-  std::vector<CandidateGroup> sharing;
-  const auto units = static_cast<std::int32_t>(model.units.size());
+  std::vector<CandidateGroup> groups, sharing;
+  CandidateGroup open, open_sharing;
+  const auto end_group = [&] {
+    if (open.empty()) return;
+    groups.push_back(std::exchange(open, {}));
+    add_orders(config, std::exchange(open_sharing, {}), sharing);
+  };
   for (const PlacementPreset& preset : placement_presets(config)) {
-    CandidateGroup candidates;
-    CandidateGroup shared;
-    schedule::StepOptions base;
-    set_sums(config, base);
-    base.order = config.train.order == config::Config::Order::kUnit
-                     ? schedule::ComputeOrder::kUnit
-                     : schedule::ComputeOrder::kMicrobatch;
-    base.update = update_placement(config.optimizer.placement);
-    base.chunk_bytes = config.memory.chunk_bytes;
-    base.durable = config.checkpoint.mode == config::Config::CheckpointMode::kDurable;
-    base.carried_units = static_cast<std::int32_t>(
-        std::max<std::int64_t>(base.durable ? 0 : config.optimizer.carried_units, 0));
-    const bool carries_freely = base.update == schedule::UpdatePlacement::kSpeculative &&
-                                config.optimizer.carried_units < 0 && !base.durable;
-    base.piece_elems = usual_piece_elems(model);
-    base.placement = {spread(preset.weight, model), spread(preset.gradient, model),
-                      spread(preset.optimizer, model),
-                      spread_activations(preset.activation, model.units.size())};
-    base.placement.saved = saved_places(config, model, base.placement.activation);
+    schedule::StepOptions base = base_options(config, model, preset);
+    const bool spills = schedule::spills_activations(base.placement);
     for (const schedule::Recomputation& recompute : choices) {
-      base.recompute = recompute;
       // Segments need less than whole units only on the device, and not always there. They make
       // groups of their own.
-      if (std::any_of(recompute.units.begin(), recompute.units.end(),
-                      [](const schedule::UnitRecompute& unit) { return unit.output_run > 0; }) &&
-          choices.size() > 1) {
-        if (schedule::spills_activations(base.placement)) continue;
-        if (!candidates.empty()) groups.push_back(std::exchange(candidates, {}));
-        if (!shared.empty()) add_orders(config, std::exchange(shared, {}), sharing);
-      }
-      enum class Pieces { kUsual, kSmall, kSmallOneByOne };
-      const auto add = [&](std::int64_t prefetch, std::uint64_t slots, Pieces pieces) {
-        schedule::StepOptions options = base;
-        options.prefetch = static_cast<std::int32_t>(prefetch);
-        options.weight_slots = slots;
-        if (pieces != Pieces::kUsual) options.piece_elems = small_piece_elems(model);
-        if (pieces == Pieces::kSmallOneByOne) {
-          options.stream_lookahead = 0;
-          // State of units with deferred updates is not kept twice.
-          if (carries_freely) options.carried_units = units / 2;
-        }
-        grow_pieces(model, options);
-        candidates.push_back(options);
-        const bool usual = prefetch == config.memory.prefetch && slots == 0;
-        if (!usual && (prefetch > 0 || pieces != Pieces::kSmallOneByOne)) return;
-        options.shares_device = true;
-        shared.push_back(std::move(options));
-      };
-      const std::int64_t prefetch = config.memory.prefetch;
-      const bool streamed = preset.weight.first != Tier::kDevice;
-      const bool fetched = streamed || schedule::spills_activations(base.placement);
-      if (streamed) add(prefetch, all_slots, Pieces::kUsual);
-      add(prefetch, 0, Pieces::kUsual);
-      for (std::int64_t fewer = prefetch / 2; fetched && fewer > 0; fewer /= 2) {
-        add(fewer, 0, Pieces::kUsual);
-      }
-      const std::int64_t least = std::min<std::int64_t>(prefetch, 1);
-      if (preset.optimizer != kOnDevice) add(least, 0, Pieces::kSmall);
-      if (fetched) add(least, 0, Pieces::kSmallOneByOne);
-      add(0, 0, Pieces::kSmallOneByOne);
+      const auto drops = [](const schedule::UnitRecompute& unit) { return unit.output_run > 0; };
+      const bool segments =
+          choices.size() > 1 && std::any_of(recompute.units.begin(), recompute.units.end(), drops);
+      if (segments && spills) continue;
+      if (segments) end_group();
+      base.recompute = recompute;
+      add_candidates(config, model, base, preset, open, open_sharing);
       // Spilling with and without recomputation make two groups, since either may be the more
       // frugal: recomputation makes all of a unit's values at once, while each half of backward
       // fetches only the spilled values that it reads.
-      if (schedule::spills_activations(base.placement)) {
-        groups.push_back(std::exchange(candidates, {}));
-        add_orders(config, std::exchange(shared, {}), sharing);
-      }
+      if (spills) end_group();
     }
-    if (candidates.empty()) continue;
-    groups.push_back(std::move(candidates));
-    add_orders(config, std::move(shared), sharing);
+    end_group();
   }
   std::vector<CandidateGroup> all = with_partial_places(config, model, std::move(groups));
   sharing = with_partial_places(config, model, std::move(sharing));

@@ -5,6 +5,7 @@
 
 #include "base/error.hpp"
 #include "engine/schedule/compile/compute_items.hpp"
+#include "engine/schedule/compile/step_fields.hpp"
 
 namespace sluice::planner {
 namespace {
@@ -90,20 +91,12 @@ void set_sums(const config::Config& config, schedule::StepOptions& options) {
 
 void check_options(const schedule::StepOptions& options, const config::Config& config,
                    const schedule::StepModel& step) {
-  const schedule::Placement& placement = options.placement;
-  const auto per_unit = [&](const auto& list, bool may_be_empty) {
-    return list.size() == step.units.size() || (may_be_empty && list.empty());
-  };
-  schedule::StepOptions asked;
+  schedule::StepOptions asked = options;
   set_sums(config, asked);
-  const bool shaped =
-      options.microbatches == asked.microbatches && options.fold_groups == asked.fold_groups &&
-      options.sum == asked.sum && options.bucket_elems == asked.bucket_elems &&
-      options.node_ranks == asked.node_ranks && options.chunk_bytes == config.memory.chunk_bytes &&
-      per_unit(placement.weight, false) && per_unit(placement.gradient, false) &&
-      per_unit(placement.optimizer, false) && per_unit(placement.activation, true) &&
-      per_unit(placement.partial, true) && per_unit(options.recompute.units, true) &&
-      placement.saved.size() <= step.units.size();
+  asked.chunk_bytes = config.memory.chunk_bytes;
+  bool shaped = options == asked;
+  schedule::for_each_misfit(options, step.units.size(),
+                            [&](const auto&, std::size_t) { shaped = false; });
   const bool delays_rightly =
       !step.pipeline.order.delays_updates() ||
       (options.update == schedule::UpdatePlacement::kInBackward && options.carried_units == 0 &&
@@ -113,6 +106,7 @@ void check_options(const schedule::StepOptions& options, const config::Config& c
     throw InputError("the step options are not of this configuration");
   }
   const schedule::RankView& view = step.view;
+  const schedule::Placement& placement = options.placement;
   const bool placed =
       view.is_alone() || ((view.shards_weights() || all_on_device(placement.weight)) &&
                           (view.shards_optimizer() || all_on_device(placement.gradient)));

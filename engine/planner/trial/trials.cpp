@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -20,6 +21,7 @@
 #include "engine/schedule/compile/pack.hpp"
 #include "engine/schedule/compile/rank_share.hpp"
 #include "engine/schedule/compile/step_builder.hpp"
+#include "engine/schedule/compile/step_fields.hpp"
 #include "engine/schedule/merge.hpp"
 
 namespace sluice::planner {
@@ -34,43 +36,21 @@ constexpr std::int32_t kBetween = 1;
 // In the order "unit" a micro-batch's gradient may wait for the memory of the one before.
 constexpr std::int32_t kBetweenByUnit = 3;
 
-// Options with equal keys make equal schedules.
+template <typename Value>
+void append(std::string& key, const Value& value) {
+  if constexpr (std::has_unique_object_representations_v<Value>) {
+    key.append(reinterpret_cast<const char*>(&value), sizeof(value));
+  } else {
+    append(key, value.size());
+    for (const auto& each : value) append(key, each);
+  }
+}
+
+// Options with equal keys are equal.
 std::string key_of(const schedule::StepOptions& options) {
   std::string key;
-  const auto add = [&](auto value) {
-    key.append(reinterpret_cast<const char*>(&value), sizeof(value));
-  };
-  add(options.microbatches);
-  add(options.order);
-  add(options.update);
-  for (const schedule::UnitRecompute& unit : options.recompute.units) {
-    add(unit.parts);
-    add(unit.output_run);
-    add(unit.parts_run);
-  }
-  add(options.piece_elems);
-  add(options.prefetch);
-  add(options.weight_slots);
-  add(options.stream_lookahead);
-  add(options.update_piece_elems);
-  add(options.update_lookahead);
-  add(options.keeps_update_ring);
-  add(options.carried_units);
-  add(options.exchange_lag);
-  add(options.recompute_ahead);
-  add(options.turns);
-  add(options.shares_device);
-  for (const schedule::UnitRange& stage : options.stages) add(stage.end);
-  const auto add_all = [&](const std::vector<Tier>& tiers) {
-    for (const Tier tier : tiers) add(tier);
-    key.push_back('|');
-  };
-  const schedule::Placement& placement = options.placement;
-  for (const auto* tiers : {&placement.weight, &placement.gradient, &placement.optimizer,
-                            &placement.activation, &placement.partial}) {
-    add_all(*tiers);
-  }
-  for (const std::vector<Tier>& tiers : placement.saved) add_all(tiers);
+  schedule::for_each_field(
+      options, [&](const schedule::StepField&, const auto& value) { append(key, value); });
   return key;
 }
 

@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "base/error.hpp"
+#include "engine/schedule/compile/step_fields.hpp"
 #include "tests/support/holds.hpp"
 #include "tests/support/step_examples.hpp"
 #include "tests/support/sweep.hpp"
@@ -16,7 +18,6 @@ namespace {
 
 using namespace testing;
 
-// Every member differs from its default in some of these.
 schedule::StepOptions drawn_options(std::uint64_t seed) {
   const CounterRng random(seed, stream_of("test/options_text"));
   std::uint64_t draw = 0;
@@ -28,6 +29,10 @@ schedule::StepOptions drawn_options(std::uint64_t seed) {
   schedule::StepOptions options =
       random_options(model, groups * static_cast<std::int32_t>(1 + below(9)), seed);
   options.fold_groups = groups;
+  options.sum = static_cast<schedule::GradientSum>(below(2));
+  options.bucket_elems = 1 + below(1 << 20);
+  options.node_ranks = static_cast<std::int32_t>(below(3));
+  options.placement.partial.assign(below(2) * model.units.size(), Tier::kStorage);
   options.update = static_cast<schedule::UpdatePlacement>(below(4));
   options.carried_units = static_cast<std::int32_t>(below(7));
   options.weight_slots = below(3) == 0 ? below(std::uint64_t{1} << 40) : 0;
@@ -53,6 +58,21 @@ TEST(OptionsText, RoundTripsExactly) {
     ASSERT_EQ(options_text(options_from_text(text)), text);
     ASSERT_EQ(text.find('\n'), std::string::npos);
   }
+}
+
+// So RoundTripsExactly fails for a field that has no text.
+TEST(OptionsText, DrawsOtherValuesOfEveryField) {
+  std::set<std::string> fields, drawn;
+  const nlohmann::json usual = nlohmann::json::parse(options_text({}));
+  for (std::uint64_t seed = 0; seed < sweep(100); ++seed) {
+    const schedule::StepOptions options = drawn_options(seed);
+    const nlohmann::json text = nlohmann::json::parse(options_text(options));
+    schedule::for_each_field(options, [&](const schedule::StepField& field, const auto&) {
+      fields.insert(field.name);
+      if (text[field.name] != usual[field.name]) drawn.insert(field.name);
+    });
+  }
+  EXPECT_EQ(drawn, fields);
 }
 
 TEST(OptionsText, StagesCoverTheUnits) {
