@@ -14,7 +14,6 @@
 #include "engine/planner/choice/rank_settings.hpp"
 #include "engine/planner/choice/recompute_choice.hpp"
 #include "engine/planner/choice/spill_choice.hpp"
-#include "engine/planner/choice/step_size.hpp"
 #include "engine/schedule/compile/rank_share.hpp"
 
 namespace sluice::planner {

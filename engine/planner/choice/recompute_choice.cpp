@@ -106,6 +106,8 @@ std::vector<schedule::Recomputation> search_recomputations(const config::Config&
   add(recompute_parts(model, schedule::MadeBy::kAttention));
   add(recompute_units(model));
   add(recompute_segments(model, sqrt_segment_length(model)));
+  // Without a bound no shape could be passed over.
+  if (!config.memory.place.saved.empty()) return list;
   const auto units = static_cast<std::int32_t>(model.units.size());
   for (std::int32_t every = 2; every < units; every *= 2) add(recompute_segments(model, every));
   return list;

@@ -74,9 +74,6 @@ std::vector<Improver::Change> Improver::changes(const schedule::StepOptions& fro
     list.emplace_back([lag](auto& to) { to.exchange_lag = lag; });
   }
   list.emplace_back([](auto& to) { to.weight_slots = 0; });
-  for (const schedule::Recomputation& recompute : search_recomputations(config_, model_)) {
-    list.emplace_back([recompute](auto& to) { to.recompute = recompute; });
-  }
   for (const schedule::Recomputation& less : less_recomputed(from.recompute)) {
     if (config_.recompute.policy != config::Config::Recompute::kAuto) break;
     list.emplace_back([less](auto& to) { to.recompute = less; });
@@ -102,6 +99,9 @@ std::vector<Improver::Change> Improver::changes(const schedule::StepOptions& fro
     });
   }
   list.emplace_back([](auto& to) { to.shares_device = !to.shares_device; });
+  for (const schedule::Recomputation& recompute : search_recomputations(config_, model_)) {
+    list.emplace_back([recompute](auto& to) { to.recompute = recompute; });
+  }
   return list;
 }
 

@@ -1,6 +1,5 @@
 // The last choices of a plan: the number of deferred updates and the depth of the ring of update
-// pieces. Coarse trials misjudge them, so exact trials of the
-// training step decide.
+// pieces. Coarse trials misjudge them, so exact trials of the training step decide.
 #include "engine/planner/search/settle_update.hpp"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // The list of the fields of StepOptions, by the names that texts have for them. Keys, texts and
-// checks of options follow it. It does not compile while it lacks a member.
+// checks of options follow it. A new member does not compile before it has a name here.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +13,14 @@ namespace sluice::schedule {
 
 struct StepField {
   const char* name;
-  std::uint64_t least = 0;  // number, or number of entries of a list
+  std::uint64_t least = 0;  // number; of a list: 1 if it may not be empty
   std::uint64_t multiple_of = 1;
 };
 
 // Calls visit(StepField, member) for each field, those of placement and recomputation included.
 template <typename Options, typename Visit>
 void for_each_field(Options& options, const Visit& visit) {
-  // A structured binding names every member, so a new one is an error here.
+  // A structured binding names every member, so a new one is an error here. Each needs a line.
   auto& [microbatches, fold_groups, sum, bucket_elems, node_ranks, order, update, recompute,
          chunk_bytes, piece_elems, prefetch, weight_slots, stream_lookahead, update_piece_elems,
          update_lookahead, keeps_update_ring, carried_units, exchange_lag, recompute_ahead, turns,

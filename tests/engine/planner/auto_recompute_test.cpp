@@ -16,8 +16,6 @@ namespace {
 
 using config::Config;
 constexpr int kBudgets = 40;
-// The search is greedy: "auto" may miss a policy's places by so much.
-constexpr double kGreedy = 1.015;
 constexpr double kNoPlan = std::numeric_limits<double>::infinity();
 
 Config blocks_48(std::int64_t rows) {
@@ -55,8 +53,9 @@ double step_s(const Config& config) {
   return plan->simulation.total_s;
 }
 
-// Plans at budgets from `least` to `most`. Returns at how many auto is faster than all others.
-int compare_at_all_budgets(Config config, double least_gib, double most_gib) {
+// Plans at budgets from `least` to `most`, where auto takes at most `slack` times as long as each
+// policy by name. Returns at how many budgets it is faster than all of them.
+int compare_at_all_budgets(Config config, double least_gib, double most_gib, double slack) {
   using Policy = Config::Recompute;
   int faster = 0;
   for (int i = 0; i < kBudgets; ++i) {
@@ -70,7 +69,7 @@ int compare_at_all_budgets(Config config, double least_gib, double most_gib) {
       config.recompute.policy = policy;
       config.recompute.every = every;
       const double fixed_s = step_s(config);
-      EXPECT_LE(auto_s, fixed_s * kGreedy)
+      EXPECT_LE(auto_s, fixed_s * slack)
           << gib << " GiB, policy " << static_cast<int>(policy) << ":" << every;
       best_s = std::min(best_s, fixed_s);
     };
@@ -88,12 +87,12 @@ TEST(AutoRecompute, IsNeverSlowerWithAllElseOnTheDevice) {
   Config config = blocks_48(8);
   Config::Places& place = config.memory.place;
   place.weight = place.gradient = place.optimizer = place.activation = Config::Place::kDevice;
-  EXPECT_GE(compare_at_all_budgets(config, 9.75, 22), 30);
+  EXPECT_GE(compare_at_all_budgets(config, 9.75, 22, 1 + 1e-9), 30);
 }
 
 // Places and recomputation depend on each other, and the search is greedy.
-TEST(AutoRecompute, IsNeverSlowerWithStateAnywhere) {
-  EXPECT_GE(compare_at_all_budgets(blocks_48(4), 1, 16), 20);
+TEST(AutoRecompute, IsHardlySlowerWithStateAnywhere) {
+  EXPECT_GE(compare_at_all_budgets(blocks_48(4), 1, 16, 1.015), 20);
 }
 
 // Where the inputs of all blocks do not fit, outputs are dropped and recomputed; below every:2, the
