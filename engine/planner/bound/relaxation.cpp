@@ -239,7 +239,7 @@ class Relaxation::ShapeProgram {
   enum class For { kBound, kPlaces };
   std::optional<LinearProgram::Solution> minimum(For use) const {
     Sum costs = column(kPhases) + column(kPhases + 1) + column(kPhases + 2);
-    // Of places that are equally fast, those with less work for any lane are better.
+    // Between places that are equally fast, less work for any lane decides.
     const double price = use == For::kPlaces ? shape_.hidden_price : 0;
     for (const PhaseWork<Sum>& phase : work_) {
       for (Sum PhaseWork<Sum>::*const lane : PhaseWork<Sum>::lanes()) costs += phase.*lane * price;

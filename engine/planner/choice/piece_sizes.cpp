@@ -20,7 +20,7 @@ static_assert(bytes_of(DType::kBlock8, kLeastBlock8PieceElems) % 4096 == 0);
 // grows with them.
 constexpr std::uint64_t kMostPieces = 32768;
 
-// Of the state that the rank updates.
+// The elements that the rank updates, over all units.
 std::uint64_t total_elems(const schedule::StepModel& model) {
   std::uint64_t total = 0;
   for (std::size_t unit = 0; unit < model.units.size(); ++unit) total += updated_elems(model, unit);

@@ -472,8 +472,8 @@ void Search::state_need(Compiled& plan) {
   }
 }
 
-// Of plans that hardly differ by a coarse trial one is compiled. Another one that was tried exactly may
-// be faster.
+// Where plans hardly differ by a coarse trial, only one is compiled. Another one that was tried exactly
+// may be faster.
 Compiled Search::fastest() {
   explore();
   Compiled best = conclude();

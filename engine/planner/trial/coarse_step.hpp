@@ -32,9 +32,8 @@ class CoarseStep {
   // Sets cost_s of every instruction.
   void price(schedule::Schedule& coarse, CostModel& costs) const;
   // Lets the rounds between the first and the last stand for those that were left out, by longer
-  // instructions. In the order "unit" the work of all
-  // micro-batches on a unit overlaps one transfer of its state. The longer of the two decides, so
-  // fewer micro-batches would tell nothing of all.
+  // instructions. In the order "unit" the work of all micro-batches on a unit overlaps one transfer of
+  // its state. The longer of the two decides, so fewer micro-batches would tell nothing of all.
   void lengthen_rounds(schedule::Schedule& coarse) const;
   std::int32_t missing_rounds() const { return missing_; }
 

@@ -75,6 +75,62 @@ TEST(OptionsText, DrawsOtherValuesOfEveryField) {
   EXPECT_EQ(drawn, fields);
 }
 
+// A change of one member changes the text of the field with its name, and no other.
+TEST(OptionsText, FieldsHaveTheNamesOfTheirMembers) {
+  const nlohmann::json usual = nlohmann::json::parse(options_text({}));
+  std::set<std::string> fields;
+  const auto expect_only = [&](const std::string& name, const auto& change) {
+    fields.insert(name);
+    schedule::StepOptions options;
+    change(options);
+    const nlohmann::json text = nlohmann::json::parse(options_text(options));
+    ASSERT_EQ(text.size(), usual.size());
+    for (const auto& [key, value] : text.items()) {
+      EXPECT_EQ(value != usual[key], key == name) << key << " when " << name << " changes";
+    }
+  };
+  using Options = schedule::StepOptions;
+  const auto number = [&](const std::string& name, auto Options::*member) {
+    expect_only(name, [member](Options& to) { ++(to.*member); });
+  };
+  const auto flag = [&](const std::string& name, bool Options::*member) {
+    expect_only(name, [member](Options& to) { to.*member = !(to.*member); });
+  };
+  const auto list = [&](const std::string& name, auto schedule::Placement::*member) {
+    expect_only(name, [member](Options& to) { (to.placement.*member).emplace_back(); });
+  };
+  number("microbatches", &Options::microbatches);
+  number("fold_groups", &Options::fold_groups);
+  number("bucket_elems", &Options::bucket_elems);
+  number("node_ranks", &Options::node_ranks);
+  number("chunk_bytes", &Options::chunk_bytes);
+  number("piece_elems", &Options::piece_elems);
+  number("prefetch", &Options::prefetch);
+  number("weight_slots", &Options::weight_slots);
+  number("stream_lookahead", &Options::stream_lookahead);
+  number("update_piece_elems", &Options::update_piece_elems);
+  number("update_lookahead", &Options::update_lookahead);
+  number("carried_units", &Options::carried_units);
+  number("exchange_lag", &Options::exchange_lag);
+  number("recompute_ahead", &Options::recompute_ahead);
+  number("turns", &Options::turns);
+  flag("keeps_update_ring", &Options::keeps_update_ring);
+  flag("shares_device", &Options::shares_device);
+  flag("durable", &Options::durable);
+  list("weight", &schedule::Placement::weight);
+  list("gradient", &schedule::Placement::gradient);
+  list("optimizer", &schedule::Placement::optimizer);
+  list("activation", &schedule::Placement::activation);
+  list("partial", &schedule::Placement::partial);
+  list("saved", &schedule::Placement::saved);
+  expect_only("sum", [](Options& to) { to.sum = static_cast<schedule::GradientSum>(1); });
+  expect_only("order", [](Options& to) { to.order = schedule::ComputeOrder::kUnit; });
+  expect_only("update", [](Options& to) { to.update = schedule::UpdatePlacement::kNextForward; });
+  expect_only("recompute", [](Options& to) { to.recompute.units.emplace_back(); });
+  expect_only("stages", [](Options& to) { to.stages.emplace_back(); });
+  EXPECT_EQ(fields.size(), usual.size());
+}
+
 TEST(OptionsText, StagesCoverTheUnits) {
   nlohmann::json options = nlohmann::json::parse(options_text(drawn_options(1)));
   const auto units = options["weight"].get<std::string>().size();

@@ -129,8 +129,7 @@ double gpt2_step_s(const char* name, const Overrides& more) {
 }
 
 // A mixture that updates after backward has no room next to windows for two units ahead, and leads
-// to the fastest plan from one with room for one. The search is greedy: with that depth by hand it
-// may find a slightly shorter one.
+// to the fastest plan from one with room for one.
 TEST(PaperMachine, AMixtureIsTriedBesideOneUnitAhead) {
   const Overrides llama{"model.family=llama", "model.layers=32",     "model.hidden=4096",
                         "model.ffn=11008",    "model.heads=32",      "model.kv_heads=32",
@@ -138,7 +137,7 @@ TEST(PaperMachine, AMixtureIsTriedBesideOneUnitAhead) {
                         "train.clip=1",       "train.micro_batch=1", "optimizer.states=split"};
   const double by_hand_s = step_s_on("rtx4090-64g-1nvme", llama, {"memory.prefetch=1"});
   ASSERT_GT(by_hand_s, 0);
-  EXPECT_LE(step_s_on("rtx4090-64g-1nvme", llama, {}), 1.02 * by_hand_s);
+  EXPECT_LE(step_s_on("rtx4090-64g-1nvme", llama, {}), 1.005 * by_hand_s);
 }
 
 // Segments fit only if some gradients leave the device.
